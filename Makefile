@@ -1,0 +1,44 @@
+# Two commands do everything: `make demo` and `make test`. Both set up what they need first.
+SHELL := /bin/sh
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+PYTEST := $(PY) -m pytest
+# CI sets this to the tiers that must run: there, a tier that skips is a failure.
+REQUIRE ?=
+
+.PHONY: install demo test check lint unit kernel bench clean help
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
+
+install: $(STAMP)  ## put everything into .venv
+
+$(STAMP): requirements.lock pyproject.toml scripts/setup.sh
+	@sh scripts/setup.sh $(VENV)
+	@touch $@
+
+demo: $(STAMP)  ## the main job on this machine's real memory
+	@$(VENV)/bin/hostprep demo
+
+lint: $(STAMP)
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports
+
+unit: $(STAMP)  ## pure code: a process for each CPU
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m unit -n auto
+
+kernel: $(STAMP)  ## real memory: one test at a time, since they count the machine's huge pages
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel
+
+check: lint unit kernel  ## the quick part: lint, unit and kernel tiers, under 3 minutes
+
+test: check  ## everything
+
+bench: $(STAMP)  ## the numbers against their rivals, in one run: table and chart in docs/
+	@$(PY) -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
