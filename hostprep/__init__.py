@@ -1,0 +1,38 @@
+"""Hostprep: a node's host memory, prepared once, handed to every inference engine.
+
+`hostprep.attach` and its companions need nothing beyond the standard library (Python >= 3.9).
+They are imported on first use, so that `import hostprep` costs nothing.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from hostprep.attachment import Attachment, attach, attach_many, join, wait
+    from hostprep.claim import Owner
+    from hostprep.errors import HostprepError
+
+__all__ = [
+    "Attachment",
+    "HostprepError",
+    "Owner",
+    "__version__",
+    "attach",
+    "attach_many",
+    "join",
+    "wait",
+]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'hostprep' has no attribute {name!r}")
+    from importlib import import_module
+
+    homes = {"Owner": "hostprep.claim", "HostprepError": "hostprep.errors"}
+    module = import_module(homes.get(name, "hostprep.attachment"))
+    return getattr(module, name)

@@ -1,0 +1,24 @@
+"""`hostprep`: the engine half's commands start without the node half's libraries."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Run the command line. Returns the exit code."""
+    from hostprep.engine.main import COMMANDS
+
+    if len(sys.argv) > 1 and sys.argv[1] in COMMANDS:
+        from hostprep.engine.main import main as engine_main
+
+        return engine_main()
+    from hostprep.cli.main import main as node_main
+
+    return node_main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""A leased region, mapped."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from types import TracebackType
+
+from hostprep.claim import Lease
+from hostprep.errors import HostprepError
+from hostprep.handoff import Handoff, Region
+from hostprep.kernel.memory import address_of, explain, map_shared, populate
+
+__all__ = ["Attachment"]
+
+_PIECE_BYTES = 64 << 20
+
+
+class Attachment:
+    """A region's memory in this process; use it as a context manager.
+
+    `buffer` is a flat memoryview of bytes (numpy.frombuffer and torch.frombuffer take it as it
+    is), `address` its address for ctypes. The lease lasts as long as the mapping or any
+    descriptor of it: views that outlive `close()` keep both, and are never left dangling.
+    """
+
+    def __init__(self, lease: Lease, *, writable: bool = True) -> None:
+        """Map the lease's region with every page present. Takes the lease over, errors included."""
+        self._lease = lease
+        try:
+            mapping = map_shared(lease.fd, lease.region.size_bytes, writable=writable)
+            self._address = address_of(mapping)
+            _make_present(lease.region, self._address)
+        except BaseException:
+            lease.retire()
+            lease.close()
+            raise
+        self._buffer: memoryview | None = memoryview(mapping)
+        _keep(mapping, lease)
+
+    @property
+    def buffer(self) -> memoryview:
+        """The region's bytes, in place. Raises ValueError after `close()`."""
+        if self._buffer is None:
+            raise ValueError("the attachment is closed")
+        return self._buffer
+
+    @property
+    def address(self) -> int:
+        """Where the region is mapped, page-aligned."""
+        return self._address
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole region; at least what was asked for."""
+        return self._lease.region.size_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Size of the pages behind it."""
+        return self._lease.region.page_bytes
+
+    @property
+    def numa_node(self) -> int | None:
+        """The NUMA node that holds all of it; None if it is interleaved."""
+        return self._lease.region.numa_node
+
+    @property
+    def generation(self) -> int:
+        """The handoff's generation that this rests on."""
+        return self._lease.handoff.generation
+
+    @property
+    def handoff(self) -> Handoff:
+        """The handoff that this rests on."""
+        return self._lease.handoff
+
+    @property
+    def region(self) -> Region:
+        """The region as published, with the agent's advice for registering."""
+        return self._lease.region
+
+    @property
+    def path(self) -> str:
+        """Absolute path of the region's file."""
+        return self._lease.path
+
+    @property
+    def lease_id(self) -> str:
+        """Give it to the engine's other processes: `hostprep.join(pool, lease_id=...)`."""
+        return self._lease.lease_id
+
+    @property
+    def fd(self) -> int:
+        """The leased descriptor. Whoever holds a duplicate holds the lease."""
+        return self._lease.fd
+
+    @property
+    def contents_kept(self) -> bool:
+        """True where the owner's earlier bytes are here; otherwise the region is all zeros."""
+        return self._lease.contents_kept
+
+    @property
+    def discarded(self) -> str | None:
+        """Why the owner's earlier bytes were not given back."""
+        return self._lease.discarded
+
+    def close(self) -> None:
+        """Let go: unmapped, and the lease ended, as soon as nobody uses the memory any more.
+
+        Views keep it, and so do objects that merely remember the buffer (torch.frombuffer does
+        not hold on to it in any other way): nothing is ever unmapped under them.
+        """
+        self._buffer = None
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._buffer is None else f"at {self._address:#x}"
+        return f"<Attachment {self._lease.handoff.pool}/{self.region.name} {state}>"
+
+
+_alive: dict[int, weakref.ref[mmap.mmap]] = {}
+_orphans: list[object] = []
+
+
+def _keep(mapping: mmap.mmap, lease: Lease) -> None:
+    """End the lease when the mapping is gone: when its last user has let go of it."""
+    key = id(mapping)
+
+    def unmapped(_: object) -> None:
+        _alive.pop(key, None)
+        lease.retire()
+        lease.close()
+
+    _alive[key] = weakref.ref(mapping, unmapped)
+
+
+def _after_fork() -> None:
+    """In a forked child, where the ranges are not mapped (MADV_DONTFORK): never unmap them.
+
+    The child may have mapped something else there since. It keeps the objects for good, and
+    says nothing about leases that are its parent's.
+    """
+    _orphans.extend(mapping for ref in _alive.values() if (mapping := ref()) is not None)
+    _alive.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _make_present(region: Region, address: int) -> None:
+    """Build this process's page tables: at once for huge pages, by threads for base ones.
+
+    Reading populates 2.5 times faster than writing, and the entries of a shared mapping are
+    writable all the same (research: memory, section 4.4). Raises in plain words.
+    """
+
+    def read(offset: int, length: int) -> None:
+        populate(address + offset, length, write=False)
+
+    from hostprep.kernel.parallel import run_pieces  # late: huge pages need none
+
+    try:
+        if region.page_bytes > os.sysconf("SC_PAGE_SIZE"):
+            read(0, region.size_bytes)
+            return
+        run_pieces(
+            read,
+            size_bytes=region.size_bytes,
+            piece_bytes=_PIECE_BYTES,
+            threads=min(region.attach.populate_read_threads, len(os.sched_getaffinity(0))),
+        )
+    except OSError as error:
+        raise _explained(error, region) from error
+
+
+def _explained(error: OSError, region: Region) -> HostprepError:
+    return explain(error.errno, f"attaching to {region.name}")

@@ -1,0 +1,1 @@
+"""The engine half's commands, standard library only: exec, wait and attach."""

@@ -1,0 +1,240 @@
+"""Command line of the engine half; also the zipapp's. argparse: engines bring no click."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from hostprep.errors import BadInputError, HostprepError
+from hostprep.paths import PoolPaths, canonical_root, check_pool_name, default_root
+from hostprep.units import format_bytes, format_seconds, parse_quantity
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hostprep.claim import Request
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = {
+    "exec": "claim a region, put it where the engine looks for it, and become the engine",
+    "wait": "wait until the pool is prepared and verified for this boot",
+    "attach": "try out an attach as an engine does it, and say what it took",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code: 0 done, 1 not ready or failed, 2 bad input."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        options = _parser().parse_args(arguments)
+        return int(options.run(options))
+    except HostprepError as error:
+        _report(error, as_json="json" in arguments)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _report(error: HostprepError, *, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps({"error": error.message, "reason": error.reason, "remedy": error.remedy}))
+    print(f"hostprep: {error}", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hostprep",
+        description="Use memory that was prepared on this node.",
+        formatter_class=_formatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", prog="hostprep")
+    for name, description, fill in (
+        ("exec", _EXEC, _add_exec),
+        ("wait", _WAIT, _add_wait),
+        ("attach", _ATTACH, _add_attach),
+    ):
+        fill(
+            commands.add_parser(
+                name, help=COMMANDS[name], description=description, formatter_class=_formatter
+            )
+        )
+    return parser
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    """Return argparse's own formatter; told its width, it does not import shutil for it (4 ms)."""
+    return argparse.HelpFormatter(prog, width=98)
+
+
+_EXEC = (
+    "Claims regions of a pool and becomes the command, which holds them until it and all its "
+    "children end. It learns of them by HOSTPREP_PATH, HOSTPREP_PATHS, HOSTPREP_SIZE_BYTES, "
+    "HOSTPREP_LEASE and HOSTPREP_FDS, by hostprep.join() in Python, or by a link at a path of "
+    "your choice. Example: hostprep exec --pool kv --link /dev/shm/kv.bin -- vllm serve MODEL"
+)
+_WAIT = (
+    "Returns once the pool's handoff is there, is of this boot, and every region of it has been "
+    "checked against the kernel; for init containers. It claims nothing."
+)
+_ATTACH = (
+    "Claims a region, maps it with every page present, says how long that took, and lets it go. "
+    "The region counts as used then: it is scrubbed before the next owner gets it."
+)
+
+
+def _add_common(parser: argparse.ArgumentParser, *, wait_default: float) -> None:
+    parser.add_argument("--pool", required=True, help="the pool's name")
+    parser.add_argument("--root", default=None, help="parent folder of all pools (HOSTPREP_ROOT)")
+    parser.add_argument("--size", help="the least that a region must have, such as 64Gi")
+    parser.add_argument("--count", type=int, default=1, help="number of regions, all or none")
+    parser.add_argument(
+        "--wait",
+        type=_seconds,
+        default=wait_default,
+        metavar="SECONDS",
+        help="how long to wait for the pool and for a free region (default %(default)g)",
+    )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < 1e9:
+        raise argparse.ArgumentTypeError("give seconds, 0 or more")
+    return seconds
+
+
+def _add_exec(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, wait_default=0.0)
+    _add_choice(parser)
+    parser.add_argument(
+        "--link",
+        metavar="PATH",
+        help="symbolic link to make; may hold {pool}, {lease}, {region} and {index}",
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD")
+    parser.set_defaults(run=_run_exec)
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--region", action="append", default=[], help="take this very region")
+    parser.add_argument("--numa-node", type=int, default=None, help="only regions on this node")
+
+
+def _add_wait(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, wait_default=300.0)
+    _add_output(parser)
+    parser.set_defaults(run=_run_wait)
+
+
+def _add_attach(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, wait_default=0.0)
+    _add_choice(parser)
+    _add_output(parser)
+    parser.set_defaults(run=_run_attach)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+
+
+def _run_exec(options: argparse.Namespace) -> int:
+    from hostprep.engine.execute import ExecOrder, execute
+
+    command = tuple(options.command[1:] if options.command[:1] == ["--"] else options.command)
+    if not command:
+        raise BadInputError(
+            "there is no command to become", reason="NoCommand", remedy="give it after --"
+        )
+    execute(ExecOrder(_paths(options), _request(options), options.wait, options.link, command))
+    return 1
+
+
+def _run_wait(options: argparse.Namespace) -> int:
+    from hostprep.attachment import wait
+
+    paths = _paths(options)
+    handoff = wait(
+        paths.pool,
+        timeout_s=options.wait,
+        size_bytes=_size_bytes(options),
+        count=options.count,
+        root=paths.root,
+    )
+    total_bytes = sum(region.size_bytes for region in handoff.regions)
+    if options.output == "json":
+        _print_json(
+            {"pool": handoff.pool, "generation": handoff.generation, "size_bytes": total_bytes}
+        )
+    else:
+        print(
+            f"pool {handoff.pool} is ready: {len(handoff.regions)} region(s), "
+            f"{format_bytes(total_bytes)}, generation {handoff.generation}"
+        )
+    return 0
+
+
+def _run_attach(options: argparse.Namespace) -> int:
+    import time
+
+    from hostprep.attachment import attach_many
+
+    paths = _paths(options)
+    begin_s = time.perf_counter()
+    attachments = attach_many(
+        paths.pool,
+        count=options.count,
+        size_bytes=_size_bytes(options),
+        numa_node=options.numa_node,
+        regions=options.region,
+        wait_timeout_s=options.wait,
+        root=paths.root,
+    )
+    took_s = time.perf_counter() - begin_s
+    for attachment in attachments:
+        region = attachment.region
+        if options.output == "table":
+            print(
+                f"{region.name}: {format_bytes(region.size_bytes)} of {region.backing.value}, "
+                f"{region.placement}, at {attachment.address:#x}"
+            )
+        attachment.close()
+    if options.output == "json":
+        names = [attachment.region.name for attachment in attachments]
+        size_bytes = sum(attachment.size_bytes for attachment in attachments)
+        _print_json({"regions": names, "size_bytes": size_bytes, "attach_s": took_s})
+    else:
+        print(f"attached in {format_seconds(took_s)}, every page present")
+    return 0
+
+
+def _request(options: argparse.Namespace) -> Request:
+    from hostprep.claim import Request
+
+    return Request(
+        count=options.count,
+        size_bytes=_size_bytes(options),
+        numa_node=options.numa_node,
+        names=tuple(options.region),
+    )
+
+
+def _size_bytes(options: argparse.Namespace) -> int:
+    return parse_quantity(options.size) if options.size else 1
+
+
+def _paths(options: argparse.Namespace) -> PoolPaths:
+    root = canonical_root(options.root or default_root())
+    return PoolPaths(root, check_pool_name(options.pool))
+
+
+def _print_json(document: dict[str, object]) -> None:
+    import json
+
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

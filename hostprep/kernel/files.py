@@ -1,0 +1,208 @@
+"""Opening what others may have tampered with, and replacing files so that no reader sees half."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+from hostprep.errors import BadInputError, FailedError, HostprepError, NotReadyError
+
+__all__ = [
+    "atomic_write",
+    "check_relative",
+    "closing_fd",
+    "from_os_error",
+    "open_beneath",
+    "open_folder",
+    "open_state_file",
+    "read_limited",
+    "remove_file",
+]
+
+
+@contextlib.contextmanager
+def closing_fd(fd: int) -> Iterator[int]:
+    """Close a descriptor at the end of a block."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def open_folder(path: str) -> int:
+    """Open a folder that must not itself be a symbolic link. Returns a descriptor.
+
+    Raises BadInputError for a link or a file, NotReadyError where there is nothing.
+    """
+    try:
+        return os.open(path.rstrip("/") or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            raise NotReadyError(
+                f"{path} does not exist",
+                reason="NotPrepared",
+                remedy="run `hostprep prepare`, or give its --root",
+            ) from error
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise BadInputError(
+                f"{path} is not a plain folder (a symbolic link or a file)",
+                reason="BadRoot",
+                remedy="give the folder itself",
+            ) from error
+        raise from_os_error(error, f"open {path}") from error
+
+
+def check_relative(path: str) -> tuple[str, ...]:
+    """Return the parts of a relative path that stays where it starts.
+
+    Raises NotReadyError for absolute ones and for those with empty, `.` or `..` parts.
+    """
+    parts = tuple(path.split("/"))
+    if not path or "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise NotReadyError(
+            f"path {path!r} leaves the pool's folder", reason="BadPath", remedy=_TAMPERED
+        )
+    return parts
+
+
+_TAMPERED = "the handoff was not written by hostprep: run prepare again and see who writes there"
+
+
+def open_beneath(folder: int, path: str, flags: int) -> int:
+    """Open a relative path below an open folder, following no symbolic link on the way.
+
+    Raises NotReadyError for a link or a path that leaves the folder, OSError otherwise.
+    """
+    parts = check_relative(path)
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+    current = os.dup(folder)
+    try:
+        for part in parts[:-1]:
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=current)
+            os.close(current)
+            current = below
+        return os.open(parts[-1], flags, dir_fd=current)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotReadyError(
+                f"path {path!r} goes through a symbolic link", reason="BadPath", remedy=_TAMPERED
+            ) from error
+        raise
+    finally:
+        os.close(current)
+
+
+def read_limited(fd: int, limit_bytes: int) -> bytes:
+    """Read a regular file of at most `limit_bytes`; raises NotReadyError for anything else."""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise NotReadyError("it is not a regular file", reason="BadHandoff")
+    chunks = []
+    left = limit_bytes + 1
+    while left > 0:
+        chunk = os.read(fd, min(left, 1 << 20))
+        if not chunk:
+            break
+        chunks.append(chunk)
+        left -= len(chunk)
+    if left == 0:
+        raise NotReadyError(f"it is larger than {limit_bytes} bytes", reason="BadHandoff")
+    return b"".join(chunks)
+
+
+def atomic_write(path: str, data: bytes, *, mode: int = 0o644, gid: int | None = None) -> None:
+    """Replace a file so that readers see the old content or the new, never a part.
+
+    The temporary name is fixed: a killed writer leaves at most one such file, which the next
+    one overwrites. Writers of one file must therefore be serialised by their caller.
+    Raises FailedError.
+    """
+    folder, name = os.path.split(path)
+    temporary = f"{folder}/.{name}.new"
+    try:
+        remove_file(temporary)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(fd, data)
+            if gid is not None:
+                os.fchown(fd, -1, gid)
+            os.fchmod(fd, mode)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+        _sync_folder(folder)
+    except OSError as error:
+        raise from_os_error(error, f"write {path}") from error
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _sync_folder(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def open_state_file(path: str, flags: int) -> int:
+    """Open a file in a folder that the pool's group may write to, where anything may lie.
+
+    No link is followed, no FIFO waited for, nothing but a regular file returned. Raises OSError
+    (ELOOP for a link, EINVAL for what is no regular file).
+    """
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return fd
+
+
+def remove_file(path: str) -> bool:
+    """Delete a file, or whatever the pool's group put in its place; False where nothing was.
+
+    Raises FailedError, BadInputError.
+    """
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    except IsADirectoryError:
+        import shutil  # late: it never comes to this but by malice
+
+        shutil.rmtree(path, ignore_errors=True)
+        return True
+    except OSError as error:
+        raise from_os_error(error, f"delete {path}") from error
+    return True
+
+
+_WORDS = {
+    errno.EACCES: ("NoPermission", "no permission", "run it as root, or as the pool's group"),
+    errno.EPERM: ("NoPermission", "not permitted", "run it as root"),
+    errno.EROFS: ("ReadOnly", "the file system is read-only", "choose another --root"),
+    errno.ENOSPC: ("NoSpace", "no space is left there", "free some, or choose another --root"),
+    errno.EDQUOT: ("NoSpace", "the quota is used up", "free some, or choose another --root"),
+    errno.ENOTDIR: ("BadRoot", "a part of the path is no folder", "choose another --root"),
+    errno.ENAMETOOLONG: ("BadRoot", "the path is too long", "choose another --root"),
+}
+
+
+def from_os_error(error: OSError, doing: str) -> HostprepError:
+    """Return our error for the system's: what was done, what went wrong, what to do.
+
+    What the caller can mend by asking differently (no right, no room) is bad input.
+    """
+    reason, words, remedy = _WORDS.get(
+        error.errno or 0, ("Failed", error.strerror or str(error), "")
+    )
+    kind = BadInputError if remedy else FailedError
+    return kind(f"cannot {doing}: {words}", reason=reason, remedy=remedy or None)

@@ -1,0 +1,135 @@
+"""Where everything of a pool lies: one folder a pool below the root."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from hostprep.errors import BadInputError
+from hostprep.values import value
+
+__all__ = [
+    "DEFAULT_ROOT",
+    "POOL_MARKS",
+    "PoolPaths",
+    "canonical_root",
+    "check_pool_name",
+    "default_root",
+]
+
+DEFAULT_ROOT = "/run/hostprep"
+POOL_MARKS = ("claim.lock", "agent.json", "boot.json", "boot.ledger")
+"""Any of these files makes a folder a pool's; no other folder is ever taken for one."""
+
+_DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+
+
+def default_root() -> str:
+    """Return the handoff's parent folder: HOSTPREP_ROOT, else /run/hostprep."""
+    return os.environ.get("HOSTPREP_ROOT") or DEFAULT_ROOT
+
+
+def check_pool_name(name: str) -> str:
+    """Return the name if it can be a label, a folder and a resource name at once.
+
+    Raises BadInputError otherwise. Rule: a DNS label of RFC 1123, at most 63 characters.
+    """
+    if _DNS_LABEL.fullmatch(name) is None:
+        shown = name if len(name) <= 70 else name[:67] + "..."
+        raise BadInputError(
+            f"pool name {shown!r} is not a DNS label",
+            reason="BadPoolName",
+            remedy="use at most 63 lower-case letters, digits and hyphens, such as kv-cache",
+        )
+    return name
+
+
+def canonical_root(path: str) -> str:
+    """Return the root as the kernel names it: links above it resolved, the root itself not.
+
+    Mounts are found by their paths, and the kernel knows one only. A root that is itself a link
+    stays one, and is refused by whoever opens it. Raises BadInputError for a relative path.
+    """
+    if not path.startswith("/"):
+        raise BadInputError(
+            f"root {path!r} is not an absolute path", reason="BadRoot", remedy="begin it with /"
+        )
+    folder, name = os.path.split(os.path.normpath(path))
+    return os.path.join(os.path.realpath(folder), name) if name else "/"
+
+
+@value
+class PoolPaths:
+    """The files of one pool. Engines may write below `tickets`, `state` and `links` only."""
+
+    root: str
+    pool: str
+
+    @property
+    def making(self) -> str:
+        """Where the folder is made, so that it is a pool's from its first instant."""
+        return f"{self.root}/.{self.pool}.new"
+
+    @property
+    def folder(self) -> str:
+        """The pool's folder; mount this one, never a single file of it."""
+        return f"{self.root}/{self.pool}"
+
+    @property
+    def mem(self) -> str:
+        """Where the agent mounts hugetlbfs or tmpfs."""
+        return f"{self.folder}/mem"
+
+    @property
+    def handoff(self) -> str:
+        """The published file."""
+        return f"{self.folder}/handoff.json"
+
+    @property
+    def claim_lock(self) -> str:
+        """The pool-wide decision lock, held for try-locks only."""
+        return f"{self.folder}/claim.lock"
+
+    @property
+    def tickets(self) -> str:
+        """One file for each waiter, in order of arrival."""
+        return f"{self.folder}/tickets"
+
+    @property
+    def state(self) -> str:
+        """Beside the regions, since hugetlbfs has no extended attributes."""
+        return f"{self.folder}/state"
+
+    @property
+    def links(self) -> str:
+        """One symbolic link for each leased region that an engine finds by a path of its own."""
+        return f"{self.folder}/links"
+
+    @property
+    def ledger(self) -> str:
+        """The agent's own record: huge pages taken, boot, generation. Not for engines."""
+        return f"{self.folder}/agent.json"
+
+    def bad_mark(self, region: str) -> str:
+        """Present once a page of the region was found bad: the region is to be rebuilt."""
+        return f"{self.state}/{region}.bad"
+
+    def users_lock(self, region: str) -> str:
+        """Held shared by every further process of the engine that leases the region."""
+        return f"{self.state}/{region}.users"
+
+    def clean_mark(self, region: str) -> str:
+        """Present only while the region is known to be all zeros. Absent means dirty."""
+        return f"{self.state}/{region}.clean"
+
+    def sidecar(self, region: str) -> str:
+        """Who holds, or last held, the region. Advisory, except for the lease's id."""
+        return f"{self.state}/{region}.lease"
+
+    def part_of(self, mount_dir: str, region: str) -> str:
+        """Where a region is made: its temporary name, which no handoff ever holds."""
+        return f"{self.folder}/{mount_dir}/.{region}.part"
+
+    def region_of(self, relative: str) -> str:
+        """Return the absolute path of a handoff's relative one."""
+        return f"{self.folder}/{relative}"
