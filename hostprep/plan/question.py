@@ -1,0 +1,66 @@
+"""One pool's question to the machine, and the two kinds of answer about a backing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hostprep.backing import Backing
+from hostprep.facts import Facts, LedgerEntry, PoolFacts, RegionFacts
+from hostprep.plan.capacity import Budget
+from hostprep.plan.changes import Changes
+from hostprep.plan.placement import Layout, pages_per_node
+from hostprep.pool.placement import Placement
+from hostprep.pool.spec import PoolSpec
+
+__all__ = ["Offer", "Question", "Refusal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A backing cannot be had now."""
+
+    why: str
+    remedy: str
+    reason: str = "BackingUnavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A backing can be had: what changes, what it takes, and what is left for others."""
+
+    backing: Backing
+    changes: Changes
+    budget: Budget
+    reserves: tuple[tuple[int, int], ...] = ()
+    """(node, huge pages of the backing's size) to be added."""
+    returns: tuple[LedgerEntry, ...] = ()
+    notes: tuple[str, ...] = ()
+    own_mount: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One pool: what is asked for, what is there, and what may be taken."""
+
+    spec: PoolSpec
+    facts: Facts
+    pool: PoolFacts | None
+    layout: Layout
+    budget: Budget
+    refused: dict[Backing, str]
+
+    @property
+    def regions(self) -> tuple[RegionFacts, ...]:
+        """Regions that are there, finished or not."""
+        return self.pool.regions if self.pool else ()
+
+    @property
+    def taken(self) -> tuple[LedgerEntry, ...]:
+        """Huge pages that the pool added in this boot; a reboot voids the record."""
+        if self.pool is None or self.pool.boot_id != self.facts.kernel.boot_id:
+            return ()
+        return self.pool.taken
+
+    def pages(self, size_bytes: int, page_bytes: int, placement: Placement) -> dict[int, int]:
+        """Return the pages of a region on each node that this plan reckons with."""
+        return pages_per_node(size_bytes, page_bytes, placement, self.layout.node_ids)
