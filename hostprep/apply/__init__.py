@@ -1,0 +1,1 @@
+"""Carrying plans out: safe to kill at any point and to run again."""

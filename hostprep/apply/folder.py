@@ -1,0 +1,117 @@
+"""A pool's folder: made and removed in one step each, and never one that is not ours."""
+
+from __future__ import annotations
+
+import os
+
+from hostprep.apply.mounts import remove_mount
+from hostprep.errors import BadInputError, FailedError
+from hostprep.facts import PoolFacts
+from hostprep.kernel.files import (
+    closing_fd,
+    from_os_error,
+    open_beneath,
+    open_folder,
+    open_state_file,
+    remove_file,
+)
+from hostprep.paths import POOL_MARKS, PoolPaths
+from hostprep.plan.actions import MakePool
+
+__all__ = ["make_pool", "remove_pool", "set_access"]
+
+_OURS = frozenset({*POOL_MARKS, "handoff.json", "tickets", "state", "links"})
+
+
+def make_pool(paths: PoolPaths, action: MakePool) -> None:
+    """Make the pool's folder, its locks and the folders that engines write to.
+
+    Raises BadInputError where the root cannot take it, or holds something else of that name.
+    """
+    try:
+        if not _is_ours(paths):
+            remove_file(paths.making)
+            os.mkdir(paths.making, 0o700)
+            with open(f"{paths.making}/claim.lock", "xb"):
+                pass
+            # One step: a folder of this name is a pool's from its first instant.
+            os.rename(paths.making, paths.folder)
+        _set_modes(paths, action)
+    except OSError as error:
+        raise from_os_error(error, f"make the folder {paths.folder}") from error
+
+
+def _is_ours(paths: PoolPaths) -> bool:
+    """Tell whether the pool's folder is there. Raises BadInputError for one of somebody else."""
+    if not os.path.lexists(paths.folder):
+        return False
+    with closing_fd(open_folder(paths.folder)) as fd:
+        names = os.listdir(fd)
+    if any(mark in names for mark in POOL_MARKS):
+        return True
+    if names:
+        raise BadInputError(
+            f"{paths.folder} exists and is no pool",
+            reason="BadRoot",
+            remedy="choose another --root or another name",
+        )
+    return False
+
+
+def _set_modes(paths: PoolPaths, action: MakePool) -> None:
+    gid = -1 if action.gid is None else action.gid
+    shared = action.gid is not None
+    for folder, mode in (
+        (paths.folder, 0o750 if shared else 0o755),
+        (paths.tickets, 0o2770 if shared else 0o755),
+        (paths.state, 0o2770 if shared else 0o755),
+        (paths.links, 0o2770 if shared else 0o755),
+    ):
+        os.makedirs(folder, exist_ok=True)
+        os.chown(folder, -1, gid)
+        os.chmod(folder, mode)
+    with closing_fd(open_state_file(paths.claim_lock, os.O_RDWR | os.O_CREAT)) as lock:
+        os.fchown(lock, -1, gid)
+        os.fchmod(lock, action.mode)
+
+
+def set_access(paths: PoolPaths, action: MakePool, pool: PoolFacts) -> None:
+    """Give what is there already the group and mode that the pool has now."""
+    gid = -1 if action.gid is None else action.gid
+    try:
+        for mount in pool.mounts:
+            os.chown(mount.path, -1, gid)
+            os.chmod(mount.path, 0o750 if action.gid is not None else 0o755)
+        with closing_fd(open_folder(paths.folder)) as folder:
+            for region in pool.regions:
+                path = f"{region.mount_dir}/{region.name}"
+                if not region.finished:
+                    continue
+                with closing_fd(open_beneath(folder, path, os.O_RDONLY)) as fd:
+                    os.fchown(fd, -1, gid)
+                    os.fchmod(fd, action.mode)
+                users = open_state_file(paths.users_lock(region.name), os.O_RDONLY)
+                with closing_fd(users):
+                    os.fchown(users, -1, gid)
+                    os.fchmod(users, action.mode)
+    except OSError as error:
+        raise from_os_error(error, f"change the access of pool {paths.pool}") from error
+
+
+def remove_pool(paths: PoolPaths) -> None:
+    """Remove the folder with all that is ours in it. Raises FailedError for what is not."""
+    names = os.listdir(paths.folder)
+    for name in names:
+        if name.startswith("mem"):
+            # An empty one may be left of a run that was killed around its mount.
+            remove_mount(paths, name)
+        elif name not in _OURS and not name.startswith((".", "boot.")):
+            raise FailedError(
+                f"{paths.folder} holds {name}, which is not ours",
+                reason="ForeignFile",
+                remedy="move it away, and run release again",
+            )
+    remove_file(paths.making)
+    # One step here too: what is left of it under that name, every later run clears away.
+    os.rename(paths.folder, paths.making)
+    remove_file(paths.making)

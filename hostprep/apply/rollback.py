@@ -1,0 +1,46 @@
+"""Clearing away an attempt with a backing that turned out short."""
+
+from __future__ import annotations
+
+import os
+
+from hostprep.apply.hugepages import HugePageControl
+from hostprep.apply.mounts import remove_mount
+from hostprep.backing import Backing
+from hostprep.kernel.files import remove_file
+from hostprep.observe.pools import observe_pool
+from hostprep.paths import PoolPaths
+from hostprep.record import Recorder, read_record
+
+__all__ = ["roll_back"]
+
+
+def roll_back(paths: PoolPaths, backing: Backing, huge_pages: HugePageControl) -> None:
+    """Remove the pool's unfinished regions of that backing, its mount if it is empty, its pages.
+
+    Finished regions stay, and with them the pages under them: what is given back is never more
+    than what this pool added and what lies free on the node.
+    """
+    for region in observe_pool(paths).regions:
+        if region.backing is backing and not region.finished:
+            remove_file(paths.part_of(region.mount_dir, region.name))
+    pool = observe_pool(paths)
+    used = {region.mount_dir for region in pool.regions}
+    for mount in pool.mounts:
+        mount_dir = os.path.basename(mount.path)
+        is_hugetlb = mount.fs_type == "hugetlbfs"
+        if mount_dir not in used and is_hugetlb == backing.is_hugetlb:
+            remove_mount(paths, mount_dir)
+    record = read_record(paths)
+    if record is None or not backing.is_hugetlb:
+        return
+    recorder = Recorder(paths, record)
+    for entry in record.taken:
+        if entry.page_bytes == backing.page_bytes:
+            free = huge_pages.free_pages(entry.node_id, entry.page_bytes)
+            huge_pages.give_back(
+                recorder,
+                node_id=entry.node_id,
+                page_bytes=entry.page_bytes,
+                pages=min(entry.pages, free),
+            )

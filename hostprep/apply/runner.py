@@ -1,0 +1,234 @@
+"""Carrying out a plan, action by action; regions on different nodes at the same time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import singledispatchmethod
+from itertools import groupby
+
+from hostprep.apply.errors import ShortfallError
+from hostprep.apply.folder import make_pool, remove_pool, set_access
+from hostprep.apply.hugepages import HugePageControl
+from hostprep.apply.mounts import ensure_mount, remove_mount
+from hostprep.apply.progress import NoProgress, Progress
+from hostprep.apply.publish import publish
+from hostprep.apply.regions import create_region, remove_region, scrub_region
+from hostprep.backing import GIB, Backing
+from hostprep.errors import BusyError
+from hostprep.facts import Facts
+from hostprep.handoff import Region
+from hostprep.kernel.files import atomic_write, remove_file
+from hostprep.kernel.parallel import Stopped
+from hostprep.observe.pools import as_region, observe_pool
+from hostprep.paths import PoolPaths
+from hostprep.plan.actions import (
+    Action,
+    AdoptRegion,
+    CreateRegion,
+    DropHandoff,
+    MakePool,
+    MountMemory,
+    Plan,
+    PublishHandoff,
+    RemovePool,
+    RemoveRegion,
+    ReserveHugePages,
+    ReturnHugePages,
+    ScrubRegion,
+    UnmountMemory,
+)
+from hostprep.pool.spec import PoolSpec
+from hostprep.record import Record, Recorder, read_record
+
+__all__ = ["Runner"]
+
+
+@dataclass
+class Runner:
+    """Applies plans below one root. The adapters are fields, so that tests can put in others."""
+
+    root: str
+    facts: Facts
+    specs: Sequence[PoolSpec]
+    progress: Progress = field(default_factory=NoProgress)
+    huge_pages: HugePageControl = field(default_factory=HugePageControl)
+    write_handoff: Callable[..., None] = atomic_write
+    stop: threading.Event = field(default_factory=threading.Event)
+    _recorders: dict[str, Recorder] = field(default_factory=dict)
+
+    def run(self, plan: Plan) -> None:
+        """Carry out the plan. Raises ShortfallError where to plan again, Stopped, HostprepError.
+
+        Killed at any point, it leaves what the next run adopts or clears away.
+        """
+        for is_populate, group in groupby(
+            plan.actions, key=lambda action: isinstance(action, CreateRegion)
+        ):
+            if is_populate:
+                self._populate([action for action in group if isinstance(action, CreateRegion)])
+            else:
+                for action in group:
+                    self._timed(action)
+
+    def _populate(self, actions: Sequence[CreateRegion]) -> None:
+        """Populate regions: one after the other on a node, all nodes at once."""
+        lanes: dict[object, list[CreateRegion]] = {}
+        for action in actions:
+            lanes.setdefault(action.placement, []).append(action)
+        with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
+            futures = [pool.submit(self._lane, lane) for lane in lanes.values()]
+            try:
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            except BaseException:
+                self.stop.set()
+                raise
+            if any(future.exception() for future in done):
+                self.stop.set()
+            wait(futures)
+        errors = [error for future in futures if (error := future.exception())]
+        if errors:
+            self.stop.clear()
+            # The cause, not the Stopped of those that it stopped.
+            raise next((error for error in errors if not isinstance(error, Stopped)), errors[0])
+
+    def _lane(self, actions: Sequence[CreateRegion]) -> None:
+        for action in actions:
+            self._timed(action)
+
+    def _timed(self, action: Action) -> None:
+        self.progress.begin(action)
+        begin_s = time.monotonic()
+        self._do(action, self._paths(action))
+        self.progress.end(action, took_s=time.monotonic() - begin_s)
+
+    def _paths(self, action: Action) -> PoolPaths:
+        return PoolPaths(self.root, action.pool)
+
+    def _advance(self, action: Action) -> Callable[[int], None]:
+        return lambda size_bytes: self.progress.advance(action, size_bytes)
+
+    @singledispatchmethod
+    def _do(self, action: Action, paths: PoolPaths) -> None:
+        raise TypeError(f"no way to do {type(action).__name__} for {paths.pool}")
+
+    @_do.register
+    def _(self, action: DropHandoff, paths: PoolPaths) -> None:
+        _ = action
+        remove_file(paths.handoff)
+        record = read_record(paths)
+        if record is not None and record.boot_id != self.facts.kernel.boot_id:
+            # Of another boot: its huge pages, leases and marks went with it.
+            for folder in (paths.state, paths.tickets, paths.links):
+                shutil.rmtree(folder, ignore_errors=True)
+            remove_file(paths.ledger)
+
+    @_do.register
+    def _(self, action: MakePool, paths: PoolPaths) -> None:
+        make_pool(paths, action)
+        self._recorder(paths)
+        set_access(paths, action, observe_pool(paths))
+
+    @_do.register
+    def _(self, action: ReserveHugePages, paths: PoolPaths) -> None:
+        came = self.huge_pages.add(
+            self._recorder(paths),
+            node_id=action.node_id,
+            page_bytes=action.page_bytes,
+            pages=action.pages,
+        )
+        if came < action.pages:
+            backing = Backing.HUGETLB_1GI if action.page_bytes == GIB else Backing.HUGETLB_2MI
+            raise ShortfallError(
+                action.pool,
+                backing,
+                f"node {action.node_id} gave {came} of {action.pages} pages, even after"
+                " compacting its free memory",
+            )
+
+    @_do.register
+    def _(self, action: ReturnHugePages, paths: PoolPaths) -> None:
+        self.huge_pages.give_back(
+            self._recorder(paths),
+            node_id=action.node_id,
+            page_bytes=action.page_bytes,
+            pages=action.pages,
+        )
+
+    @_do.register
+    def _(self, action: MountMemory, paths: PoolPaths) -> None:
+        ensure_mount(paths, action)
+
+    @_do.register
+    def _(self, action: UnmountMemory, paths: PoolPaths) -> None:
+        remove_mount(paths, action.mount_dir)
+
+    @_do.register
+    def _(self, action: AdoptRegion, paths: PoolPaths) -> None:
+        # Observing it was the work. A half-made namesake, though, is in nobody's plan.
+        for entry in os.listdir(paths.folder):
+            if entry.startswith("mem"):
+                remove_file(paths.part_of(entry, action.region))
+
+    @_do.register
+    def _(self, action: CreateRegion, paths: PoolPaths) -> None:
+        create_region(paths, action, on_done=self._advance(action), stop=self.stop)
+
+    @_do.register
+    def _(self, action: ScrubRegion, paths: PoolPaths) -> None:
+        region = self._region(paths, action.region)
+        if region is None:
+            return
+        try:
+            scrub_region(paths, region, on_done=self._advance(action), stop=self.stop)
+        except BusyError:
+            # Claimed since: whoever holds it now had it scrubbed, or asked for its own bytes.
+            return
+
+    @_do.register
+    def _(self, action: RemoveRegion, paths: PoolPaths) -> None:
+        remove_region(paths, action, self._region(paths, action.region))
+
+    @_do.register
+    def _(self, action: PublishHandoff, paths: PoolPaths) -> None:
+        spec = next(spec for spec in self.specs if spec.name == action.pool)
+        publish(
+            paths,
+            self.facts,
+            observe_pool(paths),
+            self._recorder(paths),
+            gid=spec.gid,
+            write=self.write_handoff,
+        )
+
+    @_do.register
+    def _(self, action: RemovePool, paths: PoolPaths) -> None:
+        _ = action
+        remove_pool(paths)
+        self._recorders.pop(paths.pool, None)
+
+    def _region(self, paths: PoolPaths, name: str) -> Region | None:
+        for region in observe_pool(paths).regions:
+            if region.name == name and region.finished:
+                return as_region(region)
+        return None
+
+    def _recorder(self, paths: PoolPaths) -> Recorder:
+        """Return the pool's record, made if need be, with an interrupted change settled."""
+        recorder = self._recorders.get(paths.pool)
+        if recorder is None:
+            boot_id = self.facts.kernel.boot_id
+            uid = next((spec.uid for spec in self.specs if spec.name == paths.pool), "")
+            record = read_record(paths)
+            if record is None or record.boot_id != boot_id:
+                record = Record(boot_id=boot_id, pool_uid=uid)
+            recorder = Recorder(paths, record)
+            recorder.save(record)
+            self.huge_pages.settle(recorder)
+            self._recorders[paths.pool] = recorder
+        return recorder

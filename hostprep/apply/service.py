@@ -1,0 +1,170 @@
+"""Prepare and release: observe, plan, apply, and plan again where a backing ran short."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hostprep.apply.cgroups import host_cgroup, remove_host_cgroup
+from hostprep.apply.errors import ShortfallError
+from hostprep.apply.exclusive import exclusive, remove_root
+from hostprep.apply.hugepages import HugePageControl
+from hostprep.apply.progress import NoProgress, Progress
+from hostprep.apply.publish import publish_zipapp
+from hostprep.apply.rollback import roll_back
+from hostprep.apply.runner import Runner
+from hostprep.apply.zipapp import NAME as ZIPAPP
+from hostprep.backing import Backing
+from hostprep.errors import BadInputError, BusyError, HostprepError, NotReadyError
+from hostprep.facts import Facts
+from hostprep.kernel.files import atomic_write
+from hostprep.observe import observe
+from hostprep.observe.host import HostRoot
+from hostprep.observe.pools import observe_pools
+from hostprep.paths import PoolPaths, canonical_root
+from hostprep.plan import plan
+from hostprep.plan.actions import Plan, PoolPlan
+from hostprep.pool.spec import PoolSpec, PoolState
+from hostprep.record import Recorder, read_record
+
+__all__ = ["Node", "Outcome", "check_met"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was planned last, and what stood in the way of earlier plans."""
+
+    plan: Plan
+    shortfalls: tuple[str, ...] = ()
+
+
+@dataclass
+class Node:
+    """This machine, and the folder in which its pools live."""
+
+    root: str
+    host: HostRoot = field(default_factory=lambda: HostRoot("/"))
+    huge_pages: HugePageControl = field(default_factory=HugePageControl)
+    write_handoff: Callable[..., None] = atomic_write
+
+    def __post_init__(self) -> None:
+        self.root = canonical_root(self.root)
+
+    def facts(self) -> Facts:
+        """Observe everything. Raises BadInputError for a root that cannot be."""
+        return observe(host=self.host, root=self.root, pools=observe_pools(self.root))
+
+    def plan(self, specs: Sequence[PoolSpec]) -> Plan:
+        """Return what prepare would do; changes nothing."""
+        return plan(specs, self.facts())
+
+    def prepare(
+        self,
+        specs: Sequence[PoolSpec],
+        *,
+        progress: Progress | None = None,
+        wait_timeout_s: float = 600.0,
+        on_wait: Callable[[str], None] = lambda _: None,
+    ) -> Outcome:
+        """Make the node hold what the specs say, adopting what is right already.
+
+        Raises BadInputError where that can never be, NotReadyError where it cannot be now (both
+        with nothing changed), and whatever a step met; running it again goes on from there.
+        """
+        check_met(self.plan(specs), specs)
+        with exclusive(self.root, wait_timeout_s=wait_timeout_s, on_wait=on_wait):
+            outcome = self._apply(specs, progress or NoProgress())
+            publish_zipapp(self.root)
+        return outcome
+
+    def release(
+        self,
+        names: Sequence[str],
+        *,
+        force: bool = False,
+        progress: Progress | None = None,
+        wait_timeout_s: float = 600.0,
+        on_wait: Callable[[str], None] = lambda _: None,
+    ) -> Outcome:
+        """Give the pools' memory and huge pages back, exactly what was taken.
+
+        Raises NotReadyError for a pool that is not there, BusyError while one is leased (unless
+        `force`): nothing is released then.
+        """
+        known = {pool.name for pool in observe_pools(self.root)}
+        for name in names:
+            if name not in known:
+                raise NotReadyError(
+                    f"there is no pool {name} below {self.root}",
+                    reason="NotPrepared",
+                    remedy="see `hostprep status`",
+                )
+        specs = [
+            PoolSpec(name=name, state=PoolState.ABSENT, size_bytes=1, force=force) for name in names
+        ]
+        with exclusive(self.root, wait_timeout_s=wait_timeout_s, on_wait=on_wait):
+            outcome = self._apply(specs, progress or NoProgress())
+            if not observe_pools(self.root):
+                remove_host_cgroup(self.facts())
+                remove_root(self.root, (ZIPAPP,))
+        return outcome
+
+    def _apply(self, specs: Sequence[PoolSpec], progress: Progress) -> Outcome:
+        refused: dict[tuple[str, Backing], str] = {}
+        self._settle()
+        while True:
+            facts = self.facts()
+            wanted = plan(specs, facts, refused=refused)
+            check_met(wanted, specs)
+            runner = Runner(
+                self.root,
+                facts,
+                specs,
+                progress=progress,
+                huge_pages=self.huge_pages,
+                write_handoff=self.write_handoff,
+            )
+            populates = wanted.expected_bytes_to_populate > 0
+            try:
+                with host_cgroup(facts) if populates else contextlib.nullcontext():
+                    runner.run(wanted)
+            except ShortfallError as short:
+                refused[short.pool, short.backing] = short.why
+                roll_back(PoolPaths(self.root, short.pool), short.backing, self.huge_pages)
+            else:
+                return Outcome(wanted, tuple(refused.values()))
+
+    def _settle(self) -> None:
+        """Finish the accounts of changes during which earlier runs were killed."""
+        for pool in observe_pools(self.root):
+            paths = PoolPaths(self.root, pool.name)
+            record = read_record(paths)
+            if record is not None and record.pending is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    self.huge_pages.settle(Recorder(paths, record))
+
+
+def check_met(wanted: Plan, specs: Sequence[PoolSpec]) -> None:
+    """Raise what stands in the way of a plan; nothing is done in part.
+
+    BadInputError where it can never be met, BusyError where leases are in the way of a release,
+    NotReadyError where the node cannot give that much now.
+    """
+    absent = {spec.name for spec in specs if spec.state is PoolState.ABSENT}
+    for pool in wanted.pools:
+        if pool.unmet is not None:
+            raise _unmet_error(pool)
+        if pool.blocked and pool.name in absent:
+            raise BusyError(
+                f"pool {pool.name} is leased: {', '.join(pool.blocked)}",
+                reason="Leased",
+                remedy="end its users (see `hostprep status`), or give --force",
+            )
+
+
+def _unmet_error(pool: PoolPlan) -> HostprepError:
+    unmet = pool.unmet
+    assert unmet is not None  # noqa: S101 - the caller asked
+    kind = BadInputError if unmet.never else NotReadyError
+    return kind(f"pool {pool.name}: {unmet.why}", reason=unmet.reason, remedy=unmet.remedy)

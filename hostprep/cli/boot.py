@@ -1,0 +1,28 @@
+"""`hostprep boot --script`: what must precede kubelet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from hostprep.boot import boot_script
+from hostprep.cli.options import pool_options, root_option, specs_from
+from hostprep.errors import BadInputError
+
+__all__ = ["boot"]
+
+
+@click.command()
+@click.option("--script", is_flag=True, help="Print the script.")
+@pool_options
+@root_option
+def boot(root: str, script: bool, **options: Any) -> None:
+    """Print the POSIX sh script that reserves huge pages before kubelet starts.
+
+    It needs coreutils and mount only: put it into user data, Ignition or a machine image.
+    """
+    if not script:
+        raise BadInputError("what is to be done?", remedy="give --script to print the script")
+    for spec in specs_from(options):
+        click.echo(boot_script(spec, root=root), nl=False)

@@ -1,0 +1,37 @@
+"""`hostprep doctor`: what stands in the way on this node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from hostprep.apply.service import Node
+from hostprep.cli.options import output_option, pool_options, root_option, specs_from
+from hostprep.cli.output import print_json, print_table
+from hostprep.doctor import diagnose
+
+__all__ = ["doctor"]
+
+
+@click.command()
+@pool_options
+@root_option
+@output_option
+def doctor(root: str, output: str, **options: Any) -> int:
+    """Say what on this node stands in the way, worst first, each with its remedy.
+
+    With a pool (-f, or --name and --size) it is checked as well. Exit code 1 if anything is an
+    error.
+    """
+    specs = specs_from(options) if options.get("file") or options.get("name") else ()
+    findings = diagnose(Node(root).facts(), specs)
+    if output == "json":
+        print_json({"findings": findings})
+    else:
+        print_table(
+            "",
+            ("SEVERITY", "CHECK", "FOUND", "REMEDY"),
+            [(f.severity, f.check, f.what, f.remedy) for f in findings],
+        )
+    return 1 if any(finding.severity == "error" for finding in findings) else 0

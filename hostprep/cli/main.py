@@ -1,0 +1,86 @@
+"""`hostprep`: every command's options, errors turned into exit codes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+import hostprep
+from hostprep.cli.boot import boot
+from hostprep.cli.demo import demo
+from hostprep.cli.doctor import doctor
+from hostprep.cli.output import report
+from hostprep.cli.plan import plan
+from hostprep.cli.prepare import prepare, release
+from hostprep.cli.status import status, verify
+from hostprep.engine.main import COMMANDS as ENGINE_COMMANDS
+from hostprep.errors import HostprepError
+from hostprep.kernel.parallel import Stopped
+
+__all__ = ["cli", "main"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(hostprep.__version__, prog_name="hostprep")
+def cli() -> None:
+    """Prepare this node's host memory once, hand it to every inference engine.
+
+    \b
+    A first try, on any Linux machine:
+      hostprep plan    --name kv --size 4Gi     what would be done
+      hostprep prepare --name kv --size 4Gi     do it
+      hostprep status                           see it
+      hostprep exec --pool kv -- vllm serve ... use it
+      hostprep release kv                       give it back
+
+    \b
+    Exit codes: 0 done, 1 not ready or failed, 2 bad input (nothing was changed).
+    """
+
+
+for command in (plan, prepare, status, verify, release, doctor, demo, boot):
+    cli.add_command(command)
+
+
+def _engine_command(name: str, text: str) -> click.Command:
+    """List an engine command in the help; `hostprep.__main__` runs it without click."""
+
+    @click.command(
+        name,
+        help=text,
+        context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    )
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def run(arguments: tuple[str, ...]) -> int:
+        from hostprep.engine.main import main as engine_main
+
+        return engine_main([name, *arguments])
+
+    return run
+
+
+for _name, _text in ENGINE_COMMANDS.items():
+    cli.add_command(_engine_command(_name, _text))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line. Returns 0 done, 1 not ready or failed, 2 bad input, 130 Ctrl-C."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        result: Any = cli.main(arguments, prog_name="hostprep", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except HostprepError as error:
+        report(error, as_json="json" in arguments)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort, Stopped):
+        click.echo(
+            "hostprep: interrupted; what was populated is kept: run it again to go on, "
+            "or release the pool",
+            err=True,
+        )
+        return 130

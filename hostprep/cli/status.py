@@ -1,0 +1,199 @@
+"""`hostprep status` and `hostprep verify`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hostprep.claim.sidecar import NOBODY, Sidecar, read_sidecar
+from hostprep.cli.options import output_option, root_option
+from hostprep.cli.output import print_json, print_table, say
+from hostprep.errors import HostprepError, NotReadyError
+from hostprep.facts import PoolFacts, RegionFacts
+from hostprep.handoff import read_handoff, verify_handoff
+from hostprep.kernel.files import atomic_write
+from hostprep.kernel.processes import first_alive, is_of_our_namespace
+from hostprep.observe.pools import observe_pools
+from hostprep.paths import PoolPaths, check_pool_name
+from hostprep.units import format_bytes, format_seconds
+
+__all__ = ["status", "verify"]
+
+
+@click.command()
+@click.argument("pool", required=False)
+@root_option
+@output_option
+def status(pool: str | None, root: str, output: str) -> None:
+    """Show what is held on this node, in which state, and by whom it is leased."""
+    pools = _chosen(root, pool)
+    documents = [_pool_document(PoolPaths(root, facts.name), facts) for facts in pools]
+    if output == "json":
+        print_json({"root": root, "pools": documents})
+    elif not pools:
+        say(f"no pools below {root}")
+    else:
+        print_table(
+            "",
+            ("POOL", "REGION", "SIZE", "BACKING", "PLACEMENT", "STATE", "HOLDER"),
+            [row for pool in documents for row in _rows(pool)],
+        )
+
+
+def _chosen(root: str, name: str | None) -> tuple[PoolFacts, ...]:
+    """Return the pool of that name, or all. Raises NotReadyError where it is not there."""
+    if name is not None:
+        check_pool_name(name)
+    pools = tuple(pool for pool in observe_pools(root) if name in (None, pool.name))
+    if name is not None and not pools:
+        raise NotReadyError(
+            f"there is no pool {name} below {root}",
+            reason="NotPrepared",
+            remedy="run `hostprep prepare`",
+        )
+    return pools
+
+
+def _pool_document(paths: PoolPaths, pool: PoolFacts) -> dict[str, Any]:
+    return {
+        "name": pool.name,
+        "ready": pool.published,
+        "generation": pool.generation,
+        "size_bytes": sum(region.size_bytes for region in pool.regions if region.finished),
+        "huge_pages_taken": pool.taken,
+        "regions": [_region_document(paths, pool, region) for region in pool.regions],
+    }
+
+
+def _region_document(paths: PoolPaths, pool: PoolFacts, region: RegionFacts) -> dict[str, Any]:
+    holder = read_sidecar(paths, region.name) if region.leased else None
+    return {
+        "name": region.name,
+        "path": f"{paths.folder}/{region.mount_dir}/{region.name}",
+        "size_bytes": region.size_bytes,
+        "resident_bytes": region.resident_bytes,
+        "backing": region.backing,
+        "placement": str(region.placement),
+        "state": _state(pool, region),
+        "leased": region.leased,
+        "clean": region.clean,
+        "damage": region.damage,
+        "holder": None
+        if holder is None or holder.holder == NOBODY
+        else {
+            "lease": holder.lease_id,
+            "pid": holder.holder.pid,
+            "command": _command(holder),
+            "since_s": round(time.time() - holder.claimed_at_s, 1),
+        },
+    }
+
+
+def _command(sidecar: Sidecar) -> str:
+    """Return what the holder runs now: `hostprep exec` has become something else since."""
+    if is_of_our_namespace(sidecar.holder) and first_alive([sidecar.holder]) is not None:
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{sidecar.holder.pid}/cmdline").read_text(errors="replace")
+            return text.replace("\0", " ").strip() or sidecar.command
+    return sidecar.command
+
+
+def _state(pool: PoolFacts, region: RegionFacts) -> str:
+    if not region.finished:
+        return "Unfinished"
+    if region.damage:
+        return "Damaged"
+    if region.leased:
+        return "Leased"
+    if not pool.published:
+        return "Unpublished"
+    if region.retained:
+        return "Retained"
+    return "Free" if region.clean else "Dirty"
+
+
+def _rows(pool: dict[str, Any]) -> list[tuple[str, ...]]:
+    if not pool["regions"]:
+        return [(pool["name"], "(no region: run prepare or release again)", *[""] * 5)]
+    return [_row(pool, region) for region in pool["regions"]]
+
+
+def _row(pool: dict[str, Any], region: dict[str, Any]) -> tuple[str, ...]:
+    holder = region["holder"]
+    shown = ""
+    if holder:
+        shown = f"{holder['pid']} {holder['command'][:50]} ({format_seconds(holder['since_s'])})"
+    return (
+        pool["name"],
+        region["name"],
+        format_bytes(region["size_bytes"]),
+        region["backing"].value,
+        region["placement"],
+        region["state"] + (f": {region['damage']}" if region["damage"] else ""),
+        shown,
+    )
+
+
+@click.command()
+@click.argument("pool", required=False)
+@root_option
+@click.option("--pages", is_flag=True, help="Touch every page, so that a bad one is named.")
+@output_option
+def verify(pool: str | None, root: str, pages: bool, output: str) -> int:
+    """Check every claim of the handoff against the kernel: boot, identity, size, residency."""
+    names = [facts.name for facts in _chosen(root, pool)]
+    if not names:
+        raise NotReadyError(f"there is no pool below {root}", remedy="run `hostprep prepare`")
+    results = [result for name in names for result in _verdicts(PoolPaths(root, name), pages)]
+    if output == "json":
+        print_json({"ok": all(result["ok"] for result in results), "regions": results})
+    else:
+        print_table(
+            "",
+            ("POOL", "REGION", "SIZE", "VERDICT"),
+            [
+                (r["pool"], r["region"], format_bytes(r["size_bytes"]), r["problem"] or "ok")
+                for r in results
+            ],
+        )
+    return 0 if all(result["ok"] for result in results) else 1
+
+
+def _verdicts(paths: PoolPaths, pages: bool) -> list[dict[str, Any]]:
+    """Return a verdict for each region; one for the pool where there is no handoff to check."""
+    try:
+        return _verify(paths, pages=pages)
+    except NotReadyError as error:
+        nothing = {"pool": paths.pool, "region": "", "size_bytes": 0, "ok": False}
+        return [nothing | {"reason": error.reason, "problem": str(error)}]
+
+
+def _verify(paths: PoolPaths, *, pages: bool) -> list[dict[str, Any]]:
+    handoff = read_handoff(paths)
+    results = []
+    for region, problem in verify_handoff(paths, handoff, pages=pages):
+        if problem is not None and problem.reason == "PoisonedPage":
+            _mark_bad(paths, region.name, problem)
+        results.append(
+            {
+                "pool": paths.pool,
+                "region": region.name,
+                "size_bytes": region.size_bytes,
+                "ok": problem is None,
+                "reason": problem.reason if problem else None,
+                "problem": str(problem) if problem else None,
+            }
+        )
+    return results
+
+
+def _mark_bad(paths: PoolPaths, region: str, problem: HostprepError) -> None:
+    """Leave word for prepare, which then rebuilds this region alone."""
+    with contextlib.suppress(HostprepError):
+        if os.access(paths.state, os.W_OK):
+            atomic_write(paths.bad_mark(region), problem.message.encode())
