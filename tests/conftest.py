@@ -1,0 +1,65 @@
+"""Shared fixtures: folders on real memory, and a machine left as it was found."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# No deadline: a noisy machine is no defect. HYPOTHESIS_PROFILE=long looks ten times as hard.
+settings.register_profile("quick", max_examples=50, deadline=None)
+settings.register_profile("long", max_examples=1000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+_TIERS = ("unit", "kernel")
+_outcomes: Counter[tuple[str, str]] = Counter()
+_seconds: defaultdict[str, float] = defaultdict(float)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not any(item.get_closest_marker(tier) for tier in _TIERS):
+            raise pytest.UsageError(f"{item.nodeid} belongs to no tier")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count by tier; called in the main process, wherever the test ran."""
+    tier = next((tier for tier in _TIERS if tier in report.keywords), "none")
+    _seconds[tier] += report.duration
+    if report.skipped:
+        _outcomes[tier, "skipped"] += 1
+    elif report.when == "call" and report.passed:
+        _outcomes[tier, "passed"] += 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    total = sum(_seconds.values()) or 1.0
+    for tier, seconds in _seconds.items():
+        terminalreporter.write_line(
+            f"tier {tier}: {_outcomes[tier, 'passed']} passed, "
+            f"{_outcomes[tier, 'skipped']} skipped, {seconds:.0f} s ({100 * seconds / total:.0f} %)"
+        )
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Where a tier is required (CI), a test of it that skips is a failure."""
+    required = os.environ.get("REQUIRE_TIERS", "").split()
+    skipped = [tier for tier in required if _outcomes[tier, "skipped"]]
+    if skipped and exitstatus == 0:
+        print(f"\nrequired tiers skipped tests: {', '.join(skipped)}")
+        session.exitstatus = 1
+
+
+@pytest.fixture
+def memory_folder() -> Iterator[Path]:
+    """A new folder on tmpfs; gone afterwards."""
+    import shutil
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="hostprep-test-", dir="/dev/shm")
+    yield Path(folder)
+    shutil.rmtree(folder, ignore_errors=True)
