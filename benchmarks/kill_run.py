@@ -11,13 +11,11 @@ import time
 from collections import Counter
 
 from benchmarks.machine import BenchmarkError, huge_pages_total, own_node, wait_until_quiet
-from hostprep.backing import MIB, Backing
 from hostprep.cli.output import print_table
-from hostprep.pool.spec import PoolSpec, RegionLayout
 from tests.support.kill_harness import (
     _TARGETS as TARGETS,
 )
-from tests.support.kill_harness import POOL, KillRun, Tally
+from tests.support.kill_harness import KillRun, Tally, kill_spec
 
 __all__ = ["run"]
 
@@ -28,7 +26,7 @@ _BAR_CHARS = 40
 def run(kills: int, seed: int) -> Tally:
     """Kill that many steps; what must hold is checked after each."""
     with own_node() as node:
-        run = KillRun(node, _spec(64), _spec(96), seed, huge_pages_total())
+        run = KillRun(node, kill_spec(64), kill_spec(96), seed, huge_pages_total())
         tally = run.run(kills)
         while missed(tally) and sum(tally.hits.values()) < 2 * kills:
             tally = run.run(10)
@@ -55,16 +53,6 @@ def show(tally: Tally) -> None:
     )
     for line in tally.broken:
         print(f"  {line}")
-
-
-def _spec(size_mib: int) -> PoolSpec:
-    return PoolSpec(
-        name=POOL,
-        size_bytes=size_mib * MIB,
-        backings=(Backing.HUGETLB_2MI,),
-        layout=RegionLayout.COUNT,
-        region_count=2,
-    )
 
 
 def main() -> int:

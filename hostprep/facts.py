@@ -312,7 +312,6 @@ class PoolFacts:
     regions: tuple[RegionFacts, ...]
     taken: tuple[LedgerEntry, ...]
     mounts: tuple[Mount, ...]
-    resident_node_bytes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from hostprep.cli.progress import STYLES
 from hostprep.errors import BadInputError
 from hostprep.paths import DEFAULT_ROOT, canonical_root
 from hostprep.pool.resource import load_pools, spec_from_options
@@ -49,7 +50,7 @@ root_option = click.option(
 )
 progress_option = click.option(
     "--progress",
-    type=click.Choice(["auto", "bar", "plain", "json", "none"]),
+    type=click.Choice(STYLES),
     default="auto",
     show_default=True,
     help="How to show the work, on standard error.",

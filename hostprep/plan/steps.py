@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from hostprep.facts import Facts, PoolFacts, RegionFacts
+from hostprep.facts import Facts, LedgerEntry, PoolFacts, RegionFacts
 from hostprep.plan import estimate
 from hostprep.plan.actions import (
     Action,
@@ -48,7 +49,7 @@ def present_steps(question: Question, offer: Offer) -> tuple[Action, ...]:
         for removal in changes.removed
     ]
     actions += [UnmountMemory(pool=spec.name, mount_dir=name) for name in empty]
-    actions += _returns(spec, offer)
+    actions += _returns(spec.name, offer.returns)
     if changes.new and changes.kept and any(isinstance(a, DropHandoff) for a in actions):
         # What stays is sound: it can be claimed while the rest is populated.
         actions.append(PublishHandoff(pool=spec.name))
@@ -109,16 +110,17 @@ def _withdraw(question: Question, offer: Offer) -> tuple[Action, ...]:
     return (DropHandoff(pool=pool.name, why=why),)
 
 
-def _returns(spec: PoolSpec, offer: Offer) -> list[Action]:
+def _returns(pool: str, entries: Iterable[LedgerEntry]) -> list[Action]:
     return [
         ReturnHugePages(
-            pool=spec.name,
+            pool=pool,
             node_id=entry.node_id,
             page_bytes=entry.page_bytes,
             pages=entry.pages,
             expected_bytes=entry.pages * entry.page_bytes,
         )
-        for entry in offer.returns
+        for entry in entries
+        if entry.pages > 0
     ]
 
 
@@ -206,15 +208,5 @@ def release_steps(spec: PoolSpec, pool: PoolFacts, facts: Facts) -> tuple[Action
     ]
     actions += [UnmountMemory(pool=spec.name, mount_dir=name) for name in folders(pool)]
     if pool.boot_id == facts.kernel.boot_id:
-        actions += [
-            ReturnHugePages(
-                pool=spec.name,
-                node_id=entry.node_id,
-                page_bytes=entry.page_bytes,
-                pages=entry.pages,
-                expected_bytes=entry.pages * entry.page_bytes,
-            )
-            for entry in pool.taken
-            if entry.pages > 0
-        ]
+        actions += _returns(spec.name, pool.taken)
     return (*actions, RemovePool(pool=spec.name))

@@ -8,25 +8,13 @@ import time
 import pytest
 
 from hostprep.apply.service import Node
-from hostprep.backing import MIB, Backing
-from hostprep.pool.spec import PoolSpec, RegionLayout
-from tests.support.kill_harness import POOL, KillRun, huge_pages_total
+from tests.support.kill_harness import KillRun, huge_pages_total, kill_spec
 
 pytestmark = pytest.mark.kernel
 
 
-def _spec(size_mib: int) -> PoolSpec:
-    return PoolSpec(
-        name=POOL,
-        size_bytes=size_mib * MIB,
-        backings=(Backing.HUGETLB_2MI,),
-        layout=RegionLayout.COUNT,
-        region_count=2,
-    )
-
-
 def _run(node: Node, seed: int) -> KillRun:
-    return KillRun(node, _spec(64), _spec(96), seed, huge_pages_total())
+    return KillRun(node, kill_spec(64), kill_spec(96), seed, huge_pages_total())
 
 
 def test_twenty_kills_leave_nothing_torn_wrong_or_leaked(node: Node) -> None:

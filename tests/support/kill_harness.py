@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import hostprep
 from hostprep.apply.service import Node
+from hostprep.backing import MIB, Backing
 from hostprep.claim.sidecar import is_clean
 from hostprep.errors import BusyError, HostprepError, NotReadyError
 from hostprep.handoff import open_region, read_handoff, verify_handoff
@@ -25,7 +26,7 @@ from hostprep.kernel.memory import map_shared
 from hostprep.observe.pools import as_region, observe_pool, read_mounts
 from hostprep.paths import PoolPaths
 from hostprep.plan.actions import Action
-from hostprep.pool.spec import PoolSpec
+from hostprep.pool.spec import PoolSpec, RegionLayout
 
 POOL = "kill"
 _PHASES = (
@@ -296,6 +297,17 @@ class KillRun:
         if pages != self.pages_before:
             self.tally.leaks.append(f"{pages} huge pages, {self.pages_before} before")
         self.spec = self.small
+
+
+def kill_spec(size_mib: int) -> PoolSpec:
+    """Return the pool to be killed over: two regions of huge pages, which can leak."""
+    return PoolSpec(
+        name=POOL,
+        size_bytes=size_mib * MIB,
+        backings=(Backing.HUGETLB_2MI,),
+        layout=RegionLayout.COUNT,
+        region_count=2,
+    )
 
 
 def huge_pages_total() -> int:
