@@ -11,7 +11,7 @@ import os
 import re
 
 from hostprep.backing import Backing
-from hostprep.errors import NotReadyError
+from hostprep.errors import BadInputError, NotReadyError
 from hostprep.handoff.model import SCHEMA, AttachAdvice, Handoff, Region
 from hostprep.kernel.files import check_relative, closing_fd, from_os_error, open_folder
 from hostprep.kernel.files import read_limited as _read_limited
@@ -98,13 +98,20 @@ def parse_handoff(data: bytes) -> Handoff:
     if len({region.path for region in regions}) < len(regions):
         raise _bad("gives two regions the same path")
     return Handoff(
-        pool=fields.text("pool"),
+        pool=_pool_name(fields.text("pool")),
         pool_uid=fields.text("pool_uid"),
         generation=fields.integer("generation", least=0),
         boot_id=fields.text("boot_id"),
         agent_version=fields.text("agent_version"),
         regions=regions,
     )
+
+
+def _pool_name(name: str) -> str:
+    try:
+        return check_pool_name(name)
+    except BadInputError as error:
+        raise _bad(f"is malformed: {error.message}") from error
 
 
 def _no_constant(name: str) -> Any:

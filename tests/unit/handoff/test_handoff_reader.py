@@ -81,6 +81,8 @@ def test_unknown_members_are_let_pass() -> None:
         ({"generation": True}, "generation"),
         ({"generation": 1 << 70}, "generation"),
         ({"pool": ["kv"]}, "pool"),
+        ({"pool": ""}, "pool name"),
+        ({"pool": "../kv"}, "pool name"),
         ({"boot_id": "a\nb"}, "boot_id"),
     ],
 )
