@@ -6,24 +6,25 @@ import re
 
 from hostprep.errors import BadInputError
 
-__all__ = ["format_bytes", "format_rate", "format_seconds", "parse_quantity"]
+__all__ = ["format_bytes", "format_quantity", "format_rate", "format_seconds", "parse_quantity"]
 
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _DECIMAL = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _QUANTITY = re.compile(
-    r"(?P<number>[+-]?(?:\d{1,20}(?:\.\d{0,12})?|\.\d{1,12}))"
-    r"(?P<suffix>Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E|[eE][+-]?\d{1,2})?",
+    r"(?P<number>[+-]?(?:\d{1,20}(?:\.\d{0,9})?|\.\d{1,9}))"
+    r"(?P<suffix>Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E|[eE][+]?\d{1,2})?",
     re.ASCII,
 )
 
 
-def parse_quantity(text: str) -> int:
+def parse_quantity(text: str, *, zero: bool = False) -> int:
     """Return the bytes of a Kubernetes quantity such as `8Gi`, `512M` or `1e9`.
 
-    Grammar: k8s.io/apimachinery/pkg/api/resource, less the sub-unit suffixes (m, u, n),
-    which make no sense for bytes. A fraction of a byte is refused, not rounded.
+    Grammar: k8s.io/apimachinery/pkg/api/resource, less the sub-unit suffixes (m, u, n) and
+    negative exponents, which make no sense for bytes, and with at most nine decimals, beyond
+    which Kubernetes rounds. A fraction of a byte is refused, not rounded.
 
-    Raises BadInputError when the text is no quantity, or not a positive one.
+    Raises BadInputError when the text is no quantity, or not a positive one; `zero` allows 0.
     """
     match = _QUANTITY.fullmatch(text.strip())
     if match is None:
@@ -40,8 +41,8 @@ def parse_quantity(text: str) -> int:
         value = number.scaleb(int(suffix[1:]))
     if value != value.to_integral_value():
         raise _bad(text, "is not a whole number of bytes")
-    if value <= 0:
-        raise _bad(text, "must be more than zero")
+    if value < 0 or (value == 0 and not zero):
+        raise _bad(text, "must not be negative" if zero else "must be more than zero")
     if value >= 1 << 63:
         raise _bad(text, "is more than a file can hold")
     return int(value)
@@ -50,6 +51,17 @@ def parse_quantity(text: str) -> int:
 def _bad(text: str, why: str) -> BadInputError:
     shown = text if len(text) <= 40 else text[:37] + "..."
     return BadInputError(f"size {shown!r} {why}", remedy="write it like 8Gi or 512Mi")
+
+
+def format_quantity(size_bytes: int) -> str:
+    """Return bytes as an exact Kubernetes quantity: 8Gi, 8704Mi, or a plain number.
+
+    `parse_quantity` gives the same bytes back.
+    """
+    for suffix, shift in reversed(_BINARY.items()):
+        if size_bytes and size_bytes % (1 << shift) == 0:
+            return f"{size_bytes >> shift}{suffix}"
+    return str(size_bytes)
 
 
 def format_bytes(size_bytes: int) -> str:

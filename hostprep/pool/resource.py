@@ -13,14 +13,21 @@ from pydantic import ValidationError
 
 from hostprep.errors import BadInputError
 from hostprep.paths import check_pool_name
-from hostprep.pool.resource_errors import explain
-from hostprep.pool.resource_model import PoolResource
-from hostprep.pool.spec import DEFAULT_BACKINGS, PoolSpec, RegionLayout
+from hostprep.pool.resource_errors import WHOLE, explain
+from hostprep.pool.resource_model import PolicyModel, PoolResource
+from hostprep.pool.spec import PoolSpec, PoolState, RegionLayout
 
 if TYPE_CHECKING:
     from yaml.nodes import MappingNode
 
-__all__ = ["API_VERSION", "KIND", "MAX_TEXT_BYTES", "load_pools", "spec_from_options"]
+__all__ = [
+    "API_VERSION",
+    "KIND",
+    "MAX_TEXT_BYTES",
+    "load_pools",
+    "spec_from_options",
+    "spec_from_policy",
+]
 
 API_VERSION = "hostprep.dev/v1alpha1"
 KIND = "HostMemoryPool"
@@ -126,6 +133,28 @@ def spec_from_options(
     return _spec_of(document, "command line", options=_OPTIONS)
 
 
+def spec_from_policy(
+    name: str, uid: str, policy: Mapping[str, object], absent: bool = False
+) -> PoolSpec:
+    """Return the spec that one item of a HostMemoryNode's `spec.pools` asks for.
+
+    `policy` holds a pool's own fields, already resolved by the API server; what is not known is
+    ignored, since the operator may be newer than the agent. An absent pool needs none of it.
+    Raises BadInputError naming the field.
+    """
+    where = f"spec.pools[{name[:63]}]"
+    _checked_name(name, f"{where}.name")
+    if absent:
+        return PoolSpec(name=name, uid=uid, state=PoolState.ABSENT, size_bytes=1)
+    try:
+        model = PolicyModel.model_validate(dict(policy), extra="ignore")
+    except ValidationError as error:
+        path, why, remedy = explain(error)
+        shown = f"{where}.policy" if path == WHOLE else f"{where}.policy.{path}"
+        raise BadInputError(f"{shown}: {why}", remedy=remedy) from error
+    return _node_half(name, uid, model)
+
+
 def _regions(regions: str | int) -> str | int:
     if isinstance(regions, str) and regions.isascii() and regions.isdigit() and len(regions) < 10:
         return int(regions)
@@ -217,25 +246,31 @@ def _check_identity(document: Mapping[Any, Any], where: str) -> None:
 
 
 def _pool_spec(resource: PoolResource, name_field: str) -> PoolSpec:
-    spec = resource.spec
+    name = _checked_name(resource.metadata.name, name_field)
+    return _node_half(name, resource.metadata.uid or "", resource.spec)
+
+
+def _checked_name(name: str, name_field: str) -> str:
     try:
-        name = check_pool_name(resource.metadata.name)
+        return check_pool_name(name)
     except BadInputError as error:
         raise BadInputError(
             f"{name_field}: {error.message}", reason=error.reason, remedy=error.remedy
         ) from error
-    by_count = isinstance(spec.regions, int)
-    layout = RegionLayout.COUNT if by_count else RegionLayout(str(spec.regions))
+
+
+def _node_half(name: str, uid: str, policy: PolicyModel) -> PoolSpec:
+    by_count = isinstance(policy.regions, int)
     return PoolSpec(
         name=name,
-        uid=resource.metadata.uid or "",
-        size_bytes=spec.size,
-        percent=spec.percent,
-        priority=spec.priority,
-        backings=spec.backings or DEFAULT_BACKINGS,
-        layout=layout,
-        region_count=int(spec.regions) if by_count else None,
-        reserve_bytes=spec.reserve,
-        gid=spec.access.gid,
-        mode=spec.access.mode,
+        uid=uid,
+        size_bytes=policy.size,
+        percent=policy.percent,
+        priority=policy.priority,
+        backings=policy.backings,
+        layout=RegionLayout.COUNT if by_count else RegionLayout(str(policy.regions)),
+        region_count=int(policy.regions) if by_count else None,
+        reserve_bytes=policy.reserve,
+        gid=policy.access.gid,
+        mode=policy.access.mode,
     )

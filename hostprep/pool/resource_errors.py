@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-__all__ = ["explain"]
+__all__ = ["WHOLE", "explain"]
+
+WHOLE = "the document"
+"""The path of an error that no field is to blame for."""
 
 _TYPES = {
     "int": "a whole number",
@@ -34,7 +37,9 @@ def explain(error: ValidationError) -> tuple[str, str, str]:
     The path is written as in `kubectl explain`, such as spec.access.mode or spec.backings[1].
     """
     first = error.errors(include_url=False)[0]
-    return _path(first["loc"]), *_words(first)
+    within = first.get("ctx", {}).get("field") or ""
+    location = (*first["loc"], within) if within else first["loc"]
+    return _path(location), *_words(first)
 
 
 def _words(error: ErrorDetails) -> tuple[str, str]:
@@ -74,7 +79,7 @@ def _path(location: tuple[int | str, ...]) -> str:
         elif not step.startswith("constrained-") and step not in ("int", "str", "[key]"):
             shown = " ".join(step.split())[:_SHOWN]
             path += f".{shown}" if path else shown
-    return path or "the document"
+    return path or WHOLE
 
 
 def _known_fields(location: tuple[int | str, ...]) -> str:

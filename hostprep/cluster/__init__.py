@@ -1,0 +1,1 @@
+"""What agent and operator agree on: names, conditions, and the HostMemoryNode resource."""
