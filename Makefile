@@ -7,10 +7,10 @@ PYTEST := $(PY) -m pytest
 # CI sets this to the tiers that must run: there, a tier that skips is a failure.
 REQUIRE ?=
 
-.PHONY: install demo test check lint unit kernel bench clean help
+.PHONY: install demo test check lint unit kernel testbed cluster-tests cluster bench clean help
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
 
 install: $(STAMP)  ## put everything into .venv
 
@@ -33,9 +33,20 @@ unit: $(STAMP)  ## pure code: a process for each CPU
 kernel: $(STAMP)  ## real memory: one test at a time, since they count the machine's huge pages
 	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel
 
+testbed: $(STAMP)  ## build what the cluster tests need, once: about 15 minutes on two cores
+	@$(PY) -m tests.testbed build
+
+# Where the tier is required, what cannot be built is a failure; elsewhere its tests skip.
+cluster-tests: $(STAMP)  ## a real API server, built and started by tests/testbed
+	@$(PY) -m tests.testbed build || test -z "$(findstring cluster,$(REQUIRE))"
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m cluster
+
+cluster: $(STAMP)  ## a throw-away Kubernetes control plane to play with, until Ctrl-C
+	@exec $(PY) -m tests.testbed up
+
 check: lint unit kernel  ## the quick part: lint, unit and kernel tiers, under 3 minutes
 
-test: check  ## everything
+test: check cluster-tests  ## everything
 
 bench: $(STAMP)  ## the numbers against their rivals, in one run: table and chart in docs/
 	@$(PY) -m benchmarks

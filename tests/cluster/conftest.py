@@ -1,0 +1,132 @@
+"""A real API server for the tests of tier `cluster`, and what they all do with it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hostprep.errors import NotReadyError
+from tests.support.waiting import wait_for
+from tests.testbed.api import APPLY_PATCH, Api
+from tests.testbed.control_plane import ControlPlane
+from tests.testbed.nodes import create_node, node_object
+
+JsonObject = dict[str, Any]
+_CRDS = Path(__file__).parents[2] / "charts" / "hostprep" / "files" / "crds"
+_CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+def _started(**options: Any) -> ControlPlane:
+    """A control plane, or the test is skipped with what is missing; CI makes that a failure."""
+    try:
+        cluster = ControlPlane(**options)
+    except NotReadyError as error:
+        pytest.skip(str(error))
+    cluster.start()
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[ControlPlane]:
+    """Etcd and API server alone, shared by all tests: use names of your own, and tidy up."""
+    cluster = _started()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def full_control_plane() -> Iterator[ControlPlane]:
+    """With controller manager (garbage collection, namespaces) and scheduler; shared."""
+    cluster = _started(controllers=True, scheduler=True)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def private_control_plane() -> Iterator[ControlPlane]:
+    """Etcd and API server for one test, which may kill them."""
+    cluster = _started()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def api(control_plane: ControlPlane) -> Api:
+    """The administrator's client of `control_plane`."""
+    return control_plane.api
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(control_plane: ControlPlane) -> Path:
+    """The administrator's kubeconfig of `control_plane`."""
+    return control_plane.kubeconfig
+
+
+@pytest.fixture(scope="session")
+def kubectl(control_plane: ControlPlane) -> Callable[..., str]:
+    """`kubectl("get", "nodes")`; keyword arguments `kubeconfig` and `stdin`."""
+    return control_plane.kubectl
+
+
+@pytest.fixture(scope="session")
+def crds(control_plane: ControlPlane) -> list[str]:
+    """The chart's custom resources, established on `control_plane`; returns their names."""
+    return apply_crds(control_plane.api)
+
+
+def apply_crds(api: Api) -> list[str]:
+    """Apply every CRD of the chart, whatever there is, and wait until they are served."""
+    resources: list[JsonObject] = []
+    for path in sorted(_CRDS.glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            name = document["metadata"]["name"]
+            api.patch(
+                f"{_CRD_PATH}/{name}",
+                document,
+                content_type=APPLY_PATCH,
+                fieldManager="testbed",
+                force="true",
+            )
+            resources.append(document)
+    for resource in resources:
+        wait_for(partial(_is_served, api, resource), why=f"{resource['metadata']} is not served")
+    return [resource["metadata"]["name"] for resource in resources]
+
+
+def _is_served(api: Api, resource: JsonObject) -> bool:
+    # More than condition Established: a while longer the server says 429, storage initializing.
+    spec = resource["spec"]
+    path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
+    return api.request("GET", path).status == 200
+
+
+@pytest.fixture
+def make_node(api: Api) -> Iterator[Callable[..., JsonObject]]:
+    """`make_node("a", labels=..., taints=..., boot_id=..., ready=..., capacity=...)`, see
+    `node_object`: creates the Node and returns it; all are deleted after the test.
+    """
+    names: list[str] = []
+
+    def make(name: str, **options: Any) -> JsonObject:
+        names.append(name)
+        return create_node(api, node_object(name, **options))
+
+    yield make
+    for name in names:
+        api.delete(f"/api/v1/nodes/{name}")
+
+
+@pytest.fixture
+def namespace(api: Api) -> str:
+    """A new namespace with a ServiceAccount `default`. It stays: nobody is there to empty it."""
+    name = f"test-{secrets.token_hex(4)}"
+    api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    path = f"/api/v1/namespaces/{name}/serviceaccounts"
+    api.create(path, {"metadata": {"name": "default"}})
+    return name

@@ -1,0 +1,280 @@
+"""The custom resources on a real API server: what it accepts, refuses, fills in and shows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+
+from hostprep.cluster.conditions import Condition
+from hostprep.cluster.names import (
+    API_VERSION,
+    GROUP,
+    NODE_KIND,
+    NODE_PLURAL,
+    POOL_KIND,
+    POOL_PLURAL,
+    VERSION,
+)
+from hostprep.cluster.node_resource import (
+    NodeStatus,
+    PoolEntry,
+    PoolStatus,
+    entries_of,
+    policy_of,
+)
+from hostprep.pool.resource import load_pools, spec_from_policy
+from tests.support.host_memory_nodes import full_status
+from tests.support.pool_corpus import (
+    BAD,
+    GOOD,
+    Case,
+    mutated_pools,
+    names,
+    quantities,
+    verdict_of_command_line,
+)
+from tests.testbed.api import APPLY_PATCH, Api, ApiError
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("crds")]
+
+JsonObject = dict[str, Any]
+POOLS = f"/apis/{GROUP}/{VERSION}/{POOL_PLURAL}"
+NODES = f"/apis/{GROUP}/{VERSION}/{NODE_PLURAL}"
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+STRICT = {"fieldValidation": "Strict"}
+DRY_RUN = {"dryRun": "All", **STRICT}
+on_a_server = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def verdict_of_server(api: Api, document: JsonObject) -> str:
+    """The refusal, or nothing for a pool that is accepted."""
+    try:
+        api.create(POOLS, document, **DRY_RUN)
+    except ApiError as error:
+        if error.status in {400, 422}:
+            return error.message
+        raise
+    return ""
+
+
+@pytest.fixture
+def created(api: Api) -> Iterator[Callable[[str, JsonObject], JsonObject]]:
+    """`created(collection, object)`: creates it, and deletes it after the test."""
+    paths: list[str] = []
+
+    def create(collection: str, document: JsonObject) -> JsonObject:
+        paths.append(f"{collection}/{document['metadata']['name']}")
+        return api.create(collection, document, **STRICT)
+
+    yield create
+    for path in paths:
+        api.delete(path)
+
+
+@pytest.mark.parametrize("case", GOOD, ids=lambda case: case.name)
+def test_a_good_pool_is_stored_and_stays_the_pool_that_it_was(
+    created: Callable[[str, JsonObject], JsonObject], case: Case
+) -> None:
+    stored = created(POOLS, case.document)
+    (before,) = load_pools(case.text, source="before")
+    (after,) = load_pools(yaml.safe_dump(stored), source="after")
+    assert spec_from_policy(before.name, "", policy_of(stored["spec"])) == before
+    assert after.uid == stored["metadata"]["uid"]
+
+
+@pytest.mark.parametrize("case", BAD, ids=lambda case: case.name)
+def test_a_bad_pool_is_refused_with_the_field_named(
+    api: Api, created: Callable[[str, JsonObject], JsonObject], case: Case
+) -> None:
+    message = verdict_of_server(api, case.document)
+    assert names(message, case.field), message
+    with pytest.raises(ApiError):
+        created(POOLS, case.document)
+
+
+@on_a_server
+@given(document=mutated_pools())
+def test_server_and_command_line_judge_alike(api: Api, document: JsonObject) -> None:
+    of_server = verdict_of_server(api, document)
+    of_command_line = verdict_of_command_line(document)
+    assert bool(of_server) == bool(of_command_line), of_server or of_command_line
+
+
+@on_a_server
+@given(size=quantities)
+def test_server_and_command_line_read_quantities_alike(api: Api, size: str) -> None:
+    document = copy.deepcopy(GOOD[0].document) | {"spec": {"size": size, "reserve": size}}
+    of_server = verdict_of_server(api, document)
+    of_command_line = verdict_of_command_line(document)
+    assert bool(of_server) == bool(of_command_line), of_server or of_command_line
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_is_accepted(api: Api, path: Path) -> None:
+    for document in yaml.safe_load_all(path.read_text()):
+        if document["kind"] == POOL_KIND:
+            assert verdict_of_server(api, document) == ""
+
+
+def test_a_pool_gets_its_defaults_and_nothing_that_means_unset(
+    created: Callable[[str, JsonObject], JsonObject],
+) -> None:
+    case = next(case for case in GOOD if case.name == "size-alone")
+    assert created(POOLS, case.document)["spec"] == {
+        "size": "8Gi",
+        "priority": 0,
+        "backings": ["HugeTLB2Mi", "THP", "Base"],
+        "regions": "PerNUMANode",
+        "access": {"mode": "0660"},
+        "scrub": {"when": "OnRelease"},
+        "attach": {"mode": "hostPath"},
+        "readiness": {
+            "required": True,
+            "profile": "ClusterAutoscaler",
+            "reclose": {"reboot": "Taint", "repair": "LabelOnly", "resize": "LabelOnly"},
+            "deadlineSeconds": 600,
+            "onDeadline": "StayClosed",
+        },
+        "accounting": {"require": False},
+        "boot": "none",
+        "rollout": {"maxUnavailable": 1},
+        "deletionPolicy": "Release",
+    }
+
+
+def test_a_change_to_a_bad_pool_is_refused_and_the_old_one_stays(
+    api: Api, created: Callable[[str, JsonObject], JsonObject]
+) -> None:
+    stored = created(POOLS, GOOD[0].document)
+    path = f"{POOLS}/{stored['metadata']['name']}"
+    with pytest.raises(ApiError) as caught:
+        api.patch(path, {"spec": {"size": "lots"}}, **STRICT)
+    assert names(caught.value.message, "spec.size")
+    assert api.get(path)["spec"] == stored["spec"]
+
+
+def test_two_who_apply_different_fields_do_not_undo_each_other(
+    api: Api, created: Callable[[str, JsonObject], JsonObject]
+) -> None:
+    stored = created(POOLS, GOOD[0].document)
+    path = f"{POOLS}/{stored['metadata']['name']}"
+    for manager, spec in (("a", {"priority": 7}), ("b", {"readiness": {"deadlineSeconds": 60}})):
+        document = {
+            "apiVersion": API_VERSION,
+            "kind": POOL_KIND,
+            "metadata": {"name": stored["metadata"]["name"]},
+            "spec": spec,
+        }
+        api.patch(
+            path, document, content_type=APPLY_PATCH, fieldManager=manager, force="true", **STRICT
+        )
+    spec = api.get(path)["spec"]
+    assert spec["priority"] == 7
+    assert spec["readiness"]["deadlineSeconds"] == 60
+    assert spec["readiness"]["reclose"]["reboot"] == "Taint"
+
+
+def pool_status() -> JsonObject:
+    counts = ("selected", "ready", "updated", "preparing", "degraded", "failed", "releasing")
+    condition = Condition(
+        type="Ready", status="False", reason="SomeFailed", message="1 of 5 nodes failed", since_s=0
+    )
+    return {
+        "observedGeneration": 1,
+        **{name: number for number, name in enumerate(counts, start=1)},
+        "unavailable": 8,
+        "readySize": "48Gi",
+        "conditions": [condition.to_json()],
+    }
+
+
+def test_a_pool_shows_its_state_at_a_glance(
+    api: Api,
+    created: Callable[[str, JsonObject], JsonObject],
+    kubectl: Callable[..., str],
+) -> None:
+    document = copy.deepcopy(next(case for case in GOOD if case.name == "every-field").document)
+    name = document["metadata"]["name"] = "glance"
+    created(POOLS, document)
+    status = pool_status()
+    stored = api.patch(f"{POOLS}/{name}/status", {"status": status}, **STRICT)
+    assert stored["status"] == status
+    head, row = kubectl("get", "hmp", name).splitlines()
+    counts = "SELECTED READY PREPARING FAILED READY-SIZE"
+    assert " ".join(head.split()) == f"NAME SIZE PERCENT {counts} STATUS AGE"
+    assert " ".join(row.split()).startswith("glance 62.5 1 2 4 6 48Gi SomeFailed ")
+    wide = kubectl("get", "hmp", name, "-o", "wide")
+    for shown in ('["HugeTLB1Gi","Base"]', "Karpenter", "1 of 5 nodes failed"):
+        assert shown in wide
+
+
+def host_memory_node(name: str, *entries: PoolEntry) -> JsonObject:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": NODE_KIND,
+        "metadata": {"name": name},
+        "spec": {"pools": [entry.to_json() for entry in entries]},
+    }
+
+
+@pytest.mark.parametrize("case", GOOD, ids=lambda case: case.name)
+def test_a_policy_comes_back_from_a_node_as_it_was_copied(api: Api, case: Case) -> None:
+    stored = api.create(POOLS, case.document, **DRY_RUN)
+    policy = policy_of(stored["spec"])
+    entry = PoolEntry(name=stored["metadata"]["name"], uid="0a1b", generation=1, policy=policy)
+    node = api.create(NODES, host_memory_node("node-a", entry), **DRY_RUN)
+    assert entries_of(node) == (entry,)
+
+
+def test_a_status_comes_back_as_the_agent_wrote_it(
+    api: Api,
+    created: Callable[[str, JsonObject], JsonObject],
+    kubectl: Callable[..., str],
+) -> None:
+    name = "a" * 63 + "." + "b" * 63 + "." + "c" * 63 + "." + "d" * 61  # 253: the longest
+    created(NODES, host_memory_node(name, PoolEntry(name="kv", absent=True)))
+    status = full_status()
+    stored = api.patch(f"{NODES}/{name}/status", {"status": status.to_json()}, **STRICT)
+    assert NodeStatus.from_json(stored["status"]) == status
+    assert stored["status"] == status.to_json()
+    shown = kubectl("get", "hmn", name, "-o", "wide")
+    for text in ("kv 4 of 8 GiB", "Damaged", status.boot_id, "0.1.0"):
+        assert text in shown
+
+
+def test_a_status_that_says_nothing_yet_is_accepted(
+    api: Api, created: Callable[[str, JsonObject], JsonObject]
+) -> None:
+    created(NODES, host_memory_node("node-empty"))
+    body = {"status": NodeStatus(pools=(PoolStatus(name="kv"),)).to_json()}
+    stored = api.patch(f"{NODES}/node-empty/status", body, **STRICT)
+    assert stored["status"] == body["status"]
+
+
+@pytest.mark.parametrize("plural", ["hmp", "hmn", "hostprep"])
+def test_short_names_and_the_category_are_served(kubectl: Callable[..., str], plural: str) -> None:
+    kubectl("get", plural)
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("hmp.spec", "Exactly one of size and percent"),
+        ("hmp.spec.size", "quantity such as 8Gi"),
+        ("hmp.spec.readiness", "held back from engines until the pool is ready"),
+        ("hmp.spec.readiness.deadlineSeconds", "Default 600"),
+        ("hmp.status", "How many nodes are where"),
+        ("hmn.spec.pools.state", "only instruction that releases memory"),
+        ("hmn.status.pools.regions.state", "Leased"),
+    ],
+)
+def test_explain_tells_what_a_field_is_for(
+    kubectl: Callable[..., str], field: str, words: str
+) -> None:
+    assert words in " ".join(kubectl("explain", field).split())
