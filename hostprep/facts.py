@@ -313,6 +313,20 @@ class PoolFacts:
     taken: tuple[LedgerEntry, ...]
     mounts: tuple[Mount, ...]
 
+    def state_of(self, region: RegionFacts) -> str:
+        """Return a region's state in one word, for people."""
+        if not region.finished:
+            return "Unfinished"
+        if region.damage:
+            return "Damaged"
+        if region.leased:
+            return "Leased"
+        if not self.published:
+            return "Unpublished"
+        if region.retained:
+            return "Retained"
+        return "Free" if region.clean else "Dirty"
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
@@ -49,6 +50,18 @@ from hostprep.record import Record, Recorder, read_record
 __all__ = ["Runner"]
 
 
+class _Halt(threading.Event):
+    """Set when one lane failed, or when the caller wants to stop."""
+
+    def __init__(self, outer: threading.Event) -> None:
+        super().__init__()
+        self._outer = outer
+
+    def is_set(self) -> bool:
+        """Tell whether to stop."""
+        return super().is_set() or self._outer.is_set()
+
+
 @dataclass
 class Runner:
     """Applies plans below one root. The adapters are fields, so that tests can put in others."""
@@ -60,6 +73,7 @@ class Runner:
     huge_pages: HugePageControl = field(default_factory=HugePageControl)
     write_handoff: Callable[..., None] = atomic_write
     stop: threading.Event = field(default_factory=threading.Event)
+    """The caller's: once it is set, the piece in flight is the last. Never set here."""
     _recorders: dict[str, Recorder] = field(default_factory=dict)
 
     def run(self, plan: Plan) -> None:
@@ -81,30 +95,40 @@ class Runner:
         lanes: dict[object, list[CreateRegion]] = {}
         for action in actions:
             lanes.setdefault(action.placement, []).append(action)
+        halt = _Halt(self.stop)
         with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
-            futures = [pool.submit(self._lane, lane) for lane in lanes.values()]
+            futures = [pool.submit(self._lane, lane, halt) for lane in lanes.values()]
             try:
                 done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             except BaseException:
-                self.stop.set()
+                halt.set()
                 raise
             if any(future.exception() for future in done):
-                self.stop.set()
+                halt.set()
             wait(futures)
         errors = [error for future in futures if (error := future.exception())]
         if errors:
-            self.stop.clear()
             # The cause, not the Stopped of those that it stopped.
             raise next((error for error in errors if not isinstance(error, Stopped)), errors[0])
 
-    def _lane(self, actions: Sequence[CreateRegion]) -> None:
+    def _lane(self, actions: Sequence[CreateRegion], halt: threading.Event) -> None:
         for action in actions:
-            self._timed(action)
+            with self._told(action, halt):
+                paths = self._paths(action)
+                create_region(paths, action, on_done=self._advance(action), stop=halt)
 
     def _timed(self, action: Action) -> None:
+        with self._told(action, self.stop):
+            self._do(action, self._paths(action))
+
+    @contextlib.contextmanager
+    def _told(self, action: Action, stop: threading.Event) -> Iterator[None]:
+        """Tell the progress of an action; begin none once it is time to stop."""
+        if stop.is_set():
+            raise Stopped
         self.progress.begin(action)
         begin_s = time.monotonic()
-        self._do(action, self._paths(action))
+        yield
         self.progress.end(action, took_s=time.monotonic() - begin_s)
 
     def _paths(self, action: Action) -> PoolPaths:
@@ -174,10 +198,6 @@ class Runner:
         for entry in os.listdir(paths.folder):
             if entry.startswith("mem"):
                 remove_file(paths.part_of(entry, action.region))
-
-    @_do.register
-    def _(self, action: CreateRegion, paths: PoolPaths) -> None:
-        create_region(paths, action, on_done=self._advance(action), stop=self.stop)
 
     @_do.register
     def _(self, action: ScrubRegion, paths: PoolPaths) -> None:

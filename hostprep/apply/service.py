@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,11 +25,11 @@ from hostprep.observe.host import HostRoot
 from hostprep.observe.pools import observe_pools
 from hostprep.paths import PoolPaths, canonical_root
 from hostprep.plan import plan
-from hostprep.plan.actions import Plan, PoolPlan
+from hostprep.plan.actions import Plan, PoolPlan, Unmet
 from hostprep.pool.spec import PoolSpec, PoolState
 from hostprep.record import Recorder, read_record
 
-__all__ = ["Node", "Outcome", "check_met"]
+__all__ = ["Node", "Outcome", "check_met", "unmet_error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,37 +106,60 @@ class Node:
         ]
         with exclusive(self.root, wait_timeout_s=wait_timeout_s, on_wait=on_wait):
             outcome = self._apply(specs, progress or NoProgress())
-            if not observe_pools(self.root):
-                remove_host_cgroup(self.facts())
-                remove_root(self.root, (ZIPAPP,))
+            self.clear_if_empty()
         return outcome
+
+    def clear_if_empty(self) -> None:
+        """Remove what is left beside the pools once there is none; while holding the root."""
+        if not observe_pools(self.root):
+            remove_host_cgroup(self.facts())
+            remove_root(self.root, (ZIPAPP,))
 
     def _apply(self, specs: Sequence[PoolSpec], progress: Progress) -> Outcome:
         refused: dict[tuple[str, Backing], str] = {}
-        self._settle()
+        self.settle()
         while True:
             facts = self.facts()
             wanted = plan(specs, facts, refused=refused)
             check_met(wanted, specs)
-            runner = Runner(
-                self.root,
-                facts,
-                specs,
-                progress=progress,
-                huge_pages=self.huge_pages,
-                write_handoff=self.write_handoff,
-            )
-            populates = wanted.expected_bytes_to_populate > 0
-            try:
-                with host_cgroup(facts) if populates else contextlib.nullcontext():
-                    runner.run(wanted)
-            except ShortfallError as short:
-                refused[short.pool, short.backing] = short.why
-                roll_back(PoolPaths(self.root, short.pool), short.backing, self.huge_pages)
-            else:
+            short = self.carry_out(wanted, facts, specs, progress=progress)
+            if short is None:
                 return Outcome(wanted, tuple(refused.values()))
+            refused[short.pool, short.backing] = short.why
 
-    def _settle(self) -> None:
+    def carry_out(
+        self,
+        wanted: Plan,
+        facts: Facts,
+        specs: Sequence[PoolSpec],
+        *,
+        progress: Progress,
+        stop: threading.Event | None = None,
+    ) -> ShortfallError | None:
+        """Carry out a plan; while holding the root, after `settle`.
+
+        Returns what ran short, rolled back: plan again without it. Raises Stopped,
+        HostprepError.
+        """
+        runner = Runner(
+            self.root,
+            facts,
+            specs,
+            progress=progress,
+            huge_pages=self.huge_pages,
+            write_handoff=self.write_handoff,
+            stop=stop or threading.Event(),
+        )
+        populates = wanted.expected_bytes_to_populate > 0
+        try:
+            with host_cgroup(facts) if populates else contextlib.nullcontext():
+                runner.run(wanted)
+        except ShortfallError as short:
+            roll_back(PoolPaths(self.root, short.pool), short.backing, self.huge_pages)
+            return short
+        return None
+
+    def settle(self) -> None:
         """Finish the accounts of changes during which earlier runs were killed."""
         for pool in observe_pools(self.root):
             paths = PoolPaths(self.root, pool.name)
@@ -154,7 +178,7 @@ def check_met(wanted: Plan, specs: Sequence[PoolSpec]) -> None:
     absent = {spec.name for spec in specs if spec.state is PoolState.ABSENT}
     for pool in wanted.pools:
         if pool.unmet is not None:
-            raise _unmet_error(pool)
+            raise unmet_error(pool, pool.unmet)
         if pool.blocked and pool.name in absent:
             raise BusyError(
                 f"pool {pool.name} is leased: {', '.join(pool.blocked)}",
@@ -163,8 +187,7 @@ def check_met(wanted: Plan, specs: Sequence[PoolSpec]) -> None:
             )
 
 
-def _unmet_error(pool: PoolPlan) -> HostprepError:
-    unmet = pool.unmet
-    assert unmet is not None  # noqa: S101 - the caller asked
+def unmet_error(pool: PoolPlan, unmet: Unmet) -> HostprepError:
+    """Return why the pool cannot be had: BadInputError where never, else NotReadyError."""
     kind = BadInputError if unmet.never else NotReadyError
     return kind(f"pool {pool.name}: {unmet.why}", reason=unmet.reason, remedy=unmet.remedy)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 import hostprep
+from hostprep.cli.agent import agent
 from hostprep.cli.boot import boot
 from hostprep.cli.demo import demo
 from hostprep.cli.doctor import doctor
@@ -40,7 +41,7 @@ def cli() -> None:
     """
 
 
-for command in (plan, prepare, status, verify, release, doctor, demo, boot):
+for command in (plan, prepare, status, verify, release, doctor, demo, agent, boot):
     cli.add_command(command)
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from hostprep.cli.progress import STYLES
+from hostprep.cli.seconds import Seconds
 from hostprep.errors import BadInputError
 from hostprep.paths import DEFAULT_ROOT, canonical_root
 from hostprep.pool.resource import load_pools, spec_from_options
@@ -58,7 +59,7 @@ progress_option = click.option(
 wait_option = click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=600.0,
     show_default=True,
     help="Seconds to wait for another prepare or release to end.",

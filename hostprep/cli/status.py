@@ -79,7 +79,7 @@ def _region_document(paths: PoolPaths, pool: PoolFacts, region: RegionFacts) -> 
         "resident_bytes": region.resident_bytes,
         "backing": region.backing,
         "placement": str(region.placement),
-        "state": _state(pool, region),
+        "state": pool.state_of(region),
         "leased": region.leased,
         "clean": region.clean,
         "damage": region.damage,
@@ -101,20 +101,6 @@ def _command(sidecar: Sidecar) -> str:
             text = Path(f"/proc/{sidecar.holder.pid}/cmdline").read_text(errors="replace")
             return text.replace("\0", " ").strip() or sidecar.command
     return sidecar.command
-
-
-def _state(pool: PoolFacts, region: RegionFacts) -> str:
-    if not region.finished:
-        return "Unfinished"
-    if region.damage:
-        return "Damaged"
-    if region.leased:
-        return "Leased"
-    if not pool.published:
-        return "Unpublished"
-    if region.retained:
-        return "Retained"
-    return "Free" if region.clean else "Dirty"
 
 
 def _rows(pool: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -23,13 +23,23 @@ from hostprep.paths import POOL_MARKS, PoolPaths, check_pool_name
 from hostprep.pool.placement import Placement
 from hostprep.record import read_record
 
-__all__ = ["as_region", "observe_pool", "observe_pools", "read_mounts"]
+__all__ = ["as_region", "observe_pool", "observe_pools", "pool_names", "read_mounts"]
 
 _PART = ".part"
 
 
 def observe_pools(root: str) -> tuple[PoolFacts, ...]:
     """Return the facts of every pool below the root, by name; none where there is no root.
+
+    Raises BadInputError for a root that is a symbolic link or a file.
+    """
+    names = pool_names(root)
+    mounts = read_mounts() if names else ()
+    return tuple(observe_pool(PoolPaths(root, name), mounts) for name in names)
+
+
+def pool_names(root: str) -> tuple[str, ...]:
+    """Return the names of the pools below the root, in order.
 
     Raises BadInputError for a root that is a symbolic link or a file.
     """
@@ -42,8 +52,7 @@ def observe_pools(root: str) -> tuple[PoolFacts, ...]:
             check_pool_name(name)
             if _is_pool(f"{root}/{name}"):
                 names.append(name)
-    mounts = read_mounts()
-    return tuple(observe_pool(PoolPaths(root, name), mounts) for name in names)
+    return tuple(names)
 
 
 def _is_pool(folder: str) -> bool:

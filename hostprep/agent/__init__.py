@@ -1,0 +1,1 @@
+"""The process of each node: acts on its HostMemoryNode, verifies, repairs, reports."""

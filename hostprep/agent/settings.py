@@ -1,0 +1,88 @@
+"""What the agent is told at its start, checked before anything happens."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+
+from hostprep.agent.desired import prepare_folder
+from hostprep.agent.health import parse_listen
+from hostprep.errors import BadInputError
+from hostprep.kernel.files import from_os_error
+from hostprep.kernel.locks import try_lock
+from hostprep.observe import HostRoot, observe
+from hostprep.observe.pools import pool_names
+from hostprep.paths import canonical_root
+
+__all__ = ["DEFAULT_LISTEN", "DEFAULT_STATE_DIR", "DEFAULT_VERIFY_INTERVAL_S", "Settings"]
+
+DEFAULT_STATE_DIR = "/var/lib/hostprep"
+DEFAULT_LISTEN = ":9808"
+DEFAULT_VERIFY_INTERVAL_S = 5.0
+
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_NODE_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The options of `hostprep agent`."""
+
+    node_name: str
+    root: str
+    state_dir: str = DEFAULT_STATE_DIR
+    listen: str = DEFAULT_LISTEN
+    verify_interval_s: float = DEFAULT_VERIFY_INTERVAL_S
+    allow_cgroup_v1: bool = False
+    kubeconfig: str | None = None
+    once: bool = False
+    host: HostRoot = field(default_factory=lambda: HostRoot("/"))
+
+    def check(self) -> str:
+        """Check everything that can be before the start; make the state folder.
+
+        Returns the boot's identity. Raises BadInputError.
+        """
+        if len(self.node_name) > 253 or _NODE_NAME.fullmatch(self.node_name) is None:
+            shown = self.node_name[:60]
+            raise BadInputError(
+                f"{shown!r} is not a node's name" if shown else "which node is this?",
+                reason="BadNodeName",
+                remedy="give --node-name or NODE_NAME (in a pod: from spec.nodeName)",
+            )
+        canonical_root(self.root)
+        pool_names(self.root)
+        parse_listen(self.listen)
+        facts = observe(host=self.host, root=self.root)
+        if facts.cgroup.version == 1 and not self.allow_cgroup_v1:
+            raise BadInputError(
+                "this node charges memory by cgroup v1",
+                reason="CgroupV1",
+                remedy="boot it with cgroup v2 (systemd.unified_cgroup_hierarchy=1), or give"
+                " --allow-cgroup-v1 where you know that pods' limits do not matter",
+            )
+        prepare_folder(self.state_dir)
+        return facts.kernel.boot_id
+
+    def lock(self) -> int:
+        """Be the only agent with this state folder. Returns a descriptor to keep open.
+
+        Raises BadInputError where another one runs.
+        """
+        path = f"{self.state_dir}/agent.lock"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise from_os_error(error, f"open {path}") from error
+        if try_lock(fd, exclusive=True):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
+            return fd
+        holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
+        os.close(fd)
+        raise BadInputError(
+            f"another agent (process {holder or 'unknown'}) works with {self.state_dir}",
+            reason="AlreadyRunning",
+            remedy="end it first; two nodes on one machine need a --root and a --state-dir each",
+        )

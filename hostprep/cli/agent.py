@@ -1,0 +1,119 @@
+"""`hostprep agent`."""
+
+from __future__ import annotations
+
+import click
+
+from hostprep.cli.options import root_option
+from hostprep.cli.seconds import Seconds
+from hostprep.errors import BadInputError
+
+__all__ = ["agent"]
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command()
+@click.option(
+    "--node-name",
+    "--node",
+    "node_name",
+    envvar="NODE_NAME",
+    default="",
+    help="Name of this node, and of its HostMemoryNode. [env: NODE_NAME]",
+)
+@root_option
+@click.option(
+    "--state-dir",
+    envvar="HOSTPREP_STATE_DIR",
+    default="/var/lib/hostprep",
+    show_default=True,
+    help="Where the entries that are acted upon are kept, for when the API server is away.",
+)
+@click.option(
+    "--listen",
+    envvar="HOSTPREP_LISTEN",
+    default=":9808",
+    show_default=True,
+    help="Address of /healthz, /readyz and /metrics.",
+)
+@click.option(
+    "--verify-interval",
+    "verify_interval_s",
+    type=Seconds(min=0.1, max=3600),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often every region is held against the handoff, and repaired.",
+)
+@click.option(
+    "--kubeconfig",
+    type=click.Path(dir_okay=False),
+    help="Instead of KUBECONFIG, or of what a pod is given.",
+)
+@click.option(
+    "--allow-cgroup-v1",
+    is_flag=True,
+    help="Run on a node with cgroup v1, where pods' limits may strike what is populated.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["console", "json"]),
+    default="console",
+    show_default=True,
+    envvar="HOSTPREP_LOG_FORMAT",
+    help="Lines on standard error, for people or for collectors.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS),
+    default="info",
+    show_default=True,
+    envvar="HOSTPREP_LOG_LEVEL",
+    help="The least that is worth a line.",
+)
+@click.option("--once", is_flag=True, help="End once all is done: 0 all pools ready, 1 not.")
+def agent(
+    node_name: str,
+    root: str,
+    state_dir: str,
+    listen: str,
+    verify_interval_s: float,
+    kubeconfig: str | None,
+    allow_cgroup_v1: bool,
+    log_format: str,
+    log_level: str,
+    once: bool,
+) -> int:
+    """Keep this node's memory as its HostMemoryNode asks, verify it, repair it, report it.
+
+    The process of the DaemonSet; it can be run by hand as well:
+
+    \b
+      hostprep agent --node-name worker-1 --kubeconfig ~/.kube/config
+      kubectl get hostmemorynode worker-1 -o yaml
+
+    It may be killed, restarted and upgraded at any time: memory stays, and is adopted. Memory is
+    released by nothing but an entry with `state: Absent`.
+    """
+    try:
+        import asyncio
+
+        from hostprep.agent.logs import make_logger
+        from hostprep.agent.loop import run
+        from hostprep.agent.settings import Settings
+    except ModuleNotFoundError as error:
+        raise BadInputError(
+            f"the agent needs {error.name}", remedy="install it by: pip install 'hostprep[agent]'"
+        ) from error
+    settings = Settings(
+        node_name=node_name,
+        root=root,
+        state_dir=state_dir,
+        listen=listen,
+        verify_interval_s=verify_interval_s,
+        allow_cgroup_v1=allow_cgroup_v1,
+        kubeconfig=kubeconfig,
+        once=once,
+    )
+    return asyncio.run(run(settings, make_logger(log_format, log_level, node=node_name)))

@@ -1,0 +1,351 @@
+"""The worker on real memory: many pools, each by itself; killed at any time, adopted after."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hostprep.agent.messages import Done, Message, RoundDone
+from hostprep.apply.hugepages import HugePageControl
+from hostprep.apply.reconcile import PoolOutcome, Reconciler, work_of
+from hostprep.apply.service import Node
+from hostprep.attachment import attach
+from hostprep.backing import Backing
+from hostprep.errors import NotReadyError
+from hostprep.facts import RegionFacts
+from hostprep.handoff import read_handoff, verify_handoff
+from hostprep.kernel.parallel import Stopped
+from hostprep.observe.pools import observe_pools
+from hostprep.paths import PoolPaths
+from hostprep.pool.spec import PoolSpec, PoolState
+from tests.support.kill_harness import huge_pages_total
+from tests.support.pools import pool_of
+from tests.support.worker_process import WorkerProcess, outcomes_of, wanted
+
+pytestmark = pytest.mark.kernel
+
+KV = pool_of(regions=2, mib=16, backing=Backing.HUGETLB_2MI)
+BATCH = pool_of(name="batch", backing=Backing.BASE)
+TOO_LARGE = pool_of(name="big", mib=100 << 20)
+
+
+def _absent(name: str) -> PoolSpec:
+    return PoolSpec(name=name, state=PoolState.ABSENT, size_bytes=1)
+
+
+@pytest.fixture
+def worker(node: Node) -> Iterator[WorkerProcess]:
+    with WorkerProcess(node.root) as worker:
+        yield worker
+
+
+def _inodes(node: Node, pool: str = "kv") -> list[int]:
+    return [region.st_ino for region in read_handoff(PoolPaths(node.root, pool)).regions]
+
+
+def _is_quiet(messages: list[Message]) -> bool:
+    return [type(message) for message in messages] == [RoundDone]
+
+
+def test_one_pool_that_cannot_be_had_holds_up_no_other(node: Node, worker: WorkerProcess) -> None:
+    outcomes = outcomes_of(worker.round(*wanted(KV, TOO_LARGE, BATCH)))
+
+    assert [pool.name for pool in observe_pools(node.root)] == ["batch", "kv"]
+    unmet = outcomes["big"].unmet
+    assert unmet is not None
+    assert (unmet.reason, "ask for" in unmet.message) == ("TooLarge", True)
+    assert outcomes["kv"].error is outcomes["kv"].unmet is None
+
+
+def test_one_pool_that_fails_holds_up_no_other(node: Node, worker: WorkerProcess) -> None:
+    os.makedirs(f"{node.root}/kv")
+    Path(node.root, "kv", "theirs").write_text("not ours")
+
+    outcomes = outcomes_of(worker.round(*wanted(KV, BATCH)))
+
+    error = outcomes["kv"].error
+    assert error is not None
+    assert error.reason == "BadRoot"
+    assert [pool.name for pool in observe_pools(node.root)] == ["batch"]
+    assert Path(node.root, "kv", "theirs").read_text() == "not ours"
+
+
+def test_a_round_with_nothing_to_do_changes_and_begins_nothing(
+    node: Node, worker: WorkerProcess
+) -> None:
+    worker.round(*wanted(KV, BATCH))
+    before = _inodes(node), read_handoff(PoolPaths(node.root, "kv")).generation
+
+    assert all(_is_quiet(worker.round(*wanted(KV, BATCH))) for _ in range(3))
+
+    assert (_inodes(node), read_handoff(PoolPaths(node.root, "kv")).generation) == before
+
+
+@pytest.mark.parametrize("damage", ["truncated", "removed"])
+def test_only_what_was_damaged_is_made_anew(node: Node, worker: WorkerProcess, damage: str) -> None:
+    worker.round(*wanted(KV))
+    before = _inodes(node)
+    path = f"{node.root}/kv/mem/node0-1"
+
+    os.truncate(path, 0) if damage == "truncated" else os.unlink(path)
+    messages = worker.round(*wanted(KV))
+
+    found = messages[0]
+    assert isinstance(found, RoundDone)
+    assert [problem.region for problem in found.look.pools[0].problems] == ["node0-1"]
+    assert [region.sound for region in found.look.pools[0].regions] == [True, False]
+    assert (_inodes(node)[0] == before[0], _inodes(node)[1] == before[1]) == (True, False)
+
+
+def test_a_damaged_region_that_is_leased_waits_for_its_release(
+    node: Node, worker: WorkerProcess
+) -> None:
+    worker.round(*wanted(KV))
+    before = _inodes(node)
+    with attach("kv", root=node.root) as attachment:
+        name = attachment.region.name
+        Path(PoolPaths(node.root, "kv").bad_mark(name)).write_text("a bad page")
+        for _ in range(2):
+            outcomes = outcomes_of(worker.round(*wanted(KV)))
+            assert outcomes["kv"].blocked == (name,)
+            assert not outcomes["kv"].pending
+        assert [region.name != name for region in read_handoff(PoolPaths(node.root, "kv")).regions]
+
+    worker.round(*wanted(KV))
+
+    assert len(_inodes(node)) == 2
+    assert len(set(_inodes(node)) & set(before)) == 1
+
+
+def test_absent_pools_are_released_and_all_traces_with_the_last(
+    node: Node, worker: WorkerProcess
+) -> None:
+    before = huge_pages_total()
+    worker.round(*wanted(KV, BATCH))
+
+    worker.round(*wanted(_absent("kv"), BATCH))
+    assert [pool.name for pool in observe_pools(node.root)] == ["batch"]
+    assert huge_pages_total() == before
+    worker.round(*wanted(_absent("kv"), _absent("batch")))
+
+    assert not os.path.exists(node.root)
+
+
+def test_an_absent_pool_that_is_leased_stays(node: Node, worker: WorkerProcess) -> None:
+    worker.round(*wanted(KV))
+    with attach("kv", root=node.root) as attachment:
+        outcomes = outcomes_of(worker.round(*wanted(_absent("kv"))))
+        assert outcomes["kv"].blocked == (attachment.region.name,)
+        assert len(_inodes(node)) == 2
+
+    worker.round(*wanted(_absent("kv")))
+    assert not observe_pools(node.root)
+
+
+def test_pools_that_nobody_mentions_are_left_alone(node: Node, worker: WorkerProcess) -> None:
+    worker.round(*wanted(KV))
+    before = _inodes(node)
+    os.truncate(f"{node.root}/kv/mem/node0-1", 0)
+
+    assert _is_quiet(worker.round())
+
+    assert Path(f"{node.root}/kv/mem/node0-1").stat().st_ino == before[1]
+
+
+@pytest.mark.parametrize(("leave_dirty", "state"), [(False, "Free"), (True, "Dirty")])
+def test_what_a_lease_left_dirty_is_scrubbed_unless_claims_do_it(
+    node: Node, worker: WorkerProcess, leave_dirty: bool, state: str
+) -> None:
+    worker.round(*wanted(KV, leave_dirty=leave_dirty))
+    with attach("kv", root=node.root):
+        pass
+
+    worker.round(*wanted(KV, leave_dirty=leave_dirty))
+    last = worker.round(*wanted(KV, leave_dirty=leave_dirty))[-1]
+
+    assert isinstance(last, RoundDone)
+    states = {region.state for region in last.look.pools[0].regions}
+    assert states == {"Free", state}
+
+
+def test_a_pool_that_is_held_is_left_as_it_is(node: Node, worker: WorkerProcess) -> None:
+    worker.round(*wanted(KV))
+    path = Path(f"{node.root}/kv/mem/node0-1")
+    os.truncate(path, 0)
+
+    messages = worker.round(*wanted(KV, BATCH), held=("kv",))
+
+    assert path.stat().st_size == 0
+    assert "kv" not in outcomes_of(messages)
+    assert [pool.name for pool in observe_pools(node.root)] == ["batch", "kv"]
+
+
+def test_pages_that_the_kernel_does_not_give_are_a_failure_to_be_tried_again_later(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan takes them for free each time: at once, it would be tried every five seconds."""
+    write = HugePageControl._write
+
+    def write_half(self: HugePageControl, folder: str, pages: int) -> None:
+        write(self, folder, pages // 2)
+
+    monkeypatch.setattr(HugePageControl, "_write", write_half)
+    outcomes: list[PoolOutcome] = []
+    before = huge_pages_total()
+
+    Reconciler(node=node, specs=[KV], on_pool=outcomes.append).run()
+
+    assert outcomes[0].plan.unmet is not None
+    assert isinstance(outcomes[0].error, NotReadyError)
+    assert work_of(node.plan([KV]), "kv")
+    assert huge_pages_total() == before
+
+
+@pytest.mark.parametrize("spec", [KV, _absent("kv")])
+def test_nothing_is_begun_once_it_is_time_to_stop(node: Node, spec: PoolSpec) -> None:
+    node.prepare([BATCH] if spec is KV else [KV])
+    before = [pool.name for pool in observe_pools(node.root)]
+    stop = threading.Event()
+    stop.set()
+
+    with pytest.raises(Stopped):
+        Reconciler(node=node, specs=[spec], stop=stop).run()
+
+    assert [pool.name for pool in observe_pools(node.root)] == before
+
+
+def test_other_wishes_stop_the_work_that_is_under_way(node: Node, worker: WorkerProcess) -> None:
+    large = pool_of(mib=1024, backing=Backing.BASE)
+    worker.ask(*wanted(large))
+    first = worker.hear()
+    assert isinstance(first, RoundDone)
+    assert first.busy
+
+    worker.ask(*wanted(_absent("kv")))
+    done = [message for message in worker.until_idle() if isinstance(message, Done)]
+
+    assert done[0].stopped
+    worker.round(*wanted(_absent("kv")))
+    assert not observe_pools(node.root)
+
+
+@pytest.mark.parametrize("how", ["end", "terminate"])
+def test_a_worker_that_is_asked_to_end_stops_between_pieces_and_releases_nothing(
+    node: Node, how: str
+) -> None:
+    large = pool_of(mib=1024, backing=Backing.BASE)
+    with WorkerProcess(node.root) as worker:
+        worker.ask(*wanted(large))
+        while not any(region.resident_bytes for region in _regions(node)):
+            time.sleep(0.005)
+        begin_s = time.monotonic()
+        assert (worker.end() if how == "end" else worker.terminate()) == 0
+        assert time.monotonic() - begin_s < 5
+    half = _regions(node)[0]
+    assert not half.finished
+
+    with WorkerProcess(node.root) as worker:
+        worker.round(*wanted(large))
+    assert _regions(node)[0].inode == half.inode, "what was populated was not taken up"
+
+
+def _regions(node: Node) -> list[RegionFacts]:
+    return [region for pool in observe_pools(node.root) for region in pool.regions]
+
+
+def test_killed_at_random_it_leaves_nothing_that_the_next_one_does_not_put_right(
+    node: Node,
+) -> None:
+    seed = int(os.environ.get("HOSTPREP_KILL_SEED") or time.time_ns() % 1_000_000)
+    chance = random.Random(seed)
+    wishes = [
+        wanted(KV, BATCH),
+        wanted(pool_of(regions=3, mib=16, backing=Backing.HUGETLB_2MI), _absent("batch")),
+        wanted(_absent("kv"), BATCH),
+    ]
+    for turn in range(15):
+        with WorkerProcess(node.root) as worker:
+            worker.ask(*wishes[turn % 3])
+            worker.hear()
+            time.sleep(chance.uniform(0, 0.06))
+            worker.kill()
+        for pool in observe_pools(node.root):
+            _check_handoff(PoolPaths(node.root, pool.name), seed)
+
+    with WorkerProcess(node.root) as worker:
+        worker.round(*wanted(KV, BATCH))
+        assert _is_quiet(worker.round(*wanted(KV, BATCH))), f"seed {seed}: it never settles"
+        assert len(_inodes(node)) == 2
+
+
+def _check_handoff(paths: PoolPaths, seed: int) -> None:
+    """Whatever stands there is whole; what it promises is there, or said not to be."""
+    try:
+        handoff = read_handoff(paths)
+    except NotReadyError as error:
+        if error.reason == "BadHandoff":
+            pytest.fail(f"seed {seed}: torn: {error}")
+        return
+    problems = [problem for _, problem in verify_handoff(paths, handoff) if problem is not None]
+    assert not problems, (seed, problems)
+
+
+def test_a_worker_whose_agent_was_killed_ends(node: Node) -> None:
+    script = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'hostprep.agent.worker', '--root',"
+        " sys.argv[1]], stdin=subprocess.PIPE)\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, node.root], stdout=subprocess.PIPE, text=True
+    ) as agent:
+        assert agent.stdout is not None
+        pid = int(agent.stdout.readline())
+        agent.kill()
+        agent.wait()
+    deadline = time.monotonic() + 10
+    while _is_alive(pid):
+        assert time.monotonic() < deadline, "it lives on"
+        time.sleep(0.05)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_the_worker_needs_nothing_beyond_the_standard_library() -> None:
+    script = (
+        "import sys\nimport hostprep.agent.worker\n"
+        "roots = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(sorted(roots & {'kubernetes', 'aiohttp', 'click', 'rich', 'pydantic', 'yaml',"
+        " 'structlog', 'prometheus_client', 'asyncio'}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_busy_is_said_while_another_hostprep_is_at_work(node: Node, worker: WorkerProcess) -> None:
+    from hostprep.apply.exclusive import exclusive
+
+    with exclusive(node.root, wait_timeout_s=1, on_wait=lambda _: None):
+        done = worker.round(*wanted(KV))[-1]
+    assert isinstance(done, Done)
+    assert done.error is not None
+    assert (done.error.reason, done.error.waits) == ("AlreadyRunning", True)
+    assert isinstance(worker.round(*wanted(KV))[-1], Done)
+    assert len(_inodes(node)) == 2

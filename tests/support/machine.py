@@ -1,0 +1,47 @@
+"""This machine's memory for one test run at a time, and left as it was found.
+
+Counts of huge pages and mounts are compared before and after: whoever uses them holds the lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hostprep.apply.service import Node
+from hostprep.observe.pools import observe_pools, read_mounts
+from tests.support.kill_harness import huge_pages_total
+
+__all__ = ["clean_node", "machine_lock"]
+
+
+@contextmanager
+def machine_lock() -> Iterator[None]:
+    """Be alone with the machine's huge pages."""
+    with open("/tmp/hostprep-machine.lock", "w", encoding="ascii") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def clean_node() -> Iterator[Node]:
+    """Yield this machine with a root of its own; while holding the lock.
+
+    Releases whatever is left, and fails where pages or mounts remain.
+    """
+    before = huge_pages_total()
+    folder = tempfile.mkdtemp(prefix="hostprep-test-", dir="/dev/shm")
+    node = Node(f"{folder}/root")
+    try:
+        yield node
+        pools = [pool.name for pool in observe_pools(node.root)]
+        if pools:
+            node.release(pools, force=True)
+        assert huge_pages_total() == before, "huge pages were left"
+        left = [entry.path for entry in read_mounts() if entry.path.startswith(folder)]
+        assert not left, "mounts were left"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

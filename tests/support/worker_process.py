@@ -1,0 +1,115 @@
+"""A real worker process beside a test, spoken to as the agent does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from types import TracebackType
+from typing import Self
+
+from hostprep.agent.messages import (
+    Done,
+    Message,
+    Outcome,
+    PoolDone,
+    Round,
+    RoundDone,
+    Wanted,
+    decode,
+    encode,
+)
+from hostprep.pool.spec import PoolSpec
+
+__all__ = ["WorkerProcess", "wanted"]
+
+
+def wanted(*specs: PoolSpec, leave_dirty: bool = False) -> tuple[Wanted, ...]:
+    """Return what the agent would send; the key is the spec's own text."""
+    return tuple(Wanted(spec=spec, key=str(hash(spec)), leave_dirty=leave_dirty) for spec in specs)
+
+
+class WorkerProcess:
+    """A worker below one root; killed at the end if it still runs."""
+
+    def __init__(self, root: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "hostprep.agent.worker", "--root", root],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._number = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def ask(self, *wishes: Wanted, held: tuple[str, ...] = ()) -> None:
+        """Send a round's request."""
+        assert self._process.stdin is not None
+        self._number += 1
+        self._process.stdin.write(encode(Round(number=self._number, wanted=wishes, held=held)))
+        self._process.stdin.flush()
+
+    def hear(self) -> Message:
+        """Return the next message."""
+        assert self._process.stdout is not None
+        return decode(self._process.stdout.readline())
+
+    def round(self, *wishes: Wanted, held: tuple[str, ...] = ()) -> list[Message]:
+        """Ask, and return everything up to the end of the work that begins."""
+        self.ask(*wishes, held=held)
+        return self.until_idle()
+
+    def until_idle(self) -> list[Message]:
+        """Return all messages up to the end of the work."""
+        heard: list[Message] = []
+        while True:
+            message = self.hear()
+            heard.append(message)
+            if isinstance(message, Done) or (isinstance(message, RoundDone) and not message.busy):
+                return heard
+
+    def end(self) -> int:
+        """Close its input and wait for its end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self._process.wait(20)
+
+    def terminate(self) -> int:
+        """SIGTERM, and wait for its end."""
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(20)
+
+    def kill(self) -> None:
+        """SIGKILL, whatever it is doing."""
+        if self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def outcomes_of(messages: list[Message]) -> dict[str, Outcome]:
+    """Return the last that was said of each pool."""
+    last: dict[str, Outcome] = {}
+    for message in messages:
+        if isinstance(message, RoundDone):
+            last |= {outcome.name: outcome for outcome in message.outcomes}
+        elif isinstance(message, PoolDone):
+            last[message.outcome.name] = message.outcome
+    return last

@@ -1,0 +1,98 @@
+"""The agent and an API server that is slow, overloaded, or has made the object anew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
+
+from hostprep.agent.brain import Brain
+from hostprep.agent.kube import NodeApi
+from hostprep.agent.logs import make_logger
+from hostprep.agent.messages import RoundDone
+from hostprep.agent.metrics import Metrics
+from hostprep.agent.reporter import Reporter
+from tests.support.agent_values import desire_of, entry_of, look_of, outcome_of, pool_look, region
+
+pytestmark = pytest.mark.unit
+
+JsonObject = dict[str, Any]
+
+
+class _Answers:
+    """An API server that lists, and answers every watch with one status."""
+
+    def __init__(self, watch_status: int) -> None:
+        self._watch_status = watch_status
+        self.lists = 0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if "watch" in request.query:
+            return web.json_response({"message": "no"}, status=self._watch_status)
+        self.lists += 1
+        return web.json_response({"items": [], "metadata": {"resourceVersion": "7"}})
+
+    async def watched_for(self, seconds: float) -> int:
+        """How often the list is read while somebody watches for so long."""
+        app = web.Application()
+        app.router.add_get("/{any:.*}", self.answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        api = NodeApi("n1", Configuration(f"http://127.0.0.1:{runner.addresses[0][1]}"), None)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                async for _ in api.watch():
+                    pass
+        await api.close()
+        await runner.cleanup()
+        return self.lists
+
+
+@pytest.mark.parametrize("status", [403, 410, 429, 500])
+def test_a_server_that_lists_and_refuses_to_watch_is_asked_ever_less_often(status: int) -> None:
+    assert 1 <= asyncio.run(_Answers(status).watched_for(3.0)) <= 5
+
+
+class _SlowApi(NodeApi):
+    """Its answer to a write comes after the watch has brought the next object of that name."""
+
+    def __init__(self) -> None:
+        self.reporter: Reporter | None = None
+        self.uids: list[str] = []
+
+    async def patch_status(self, patch: Mapping[str, Any], *, uid: str) -> JsonObject:
+        self.uids.append(uid)
+        if self.reporter is not None and uid == "first":
+            self.reporter.observe(None)
+            self.reporter.observe(_object("second", 9))
+        return _object(uid, 5 if uid == "first" else 10) | {"status": dict(patch)}
+
+
+def _object(uid: str, version: int) -> JsonObject:
+    return {"metadata": {"uid": uid, "resourceVersion": str(version)}, "status": {}}
+
+
+def test_a_late_answer_of_an_object_that_was_made_anew_does_not_hide_the_new_one() -> None:
+    async def scene() -> list[str]:
+        brain = Brain(Metrics())
+        brain.set_desire(desire_of(entry_of()))
+        number = brain.request(now_s=0).number
+        done = RoundDone(
+            number, look_of(pool_look(region())), (outcome_of(entry_of()),), busy=False
+        )
+        brain.take(done, now_s=0, wall_s=0)
+        api = _SlowApi()
+        reporter = Reporter(brain, api, brain.metrics, make_logger("json", "error"))
+        api.reporter = reporter
+        reporter.observe(_object("first", 4))
+        await reporter.report()
+        await reporter.report()
+        return api.uids
+
+    assert asyncio.run(scene()) == ["first", "second"]

@@ -1,0 +1,212 @@
+"""What the agent asks of its worker, and what it makes of the answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hostprep.agent.brain import Brain
+from hostprep.agent.desired import Desire, Source
+from hostprep.agent.messages import (
+    Done,
+    Failure,
+    Look,
+    Outcome,
+    PoolDone,
+    Problem,
+    Progress,
+    RoundDone,
+)
+from hostprep.agent.metrics import Metrics
+from hostprep.cluster.node_resource import NodeStatus, Phase
+from hostprep.pool.spec import PoolState
+from tests.support.agent_values import desire_of, entry_of, look_of, outcome_of, pool_look, region
+
+pytestmark = pytest.mark.unit
+
+KV = entry_of()
+EMPTY = look_of()
+READY = look_of(pool_look(region()))
+
+
+def _brain(*, desire: Desire | None = None) -> Brain:
+    brain = Brain(Metrics())
+    brain.set_desire(desire or desire_of(KV))
+    return brain
+
+
+def _answer(brain: Brain, look: Look, *outcomes: Outcome, now_s: float = 0.0, **more: Any) -> None:
+    number = brain.request(now_s=now_s).number
+    busy = any(outcome.pending for outcome in outcomes)
+    brain.take(RoundDone(number, look, outcomes, **({"busy": busy} | more)), now_s=now_s, wall_s=0)
+
+
+def _phase(brain: Brain, previous: NodeStatus | None = None) -> Phase | None:
+    status = brain.status(previous or NodeStatus(), wall_s=0)
+    pool = status.pool("kv") if status else None
+    return pool.phase if pool else None
+
+
+def test_nothing_is_said_before_a_round_was_asked_about_the_present_wishes() -> None:
+    brain = Brain(Metrics())
+    request = brain.request(now_s=0)
+    brain.set_desire(desire_of(KV))
+    brain.take(RoundDone(request.number, READY, (), busy=False), now_s=0, wall_s=0)
+    assert brain.status(NodeStatus(), wall_s=0) is None
+
+    _answer(brain, READY, outcome_of(KV))
+    assert _phase(brain) is Phase.READY
+
+
+def test_a_deleted_object_stops_everything_and_releases_nothing() -> None:
+    brain = _brain(desire=desire_of(KV, entry_of("old", absent=True)))
+    assert {one.spec.state for one in brain.request(now_s=0).wanted} == set(PoolState)
+
+    brain.set_desire(Desire())
+
+    assert brain.request(now_s=0).wanted == ()
+    assert brain.status(NodeStatus(), wall_s=0) is None
+
+
+def test_an_instruction_from_the_file_carries_out_no_release() -> None:
+    brain = _brain(desire=desire_of(KV, entry_of("old", absent=True), source=Source.SAVED))
+
+    assert [one.spec.state for one in brain.request(now_s=0).wanted] == [PoolState.PRESENT]
+
+
+def _fail(brain: Brain, now_s: float, failure: Failure) -> None:
+    _answer(brain, EMPTY, outcome_of(KV, pending=True), now_s=now_s)
+    brain.take(PoolDone(outcome_of(KV, error=failure), EMPTY), now_s=now_s, wall_s=0)
+    brain.take(Done(), now_s=now_s, wall_s=0)
+
+
+def test_what_failed_is_tried_again_ever_more_rarely() -> None:
+    brain = _brain()
+    pauses = []
+    now_s = 0.0
+    for _ in range(12):
+        _fail(brain, now_s, Failure("Failed", "no"))
+        begin_s = now_s
+        while brain.request(now_s=now_s).held:
+            now_s += 1
+        pauses.append(now_s - begin_s)
+
+    assert pauses[0] <= 5
+    assert all(150 <= pause <= 300 for pause in pauses[8:])
+    assert _phase(brain) is Phase.FAILED
+
+
+def test_what_failed_is_tried_at_once_where_its_regions_have_changed() -> None:
+    brain = _brain()
+    _fail(brain, 0.0, Failure("NothingToPublish", "no"))
+    assert brain.request(now_s=0.1).held == ("kv",)
+
+    _answer(brain, look_of(pool_look(region(state="Damaged"))), now_s=0.1)
+
+    assert brain.request(now_s=0.1).held == ()
+
+
+def test_what_others_are_in_the_way_of_is_tried_at_the_next_round() -> None:
+    brain = _brain()
+    _fail(brain, 0.0, Failure("AlreadyRunning", "busy", waits=True))
+
+    assert brain.request(now_s=0.1).held == ()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_trying_again_is_no_news_until_something_moves(waits: bool) -> None:
+    brain = _brain()
+    _fail(brain, 0.0, Failure("AlreadyRunning", "busy", waits=waits))
+    before = brain.status(NodeStatus(), wall_s=0)
+    assert before is not None
+
+    _answer(brain, EMPTY, outcome_of(KV, pending=True))
+    brain.take(Progress("kv", 0, 100), now_s=0, wall_s=0)
+    again = brain.status(before, wall_s=0)
+    assert again is not None
+    assert again.pools[0].reason == "AlreadyRunning"
+
+    brain.take(Progress("kv", 1, 100), now_s=0, wall_s=0)
+    moving = brain.status(before, wall_s=0)
+    assert moving is not None
+    assert moving.pools[0].reason == "Preparing"
+
+
+def test_an_error_of_the_whole_job_is_said_of_what_was_waiting_for_it() -> None:
+    brain = _brain()
+    _answer(brain, EMPTY, outcome_of(KV, pending=True))
+
+    brain.take(Done(error=Failure("Unexpected", "it broke")), now_s=0, wall_s=0)
+
+    assert _phase(brain) is Phase.FAILED
+    assert brain.is_settled
+
+
+def test_other_words_are_tried_at_once_whatever_failed_before() -> None:
+    brain = _brain()
+    _fail(brain, 0.0, Failure("Failed", "no"))
+
+    brain.set_desire(desire_of(entry_of(generation=2)))
+
+    assert brain.request(now_s=0.1).held == ()
+
+
+def test_an_answer_about_other_words_is_not_believed() -> None:
+    brain = _brain()
+    brain.set_desire(desire_of(entry_of(generation=2)))
+    _answer(brain, READY, outcome_of(KV), busy=True)
+
+    assert _phase(brain) is Phase.RESIZING
+
+
+def test_a_stopped_job_asks_for_another_round_at_once() -> None:
+    brain = _brain()
+    assert brain.take(Done(stopped=True), now_s=0, wall_s=0)
+    assert not brain.take(Done(), now_s=0, wall_s=0)
+
+
+def test_metrics_count_a_problem_once_and_forget_pools_that_went() -> None:
+    metrics = Metrics()
+    brain = Brain(metrics)
+    brain.set_desire(desire_of(KV))
+    damaged = look_of(
+        pool_look(region(state="Damaged"), problems=(Problem("node0-0", "RegionResized"),))
+    )
+    for look in (READY, damaged, damaged, READY):
+        _answer(brain, look, outcome_of(KV))
+        brain.status(NodeStatus(), wall_s=0)
+    text = metrics.text().decode()
+    assert 'hostprep_verify_problems_total{pool="kv",reason="RegionResized"} 1.0' in text
+    assert 'hostprep_pool_phase{phase="Ready",pool="kv"} 1.0' in text
+    assert 'hostprep_huge_pages{kind="held",page_size="2Mi"} 4096.0' in text
+
+    brain.set_desire(Desire())
+    brain.status(NodeStatus(), wall_s=0)
+    assert "hostprep_pool_phase{" not in metrics.text().decode()
+
+
+def test_an_absent_pool_is_not_called_gone_while_the_work_of_before_may_still_make_it() -> None:
+    brain = _brain()
+    _answer(brain, EMPTY, outcome_of(KV, pending=True))
+    gone = entry_of(absent=True, generation=2)
+    brain.set_desire(desire_of(gone))
+
+    _answer(brain, EMPTY, busy=True)
+    assert _phase(brain) is Phase.RELEASING
+
+    brain.take(Done(stopped=True), now_s=0, wall_s=0)
+    _answer(brain, EMPTY, outcome_of(gone))
+    assert brain.status(NodeStatus(), wall_s=0) is not None
+    assert _phase(brain) is None
+
+
+def test_a_pool_that_was_tried_and_ran_short_waits_longer_each_time_and_counts_once() -> None:
+    brain = _brain()
+    short = Failure("FoundShort", "node 0 gave 3 of 16 pages")
+    _answer(brain, EMPTY, outcome_of(KV, pending=True))
+    brain.take(PoolDone(outcome_of(KV, unmet=short, error=short), EMPTY), now_s=0, wall_s=0)
+
+    assert brain.request(now_s=2).held == ("kv",)
+    assert brain.request(now_s=6).held == ()
+    assert b'prepare_failures_total{pool="kv",reason="FoundShort"} 1.0' in brain.metrics.text()

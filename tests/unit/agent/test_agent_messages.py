@@ -1,0 +1,64 @@
+"""What agent and worker say to each other survives the pipe."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hostprep.agent.messages import (
+    Done,
+    Failure,
+    Message,
+    PoolDone,
+    Problem,
+    Progress,
+    Round,
+    RoundDone,
+    Wanted,
+    decode,
+    encode,
+)
+from hostprep.backing import Backing
+from hostprep.pool.spec import PoolSpec, PoolState, RegionLayout
+from tests.support.agent_values import entry_of, look_of, outcome_of, pool_look, region
+
+pytestmark = pytest.mark.unit
+
+SPEC = PoolSpec(
+    name="kv",
+    state=PoolState.ABSENT,
+    percent=12.5,
+    backings=(Backing.THP, Backing.BASE),
+    layout=RegionLayout.SINGLE,
+    reserve_bytes=None,
+    gid=7,
+)
+OUTCOME = outcome_of(
+    entry_of(), unmet=Failure("TooLarge", "no"), steps=(("Populate", 1.5),), blocked=("node0-0",)
+)
+LOOK = look_of(pool_look(region(), problems=(Problem("node0-1", "RegionMissing"),)))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Round(number=3, wanted=(Wanted(spec=SPEC, key="k", leave_dirty=True),), held=("kv",)),
+        RoundDone(3, LOOK, (OUTCOME,), busy=True),
+        Progress("kv", 1, 2),
+        PoolDone(OUTCOME, LOOK, (("Base", 5),)),
+        Done(),
+        Done(stopped=True, error=Failure("Failed", "line\nbreak", waits=True)),
+    ],
+)
+def test_a_message_is_one_line_and_comes_out_as_it_went_in(message: Message) -> None:
+    line = encode(message)
+
+    assert line.count(b"\n") == 1
+    assert decode(line) == message
+
+
+@given(st.binary(max_size=60) | st.just(b'{"kind":"Done"}') | st.just(b'{"kind":"None"}'))
+def test_anything_else_is_refused(line: bytes) -> None:
+    with pytest.raises(ValueError, match="not a message"):
+        decode(line)

@@ -1,0 +1,136 @@
+"""When the status is written, and what of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hostprep.agent.reporting import PROGRESS_EVERY_S, Backoff, due_at, merge_patch
+from hostprep.cluster.conditions import Condition
+from hostprep.cluster.node_resource import (
+    HugePageStatus,
+    NodeStatus,
+    Phase,
+    PoolStatus,
+    RegionStatus,
+)
+
+pytestmark = pytest.mark.unit
+
+PREPARING = PoolStatus(name="kv", phase=Phase.PREPARING, reason="Preparing", progress_percent=1)
+READY = PoolStatus(name="kv", phase=Phase.READY, reason="Ready", regions=())
+
+
+def _status(pool: PoolStatus, **changes: Any) -> NodeStatus:
+    return replace(NodeStatus(boot_id="b", pools=(pool,)), **changes)
+
+
+def _region(state: str) -> RegionStatus:
+    return RegionStatus(
+        name="node0-0", size_bytes=1, backing="Base", placement="node:0", state=state
+    )
+
+
+def _due(old: NodeStatus, new: NodeStatus, *, last: float | None = 99.0) -> float | None:
+    return due_at(old, new, now_s=100.0, last_write_s=last)
+
+
+def test_what_is_there_already_is_never_written() -> None:
+    assert _due(_status(READY), _status(READY)) is None
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        _status(replace(PREPARING, progress_percent=2)),
+        _status(replace(PREPARING, message="other words")),
+        _status(PREPARING, summary="kv preparing 2 %"),
+        _status(PREPARING, huge_pages=(HugePageStatus(page_bytes=2, total=3, held=1),)),
+        _status(replace(PREPARING, regions=(_region("Unfinished"),))),
+        _status(replace(PREPARING, regions=(_region("Free"),), ready_bytes=1)),
+    ],
+)
+def test_progress_is_written_at_most_every_ten_seconds(new: NodeStatus) -> None:
+    assert _due(_status(PREPARING), new) == 99.0 + PROGRESS_EVERY_S
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        _status(READY),
+        _status(replace(PREPARING, reason="AlreadyRunning")),
+        _status(replace(PREPARING, generation=2)),
+        _status(PREPARING, boot_id="c"),
+        _status(PREPARING, observed_generation=2),
+        _status(PREPARING, pools=()),
+        _status(PREPARING, conditions=(Condition(type="Ready", status="True", reason="Ready"),)),
+    ],
+)
+def test_what_matters_is_written_at_once(new: NodeStatus) -> None:
+    assert _due(_status(PREPARING), new) == 100.0
+
+
+def test_a_region_that_changes_its_state_is_written_at_once() -> None:
+    free = _status(replace(READY, regions=(_region("Free"),)))
+    leased = _status(replace(READY, regions=(_region("Leased"),), regions_leased=1))
+
+    assert _due(free, leased) == 100.0
+
+
+def test_the_first_report_is_written_at_once() -> None:
+    assert _due(_status(PREPARING), _status(replace(PREPARING, progress_percent=9)), last=None) == (
+        100.0
+    )
+
+
+_JSON = st.recursive(
+    st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abcd"), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+_OBJECTS = st.dictionaries(st.sampled_from("abcd"), _JSON, max_size=4)
+
+
+def _applied(target: Any, patch: Any) -> Any:
+    """RFC 7396, section 2, word for word."""
+    if not isinstance(patch, dict):
+        return patch
+    target = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            target.pop(key, None)
+        else:
+            target[key] = _applied(target.get(key), value)
+    return target
+
+
+@given(_OBJECTS, _OBJECTS)
+def test_the_patch_leads_from_one_object_to_the_other(
+    old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    assert json.dumps(_applied(old, merge_patch(old, new)), sort_keys=True) == json.dumps(
+        new, sort_keys=True
+    )
+
+
+@given(_OBJECTS)
+def test_the_patch_between_equals_is_empty(same: dict[str, Any]) -> None:
+    assert merge_patch(same, same) == {}
+
+
+def test_pauses_grow_to_a_bound_and_begin_anew_after_success() -> None:
+    backoff = Backoff(first_s=1.0, most_s=30.0)
+    pauses = [backoff.next_s() for _ in range(2000)]
+    backoff.reset()
+
+    assert 0.5 <= pauses[0] <= 1.0
+    assert max(pauses) <= 30.0
+    assert min(pauses[10:]) >= 15.0
+    assert backoff.next_s() <= 1.0

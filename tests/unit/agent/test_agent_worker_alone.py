@@ -1,0 +1,85 @@
+"""The worker in this process, where a test can break one of its probes."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from hostprep.agent import looking
+from hostprep.agent.messages import Message, Round, RoundDone, Wanted, decode
+from hostprep.agent.worker import Worker
+from hostprep.apply.service import Node
+from hostprep.facts import Mount, PoolFacts
+from hostprep.observe.pools import observe_pool
+from hostprep.paths import PoolPaths
+from hostprep.pool.spec import PoolSpec, PoolState
+from tests.support.pools import pool_of
+
+pytestmark = pytest.mark.unit
+
+
+def _break(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    def probe(paths: PoolPaths, mounts: tuple[Mount, ...] | None = None) -> PoolFacts:
+        if paths.pool == broken:
+            raise OSError(5, "Input/output error")
+        return observe_pool(paths, mounts)
+
+    monkeypatch.setattr(looking, "observe_pool", probe)
+
+
+def _round(node: Node, *specs: PoolSpec) -> list[Message]:
+    output = io.BytesIO()
+    worker = Worker(node, output)
+    worker.round(Round(number=1, wanted=tuple(Wanted(spec=spec, key="k") for spec in specs)))
+    worker.finish()
+    return [decode(line) for line in output.getvalue().splitlines()]
+
+
+def _pool_folder(root: Path, name: str) -> None:
+    os.makedirs(root / name)
+    (root / name / "claim.lock").touch()
+
+
+def test_a_pool_that_cannot_be_looked_at_stops_no_other(
+    memory_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = memory_folder / "root"
+    for name in ("kv", "batch"):
+        _pool_folder(root, name)
+    _break(monkeypatch, "kv")
+
+    looks = {pool.name: pool.failure for pool in looking.look(str(root)).look.pools}
+
+    assert "Input/output error" in looks["kv"]
+    assert looks["batch"] == ""
+
+
+@pytest.mark.parametrize("state", list(PoolState))
+def test_a_pool_that_cannot_be_looked_at_is_neither_made_anew_nor_taken_for_released(
+    memory_folder: Path, monkeypatch: pytest.MonkeyPatch, state: PoolState
+) -> None:
+    root = memory_folder / "root"
+    _pool_folder(root, "kv")
+    _break(monkeypatch, "kv")
+
+    heard = _round(Node(str(root)), pool_of(state=state))
+
+    assert len(heard) == 1
+    answer = heard[0]
+    assert isinstance(answer, RoundDone)
+    assert not answer.busy
+    assert answer.outcomes[0].error is not None
+    assert answer.outcomes[0].error.reason == "CannotLook"
+    assert [pool.name for pool in answer.look.pools] == ["kv"]
+    assert sorted(os.listdir(root / "kv")) == ["claim.lock"]
+
+
+def test_a_node_without_pools_is_looked_at_too(memory_folder: Path) -> None:
+    heard = _round(Node(str(memory_folder / "root")))
+
+    assert isinstance(heard[0], RoundDone)
+    assert heard[0].look.pools == ()
+    assert not (memory_folder / "root").exists()
