@@ -1,0 +1,1 @@
+"""Hostprep's operator: selects nodes, copies policy, marks nodes, counts."""

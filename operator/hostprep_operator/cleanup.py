@@ -1,0 +1,291 @@
+"""`hostprep-operator cleanup`: memory given back, and no trace left on any node.
+
+It uses the operator's own pure core on a cluster in which no pool exists. So it does the same
+whether an operator runs beside it or not: both come to the same writes, and a conflict only means
+that the other was faster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+
+import click
+import structlog
+
+from hostprep.cli.output import print_json, print_table, warn
+from hostprep.errors import FailedError
+from hostprep_operator.api_errors import ConflictError, RefusedError
+from hostprep_operator.credentials import load_configuration
+from hostprep_operator.kube import NO_SUCH_RESOURCE, Json, Kube
+from hostprep_operator.reconcile.changes import NodeView, Settings, Write
+from hostprep_operator.reconcile.node import reconcile_node
+from hostprep_operator.reconcile.removal import strip_node
+from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord
+from hostprep_operator.resources import HOST_MEMORY_NODES, NODES, POOLS, Resource
+from hostprep_operator.writes import Writer
+
+__all__ = ["CleanupOptions", "CleanupResult", "run_cleanup"]
+
+_log = structlog.get_logger("cleanup")
+
+_POLL_S = 1.0
+_PAGE = 250
+_AT_ONCE = 8
+_SHOWN = 5
+_RUNNING_SHOWS_WITHIN_S = 3.0
+"""A running operator makes a HostMemoryNode anew at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanupOptions:
+    """The command line."""
+
+    keep_memory: bool = False
+    dry_run: bool = False
+    timeout_s: float = 600.0
+    kubeconfig: str | None = None
+
+
+@dataclass(slots=True)
+class CleanupResult:
+    """What was done, or would be."""
+
+    dry_run: bool
+    pools_deleted: list[str] = field(default_factory=list)
+    host_memory_nodes_deleted: list[str] = field(default_factory=list)
+    nodes_cleaned: list[str] = field(default_factory=list)
+    still_holding: list[str] = field(default_factory=list)
+    """Nodes that had not given their memory back when the time was over."""
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What there is to clean."""
+
+    nodes: dict[str, NodeRecord]
+    holders: dict[str, HostMemoryNodeRecord]
+
+    @property
+    def marked(self) -> list[str]:
+        """Nodes that carry anything of ours."""
+        return sorted(name for name, node in self.nodes.items() if strip_node(node))
+
+
+async def run_cleanup(options: CleanupOptions, *, as_json: bool) -> int:
+    """Clean up and print what was done. Returns 0, or 1 when nodes still hold memory.
+
+    Raises BadInputError without a way to the API server, FailedError when an operator works
+    against it or a right is missing.
+    """
+    kube = Kube(await load_configuration(options.kubeconfig))
+    cleanup = _Cleanup(kube, options)
+    try:
+        await cleanup.run()
+    finally:
+        await kube.close()
+    _print(cleanup.result, as_json=as_json)
+    return 1 if cleanup.result.still_holding else 0
+
+
+class _Cleanup:
+    """One run of the command."""
+
+    def __init__(self, kube: Kube, options: CleanupOptions) -> None:
+        self._kube = kube
+        self._options = options
+        self._writer = Writer(kube, seen=_ignore, vanished=_ignore)
+        self._said = ""
+        self.result = CleanupResult(dry_run=options.dry_run)
+
+    async def run(self) -> None:
+        """Clean up; the result says what was done. Raises ApiError and FailedError."""
+        before = await self._state()
+        if self._options.dry_run:
+            await self._tell(before)
+            return
+        if self._options.keep_memory:
+            await self._delete_holders(before)
+        else:
+            await self._delete_pools()
+            await self._release()
+        await self._strip()
+        if self._options.keep_memory:
+            await self._check_that_it_lasts()
+        self._account(before, await self._state())
+
+    async def _tell(self, state: _State) -> None:
+        self.result.nodes_cleaned = state.marked
+        self.result.host_memory_nodes_deleted = sorted(state.holders)
+        if not self._options.keep_memory:
+            self.result.pools_deleted = [name for name, _ in await self._pools()]
+
+    def _account(self, before: _State, after: _State) -> None:
+        """Whoever did it, this command or an operator beside it: this is what has gone."""
+        gone = before.holders.keys() - after.holders.keys()
+        self.result.host_memory_nodes_deleted = sorted(gone)
+        self.result.nodes_cleaned = sorted(set(before.marked) - set(after.marked))
+
+    async def _delete_pools(self) -> None:
+        for name, uid in await self._pools():
+            if await self._kube.delete(POOLS, name, uid=uid):
+                self.result.pools_deleted.append(name)
+
+    async def _release(self) -> None:
+        """Wait until every node has given its memory back, and do the operator's part of it."""
+        ends_s = time.monotonic() + self._options.timeout_s
+        while True:
+            if pools := [name for name, _ in await self._pools()]:
+                raise FailedError(
+                    f"somebody created {_some(pools)} meanwhile",
+                    remedy="see who does, then run this again",
+                )
+            state = await self._state()
+            await self._each(
+                sorted(state.holders.keys() | set(state.marked)),
+                partial(self._step, state),
+            )
+            left = sorted((await self._state()).holders)
+            if not left:
+                return
+            self._progress(f"{_count(left, 'node')} still holding memory: {_some(left)}")
+            if time.monotonic() >= ends_s:
+                self.result.still_holding = left
+                return
+            await asyncio.sleep(_POLL_S)
+
+    async def _step(self, state: _State, name: str) -> None:
+        """Write what an operator would for this node, now that there is no pool."""
+        if name not in state.nodes:
+            await self._kube.delete(HOST_MEMORY_NODES, name, uid=state.holders[name].uid)
+            return
+        view = NodeView(
+            name=name,
+            node=state.nodes[name],
+            hmn=state.holders.get(name),
+            settings=Settings(liveness="off"),
+            now_s=time.time(),
+        )
+        changes = reconcile_node(view)
+        if changes.unknown_pools:  # known here: the list of pools was read, and is empty
+            changes = reconcile_node(replace(view, gone_pools=changes.unknown_pools))
+        try:
+            await self._write(name, changes.writes)
+        except RefusedError as error:  # without the right to it an operator has to do it
+            _log.info("left to the operator", node=name, error=str(error))
+
+    async def _strip(self) -> None:
+        """Take away what is left on nodes, except on those that still hold memory."""
+        state = await self._state()
+        names = [name for name in state.marked if name not in self.result.still_holding]
+        await self._each(names, lambda name: self._strip_one(state.nodes[name]))
+
+    async def _strip_one(self, node: NodeRecord) -> None:
+        current: NodeRecord | None = node
+        while current is not None and not await self._write(current.name, strip_node(current)):
+            document = await self._kube.get(NODES, node.name)
+            current = NodeRecord.from_json(document) if document else None
+
+    async def _delete_holders(self, state: _State) -> None:
+        async def delete(name: str) -> None:
+            await self._kube.delete(HOST_MEMORY_NODES, name, uid=state.holders[name].uid)
+
+        await self._each(sorted(state.holders), delete)
+
+    async def _check_that_it_lasts(self) -> None:
+        """Raise FailedError when an operator puts everything back."""
+        await asyncio.sleep(_RUNNING_SHOWS_WITHIN_S)
+        state = await self._state()
+        if state.holders or state.marked:
+            raise FailedError(
+                "an operator is running and puts back what was taken away",
+                reason="OperatorRunning",
+                remedy="scale its Deployment to 0, then run this again",
+            )
+
+    async def _write(self, name: str, writes: tuple[Write, ...]) -> bool:
+        """Write it; False when somebody else wrote first."""
+        try:
+            await self._writer.carry_out(name, writes)
+        except ConflictError:
+            return False
+        return True
+
+    async def _each(self, names: list[str], work: Callable[[str], Awaitable[None]]) -> None:
+        """Do it for all, several at once; the first failure is raised when all have ended."""
+        slots = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(name: str) -> None:
+            async with slots:
+                await work(name)
+
+        results = await asyncio.gather(*(one(name) for name in names), return_exceptions=True)
+        for error in results:
+            if isinstance(error, BaseException):
+                raise error
+
+    async def _state(self) -> _State:
+        holders = [
+            HostMemoryNodeRecord.from_json(item) async for item in self._all(HOST_MEMORY_NODES)
+        ]
+        nodes = [NodeRecord.from_json(item) async for item in self._all(NODES)]
+        return _State({n.name: n for n in nodes}, {h.name: h for h in holders})
+
+    async def _pools(self) -> list[tuple[str, str]]:
+        return [
+            (item["metadata"]["name"], item["metadata"]["uid"]) async for item in self._all(POOLS)
+        ]
+
+    async def _all(self, resource: Resource) -> AsyncIterator[Json]:
+        """Yield every object; none where the resource's definition is gone already."""
+        try:
+            async for page in self._kube.pages(resource, limit=_PAGE):
+                for item in page.items:
+                    yield item
+        except RefusedError as error:
+            if error.reason != NO_SUCH_RESOURCE:
+                raise
+
+    def _progress(self, line: str) -> None:
+        if line != self._said:
+            click.echo(f"hostprep-operator: {line}", err=True)
+            self._said = line
+
+
+def _ignore(*_arguments: object, **_named: object) -> None:
+    return None
+
+
+def _count(names: Sequence[str], what: str) -> str:
+    return f"{len(names)} {what}{'' if len(names) == 1 else 's'}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _print(result: CleanupResult, *, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(result))
+        return
+    would = "would be " if result.dry_run else ""
+    rows = [
+        [f"pools {would}deleted", str(len(result.pools_deleted)), _some(result.pools_deleted)],
+        [
+            f"HostMemoryNodes {would}deleted",
+            str(len(result.host_memory_nodes_deleted)),
+            _some(result.host_memory_nodes_deleted),
+        ],
+        [f"nodes {would}cleaned", str(len(result.nodes_cleaned)), _some(result.nodes_cleaned)],
+    ]
+    print_table("", ["WHAT", "COUNT", "WHICH"], rows)
+    if result.still_holding:
+        warn(
+            f"{_count(result.still_holding, 'node')} still holding memory: "
+            f"{_some(result.still_holding)}; look at their agents, then run this again, "
+            "or with --keep-memory"
+        )

@@ -1,0 +1,177 @@
+"""`hostprep-operator`: options, each with its environment variable, and exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import click
+
+import hostprep
+from hostprep.cli.output import report
+from hostprep.cli.seconds import Seconds
+from hostprep.errors import HostprepError
+from hostprep_operator.logs import set_up_logs
+
+__all__ = ["cli", "main"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+
+def _option(*names: str, **settings: Any) -> Callable[[Command], Command]:
+    """Make an option that HOSTPREP_OPERATOR_<NAME> sets as well."""
+    longest = max(names, key=len).lstrip("-").replace("-", "_").upper()
+    settings.setdefault("envvar", f"HOSTPREP_OPERATOR_{longest}")
+    return click.option(*names, show_default=True, show_envvar=True, **settings)
+
+
+def _default_namespace() -> str:
+    try:
+        with open(_NAMESPACE_FILE, encoding="utf-8") as file:
+            return file.read().strip() or "default"
+    except OSError:
+        return "default"
+
+
+_kubeconfig = _option(
+    "--kubeconfig",
+    type=click.Path(),
+    help="How to reach the API server; by default the pod's service account, else KUBECONFIG.",
+)
+_log_format = _option(
+    "--log-format", type=click.Choice(["json", "console"]), default="console", help="Of log lines."
+)
+_log_level = _option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    help="The least that is logged.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    r"""Select nodes, copy policy to them, mark them, count.
+
+    \b
+    Exit codes: 0 done, 1 failed or not finished, 2 bad input (nothing was changed).
+    """
+
+
+@cli.command()
+@_option(
+    "--namespace",
+    envvar=["HOSTPREP_OPERATOR_NAMESPACE", "POD_NAMESPACE"],
+    default=_default_namespace,
+    help="Where the agents' Pods and the Lease are.",
+)
+@_option(
+    "--agent-liveness",
+    type=click.Choice(["pods", "off"]),
+    default="pods",
+    help="Whether an agent lives while its Pod is Ready, or is not looked at.",
+)
+@_option(
+    "--agent-grace",
+    type=Seconds(0, 3600),
+    default=60.0,
+    metavar="SECONDS",
+    help="How long a node or its agent may be away before its condition becomes Unknown.",
+)
+@_option("--workers", type=click.IntRange(1, 64), default=12, help="Looks at the same time.")
+@_option("--leader-elect", is_flag=True, help="Work only while holding the Lease.")
+@_option("--lease-name", default="hostprep-operator", help="Of the Lease.")
+@_option("--listen", default=":9809", metavar="[HOST]:PORT", help="For probes and metrics.")
+@_option(
+    "--resync",
+    type=Seconds(1, 86400),
+    default=600.0,
+    metavar="SECONDS",
+    help="How often everything is compared with the API server.",
+)
+@_log_format
+@_log_level
+@_kubeconfig
+def run(**given: Any) -> int:
+    """Run the operator until SIGTERM."""
+    from hostprep_operator.reconcile.changes import Settings
+    from hostprep_operator.run import Options, run_operator
+
+    set_up_logs(as_json=given["log_format"] == "json", level=given["log_level"])
+    options = Options(
+        namespace=given["namespace"],
+        settings=Settings(liveness=given["agent_liveness"], agent_grace_s=given["agent_grace"]),
+        workers=given["workers"],
+        leader_elect=given["leader_elect"],
+        lease_name=given["lease_name"],
+        listen=given["listen"],
+        resync_s=given["resync"],
+        kubeconfig=given["kubeconfig"],
+        identity=os.environ.get("POD_NAME", ""),
+    )
+    return asyncio.run(run_operator(options))
+
+
+@cli.command()
+@_option(
+    "--keep-memory",
+    is_flag=True,
+    help="Leave pools and memory as they are; take away only marks and HostMemoryNodes.",
+)
+@_option("--dry-run", is_flag=True, help="Say what would be done.")
+@_option(
+    "--timeout",
+    type=Seconds(0, 86400),
+    default=600.0,
+    metavar="SECONDS",
+    help="How long to wait for nodes to give their memory back.",
+)
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+@_log_format
+@_log_level
+@_kubeconfig
+def cleanup(
+    *, output: Literal["table", "json"], log_format: str, log_level: str, **given: Any
+) -> int:
+    """Give all memory back and leave no trace on any node; safe to run again.
+
+    Deletes every HostMemoryPool, waits until the agents have released their memory, and removes
+    every mark. The operator may be running or not; with --keep-memory it must not.
+    """
+    from hostprep_operator.cleanup import CleanupOptions, run_cleanup
+
+    set_up_logs(as_json=log_format == "json", level=log_level)
+    options = CleanupOptions(
+        keep_memory=given["keep_memory"],
+        dry_run=given["dry_run"],
+        timeout_s=given["timeout"],
+        kubeconfig=given["kubeconfig"],
+    )
+    return asyncio.run(run_cleanup(options, as_json=output == "json"))
+
+
+@cli.command()
+def version() -> None:
+    """Print the version."""
+    click.echo(hostprep.__version__)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line. Returns 0 done, 1 failed or not finished, 2 bad input, 130 Ctrl-C."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        result: Any = cli.main(arguments, prog_name="hostprep-operator", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except HostprepError as error:
+        report(error, as_json="json" in arguments)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return 130

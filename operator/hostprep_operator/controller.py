@@ -1,0 +1,268 @@
+"""The workers: a key, what is known about it, the pure core, and its writes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from hostprep.errors import HostprepError
+from hostprep_operator.api_errors import ConflictError
+from hostprep_operator.cache import Cache
+from hostprep_operator.confirm import GonePools
+from hostprep_operator.events import Recorder, Regarding
+from hostprep_operator.intake import Intake
+from hostprep_operator.keys import Key, Kind
+from hostprep_operator.kube import Kube
+from hostprep_operator.metrics import Metrics
+from hostprep_operator.queue import KeyedQueue, QueueClosed
+from hostprep_operator.reconcile.changes import (
+    EventNote,
+    NodeChanges,
+    NodeFacts,
+    NodeView,
+    PatchNode,
+    PatchNodeStatus,
+    Settings,
+    Write,
+)
+from hostprep_operator.reconcile.node import reconcile_node
+from hostprep_operator.reconcile.pool import reconcile_pool
+from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord
+from hostprep_operator.resources import HOST_MEMORY_NODES, NODES, POOLS
+from hostprep_operator.writes import Writer
+
+__all__ = ["Controller"]
+
+_log = structlog.get_logger("controller")
+
+_TRIES = 4
+"""Looks in a row at a node whose objects change under us; then it waits its turn again."""
+_SOONEST_RECHECK_S = 0.5
+
+
+class Controller:
+    """Looks at keys, several at once, each by one worker at a time."""
+
+    def __init__(
+        self,
+        *,
+        kube: Kube,
+        cache: Cache,
+        queue: KeyedQueue[Key],
+        intake: Intake,
+        recorder: Recorder,
+        metrics: Metrics,
+        settings: Settings,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._kube = kube
+        self._cache = cache
+        self._queue = queue
+        self._intake = intake
+        self._recorder = recorder
+        self._metrics = metrics
+        self._settings = settings
+        self._wall_clock = wall_clock
+        self._writer = Writer(kube, seen=intake.seen, vanished=intake.vanished)
+        self._gone_pools = GonePools(kube, intake)
+        self._grants: dict[str, frozenset[str]] = {}
+        """Pool to the nodes that its rollout lets change now."""
+        metrics.queue_depth.set_function(lambda: float(len(queue)))
+
+    async def work(self) -> None:
+        """Be one worker, until the queue is closed."""
+        while True:
+            try:
+                key = await self._queue.get()
+            except QueueClosed:
+                return
+            try:
+                await self._look(key)
+            finally:
+                self._queue.done(key)
+
+    async def _look(self, key: Key) -> None:
+        began_s = time.perf_counter()
+        try:
+            await (self._node(key) if key.kind == "node" else self._pool(key))
+        except ConflictError:
+            self._queue.retry(key)  # ordinary where several write to a Node
+        except HostprepError as error:
+            self._failed(key, error.reason, str(error), getattr(error, "retry_after_s", 0.0))
+        except Exception as error:
+            _log.exception("look failed", key=key)
+            self._failed(key, type(error).__name__, str(error), 0.0)
+        else:
+            self._queue.forget_failures(key)
+        self._metrics.reconcile.labels(key.kind).observe(time.perf_counter() - began_s)
+
+    def _failed(self, key: Key, reason: str, message: str, at_least_s: float) -> None:
+        self._metrics.failed(key.kind, reason)
+        delay_s = self._queue.retry(key, at_least_s=at_least_s)
+        _log.warning(
+            "look failed; it comes again",
+            kind=key.kind,
+            name=key.name,
+            reason=reason,
+            error=message,
+            in_s=round(delay_s, 1),
+        )
+
+    async def _node(self, key: Key) -> None:
+        for _ in range(_TRIES):
+            changes = reconcile_node(self._view(key.name))
+            if changes.unknown_pools:
+                await self._ask_for_pools(key, changes)
+                if not changes.writes and self._all_known(changes):
+                    continue
+            try:
+                await self._write(key, changes)
+            except ConflictError:
+                await self._refresh(key.name)
+                continue
+            self._recheck(key, changes)
+            return
+        raise ConflictError(f"{key.name} keeps changing")
+
+    def _view(self, name: str) -> NodeView:
+        return NodeView(
+            name=name,
+            node=self._cache.nodes.get(name),
+            hmn=self._cache.host_memory_nodes.get(name),
+            pools=tuple(self._cache.pools),
+            gone_pools=frozenset(self._intake.gone_pools),
+            agent=_best(self._cache.agents_of(name)),
+            agent_missing_since_s=self._intake.agent_gone_s.get(name),
+            granted=frozenset(p for p, nodes in self._grants.items() if name in nodes),
+            settings=self._settings,
+            now_s=self._wall_clock(),
+        )
+
+    async def _ask_for_pools(self, key: Key, changes: NodeChanges) -> None:
+        for pool in sorted(changes.unknown_pools):
+            wait_s = await self._gone_pools.ask(pool)
+            if wait_s > 0.0:
+                self._queue.add_after(key, wait_s)
+
+    def _all_known(self, changes: NodeChanges) -> bool:
+        known = self._intake.gone_pools | self._cache.pools.names()
+        return changes.unknown_pools <= known
+
+    async def _refresh(self, name: str) -> None:
+        """Read what a conflict says that we know wrongly."""
+        for kind, resource in ((Kind.NODE, NODES), (Kind.HOST_MEMORY_NODE, HOST_MEMORY_NODES)):
+            known = self._cache.store(kind).get(name)
+            document = await self._kube.get(resource, name)
+            if document is not None:
+                self._intake.seen(kind, document)
+            elif known is not None:
+                self._intake.vanished(
+                    kind, name, uid=known.uid, resource_version=known.resource_version
+                )
+
+    async def _write(self, key: Key, changes: NodeChanges) -> None:
+        """Write what is to be, and tell it once the write that it is about has succeeded.
+
+        In a storm of reboots all taints come before all the rest: a key with writes left goes
+        back to the queue, where a new look finds what is still to be done.
+        """
+        if not changes.writes:
+            self._tell_node(key, changes)
+            return
+        telling, last = _telling(changes.writes), changes.writes[-1]
+
+        def go_on(write: Write) -> bool:
+            if write is telling:
+                self._tell_node(key, changes)
+            if write is last or not self._queue.has_urgent():
+                return True
+            self._queue.add(key)
+            return False
+
+        await self._writer.carry_out(key.name, changes.writes, go_on=go_on)
+
+    def _recheck(self, key: Key, changes: NodeChanges) -> None:
+        if changes.recheck_at_s is not None:
+            delay_s = changes.recheck_at_s - self._wall_clock()
+            self._queue.add_after(key, max(delay_s, _SOONEST_RECHECK_S))
+
+    def _tell_node(self, key: Key, changes: NodeChanges) -> None:
+        node = self._cache.nodes.get(key.name)
+        if node is not None:
+            self._tell(Regarding(kind="Node", name=node.name, uid=node.uid), changes.events)
+        self._count(key.name, changes.facts)
+
+    def _tell(self, about: Regarding, notes: tuple[EventNote, ...]) -> None:
+        for note in notes:
+            _log.info(note.reason, kind=about.kind, name=about.name, message=note.message)
+            self._recorder.record(about, note.type, note.reason, note.message)
+
+    def _count(self, name: str, facts: NodeFacts) -> None:
+        state = None if facts.state == "unmanaged" else facts.state
+        self._metrics.node_state(name, state, facts.closed_since_s)
+        if facts.opened:
+            self._metrics.openings.inc()
+        if facts.closed_cause:
+            self._metrics.closings.labels(facts.closed_cause).inc()
+        if facts.seconds_to_ready is not None:
+            self._metrics.node_ready.observe(facts.seconds_to_ready)
+        if facts.deadline_exceeded:
+            self._metrics.deadlines.inc()
+        if facts.reboot_detected:
+            self._metrics.reboots.inc()
+
+    async def _pool(self, key: Key) -> None:
+        name = key.name
+        pool = self._cache.pools.get(name)
+        if pool is None:
+            self._grants.pop(name, None)
+            self._metrics.drop_pool(name)
+            return
+        began_s = time.perf_counter()
+        changes = reconcile_pool(
+            pool,
+            self._members(name),
+            pools=tuple(self._cache.pools),
+            grants=self._grants.get(name, frozenset()),
+            now_s=self._wall_clock(),
+        )
+        self._intake.pool_ran(name, time.perf_counter() - began_s)
+        self._metrics.pool_counts(name, changes.counts)
+        granted = changes.grants - self._grants.get(name, frozenset())
+        self._grants[name] = changes.grants
+        for node in granted:
+            self._queue.add(Key("node", node))
+        if changes.status_patch is not None:
+            answer = await self._kube.patch(POOLS, name, changes.status_patch, subresource="status")
+            if answer is not None:
+                self._intake.seen(Kind.POOL, answer)
+        self._tell(Regarding(kind="HostMemoryPool", name=name, uid=pool.uid), changes.events)
+
+    def _members(self, pool: str) -> Iterator[tuple[NodeRecord, HostMemoryNodeRecord | None]]:
+        """Yield the nodes that the pool selects, and those that still have an entry of it."""
+        holders = self._cache.host_memory_nodes
+        for name in self._cache.selected(pool) | set(self._cache.nodes_with_entry(pool)):
+            node = self._cache.nodes.get(name)
+            if node is not None:
+                yield node, holders.get(name)
+
+
+def _telling(writes: tuple[Write, ...]) -> Write:
+    """Return the write after which a repeated look would no longer tell the same.
+
+    It is the one with the marks; without one the condition; else the last.
+    """
+    for kind in (PatchNode, PatchNodeStatus):
+        for write in writes:
+            if isinstance(write, kind):
+                return write
+    return writes[-1]
+
+
+def _best(agents: list[AgentRecord]) -> AgentRecord | None:
+    """Of several Pods on a node (an update leaves two for a while) the one that lives."""
+    return max(
+        agents, key=lambda a: (not a.deleting, a.ready, a.ready_since_s, a.name), default=None
+    )

@@ -1,0 +1,174 @@
+"""Events that people read with `kubectl describe`: posted aside, never in a reconcile's way.
+
+The same sentence about the same object within ten minutes is counted, not posted again. When more
+is said than the server should hear, the oldest is dropped: conditions hold the truth anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import structlog
+
+from hostprep.cluster.names import API_VERSION
+from hostprep_operator.api_errors import ApiError
+from hostprep_operator.kube import Kube
+from hostprep_operator.resources import EVENTS
+
+__all__ = ["EventType", "Recorder", "Regarding"]
+
+EventType = Literal["Normal", "Warning"]
+
+_log = structlog.get_logger("events")
+
+_SAME_WITHIN_S = 600.0
+_REMEMBERED = 4096
+_WAITING = 2000
+_PER_SECOND = 10.0
+_BURST = 25.0
+_NOTE_BYTES = 1024
+"""events.k8s.io/v1 refuses longer notes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regarding:
+    """The object that an event is about; ours have no namespace."""
+
+    kind: str
+    name: str
+    uid: str
+
+    def to_json(self) -> dict[str, str]:
+        """Return the object reference."""
+        version = "v1" if self.kind == "Node" else API_VERSION
+        return {"apiVersion": version, "kind": self.kind, "name": self.name, "uid": self.uid}
+
+
+@dataclass(slots=True)
+class _Posted:
+    """What was said, since when, how often, and under which name the server has it."""
+
+    name: str
+    first_s: float
+    count: int = 1
+
+
+_Key = tuple[str, str, str]
+_Sentence = tuple[Regarding, EventType, str, str]
+
+
+class Recorder:
+    """Takes sentences at once, and posts them as fast as the server should hear them."""
+
+    def __init__(self, kube: Kube, *, identity: str) -> None:
+        self._kube = kube
+        self._identity = identity
+        self._waiting: deque[_Sentence] = deque(maxlen=_WAITING)
+        self._more = asyncio.Event()
+        self._posted: OrderedDict[_Key, _Posted] = OrderedDict()
+        self._tokens = _BURST
+        self._paced_s = 0.0
+
+    def record(self, about: Regarding, kind: EventType, reason: str, note: str) -> None:
+        """Have the sentence posted; never waits."""
+        self._waiting.append((about, kind, reason, _cut(note)))
+        self._more.set()
+
+    async def run(self) -> None:
+        """Post until cancelled."""
+        while True:
+            await self._more.wait()
+            while self._waiting:
+                await self._post(self._waiting.popleft())
+                await self._pace()
+            self._more.clear()
+
+    async def flush(self, within_s: float) -> None:
+        """Post what still waits, for at most so many seconds."""
+        try:
+            async with asyncio.timeout(within_s):
+                while self._waiting:
+                    await self._post(self._waiting.popleft())
+        except TimeoutError:
+            _log.info("events dropped at the end", count=len(self._waiting))
+
+    async def _post(self, sentence: _Sentence) -> None:
+        about, kind, reason, note = sentence
+        key = (about.uid, reason, note)
+        before = self._known(key)
+        try:
+            if before is None:
+                name = f"{about.name[:200].rstrip('.-')}.{uuid.uuid4().hex[:16]}"
+                await self._kube.create(EVENTS, self._event(name, about, kind, reason, note))
+                self._remember(key, _Posted(name, _now_s()))
+            else:
+                before.count += 1
+                await self._count_up(key, before)
+        except ApiError as error:
+            _log.info("event not posted", about=about.name, reason=reason, error=str(error))
+
+    async def _count_up(self, key: _Key, posted: _Posted) -> None:
+        """Only the 2nd, 4th, 8th... repetition is written: a loop must not become a flood."""
+        if posted.count & (posted.count - 1):
+            return
+        series = {"count": posted.count, "lastObservedTime": _micro_time()}
+        if await self._kube.patch(EVENTS, posted.name, {"series": series}) is None:
+            self._posted.pop(key, None)
+
+    def _known(self, key: _Key) -> _Posted | None:
+        posted = self._posted.get(key)
+        if posted is not None and _now_s() - posted.first_s > _SAME_WITHIN_S:
+            del self._posted[key]
+            return None
+        return posted
+
+    def _remember(self, key: _Key, posted: _Posted) -> None:
+        self._posted[key] = posted
+        if len(self._posted) > _REMEMBERED:
+            self._posted.popitem(last=False)
+
+    async def _pace(self) -> None:
+        """Wait as a bucket of tokens says: the first 25 at once, then ten a second."""
+        now_s = _now_s()
+        grown = self._tokens + (now_s - self._paced_s) * _PER_SECOND
+        self._tokens, self._paced_s = min(grown, _BURST) - 1.0, now_s
+        if self._tokens < 0.0:
+            await asyncio.sleep(-self._tokens / _PER_SECOND)
+
+    def _event(
+        self, name: str, about: Regarding, kind: EventType, reason: str, note: str
+    ) -> dict[str, Any]:
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": "default"},
+            "eventTime": _micro_time(),
+            "reportingController": "hostprep.dev/operator",
+            "reportingInstance": self._identity[:128],
+            "action": reason,
+            "reason": reason,
+            "regarding": about.to_json(),
+            "note": note,
+            "type": kind,
+        }
+
+
+def _cut(note: str) -> str:
+    """Cut to what the server takes, in bytes."""
+    data = note.encode()
+    if len(data) <= _NOTE_BYTES:
+        return note
+    return data[: _NOTE_BYTES - 3].decode(errors="ignore") + "..."
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _micro_time() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,189 @@
+"""Pools × node × entries → entries: what one node must hold, and what it must give back.
+
+Only an `Absent` entry releases memory, so it is made only of what is certain: labels that no
+longer match, or a pool of which the API server itself said that it is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hostprep.cluster.names import API_VERSION, NODE_KIND
+from hostprep.cluster.node_resource import Phase, PoolEntry
+from hostprep_operator.reconcile.changes import (
+    CreateHostMemoryNode,
+    DeleteHostMemoryNode,
+    NodeView,
+    PatchHostMemoryNodeSpec,
+    Write,
+)
+from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord
+
+__all__ = [
+    "Assignment",
+    "assign",
+    "is_current",
+    "pool_ready",
+    "selecting",
+    "usable",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What the entries are to be."""
+
+    entries: tuple[PoolEntry, ...] = ()
+    unknown: frozenset[str] = frozenset()
+    """Pools of entries that can neither be kept up to date nor given up yet."""
+    released: tuple[str, ...] = ()
+    """Pools whose memory the node has given back: their entries go."""
+    write: Write | None = None
+    """The one write of the HostMemoryNode that brings this about; None where it stands."""
+
+    def entry(self, name: str) -> PoolEntry | None:
+        """Return the entry of that pool."""
+        return next((entry for entry in self.entries if entry.name == name), None)
+
+
+def selecting(pools: Iterable[PoolRecord], node: NodeRecord) -> tuple[PoolRecord, ...]:
+    """Return the pools that select the node, the ruling first."""
+    chosen = [pool for pool in pools if pool.selects(node.labels)]
+    return tuple(sorted(chosen, key=lambda pool: pool.rank))
+
+
+def usable(node: NodeRecord, hmn: HostMemoryNodeRecord | None) -> HostMemoryNodeRecord | None:
+    """Return the HostMemoryNode if it is this very Node's and is to stay."""
+    return hmn if hmn and hmn.owner_uid == node.uid and not hmn.deleting else None
+
+
+def is_current(entry: PoolEntry | None, pool: PoolRecord) -> bool:
+    """Whether the entry tells the node what the pool says now."""
+    return (
+        entry is not None
+        and not entry.absent
+        and entry.uid == pool.uid
+        and entry.policy == pool.policy
+    )
+
+
+def pool_ready(node: NodeRecord, hmn: HostMemoryNodeRecord | None, entry: PoolEntry | None) -> bool:
+    """Whether the status, of this boot, says that exactly this entry is Ready."""
+    if hmn is None or entry is None or entry.absent:
+        return False
+    report = hmn.status.pool(entry.name)
+    return (
+        node.boot_id != ""
+        and hmn.status.boot_id == node.boot_id
+        and report is not None
+        and report.phase is Phase.READY
+        and (report.uid, report.generation) == (entry.uid, entry.generation)
+    )
+
+
+def assign(view: NodeView, node: NodeRecord) -> Assignment:
+    """Return the entries that the node is to have, and the write that they need."""
+    hmn = usable(node, view.hmn)
+    chosen = {pool.name: pool for pool in selecting(view.pools, node)}
+    kept, unknown, released = _kept(view, node, hmn, chosen)
+    names = {entry.name for entry in kept}
+    new = [_present(pool) for name, pool in sorted(chosen.items()) if name not in names]
+    entries = (*kept, *new)
+    return Assignment(
+        entries=entries,
+        unknown=frozenset(unknown),
+        released=tuple(released),
+        write=_write(view.hmn, node, entries),
+    )
+
+
+def _kept(
+    view: NodeView,
+    node: NodeRecord,
+    hmn: HostMemoryNodeRecord | None,
+    chosen: dict[str, PoolRecord],
+) -> tuple[list[PoolEntry], list[str], list[str]]:
+    """Return what becomes of the entries there are, the unknown pools and the released ones."""
+    kept: list[PoolEntry] = []
+    unknown: list[str] = []
+    released: list[str] = []
+    if hmn is None:
+        return kept, unknown, released
+    existing = {pool.name: pool for pool in view.pools}
+    for entry in hmn.entries:
+        pool = existing.get(entry.name)
+        if entry.name in chosen:
+            granted = entry.name in view.granted
+            kept.append(_updated(node, hmn, entry, chosen[entry.name], granted=granted))
+        elif entry.absent:
+            if _has_released(hmn, entry):
+                released.append(entry.name)
+            else:
+                kept.append(entry)
+        elif pool is None and entry.name not in view.gone_pools:
+            unknown.append(entry.name)
+            kept.append(entry)
+        elif not _retained(entry, pool):
+            kept.append(replace(entry, absent=True, policy={}))
+    return kept, unknown, released
+
+
+def _updated(
+    node: NodeRecord,
+    hmn: HostMemoryNodeRecord,
+    entry: PoolEntry,
+    pool: PoolRecord,
+    *,
+    granted: bool,
+) -> PoolEntry:
+    """Return the entry: a change waits for its turn where the pool serves, and only there."""
+    if is_current(entry, pool) or (pool_ready(node, hmn, entry) and not granted):
+        return entry
+    return _present(pool)
+
+
+def _present(pool: PoolRecord) -> PoolEntry:
+    return PoolEntry(name=pool.name, uid=pool.uid, generation=pool.generation, policy=pool.policy)
+
+
+def _has_released(hmn: HostMemoryNodeRecord, entry: PoolEntry) -> bool:
+    """Whether the agent has read that the pool is to go, and holds nothing of it any more."""
+    status = hmn.status
+    return status.observed_generation >= hmn.generation and status.pool(entry.name) is None
+
+
+def _retained(entry: PoolEntry, pool: PoolRecord | None) -> bool:
+    """Return what the pool says while it exists (the same, by UID), else what the node was told."""
+    if pool is not None and pool.uid == entry.uid:
+        return pool.deletion_policy == "Retain"
+    return entry.policy.get("deletionPolicy") == "Retain"
+
+
+def _write(
+    hmn: HostMemoryNodeRecord | None, node: NodeRecord, entries: tuple[PoolEntry, ...]
+) -> Write | None:
+    if hmn is None:
+        return CreateHostMemoryNode(_body(node, entries)) if entries else None
+    if hmn.deleting:
+        return None
+    if hmn.owner_uid != node.uid or not entries:
+        return DeleteHostMemoryNode(uid=hmn.uid, resource_version=hmn.resource_version)
+    if entries == hmn.entries:
+        return None
+    patch = {
+        "metadata": {"resourceVersion": hmn.resource_version},
+        "spec": {"pools": [entry.to_json() for entry in entries]},
+    }
+    return PatchHostMemoryNodeSpec(patch, resource_version=hmn.resource_version)
+
+
+def _body(node: NodeRecord, entries: tuple[PoolEntry, ...]) -> dict[str, Any]:
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": NODE_KIND,
+        "metadata": {"name": node.name, "ownerReferences": [owner]},
+        "spec": {"pools": [entry.to_json() for entry in entries]},
+    }

@@ -1,0 +1,169 @@
+"""What a reconcile is given, and what it returns: values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord, PoolRecord
+
+__all__ = [
+    "Cause",
+    "CreateHostMemoryNode",
+    "DeleteHostMemoryNode",
+    "EventNote",
+    "NodeChanges",
+    "NodeFacts",
+    "NodeView",
+    "PatchHostMemoryNodeSpec",
+    "PatchNode",
+    "PatchNodeStatus",
+    "PoolChanges",
+    "Settings",
+    "Write",
+]
+
+Cause: TypeAlias = Literal["join", "reboot", "repair", "resize"]
+"""Why a node was closed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the operator's command line says about judging nodes."""
+
+    liveness: Literal["pods", "off"] = "pods"
+    """Whether an agent is alive while its Pod is Ready, or not looked at (agents run by hand)."""
+    agent_grace_s: float = 60.0
+    """For how long a node or an agent may be away before the answer is Unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """All that one reconcile of a node sees.
+
+    Made only when the first lists of pools, nodes, HostMemoryNodes and agents are complete: a
+    cache that is not filled yet looks like a cluster in which everything was deleted.
+    """
+
+    name: str
+    node: NodeRecord | None
+    hmn: HostMemoryNodeRecord | None
+    pools: tuple[PoolRecord, ...] = ()
+    """All pools that exist, selecting this node or not."""
+    gone_pools: frozenset[str] = frozenset()
+    """Names that the API server, asked itself, said do not exist."""
+    agent: AgentRecord | None = None
+    agent_missing_since_s: float | None = None
+    """Since when no agent Pod is on the node; None: since the node joined."""
+    granted: frozenset[str] = frozenset()
+    """Pools whose rollout lets this node change now."""
+    settings: Settings = field(default_factory=Settings)
+    now_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CreateHostMemoryNode:
+    """Create the object. AlreadyExists: look again."""
+
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteHostMemoryNode:
+    """Delete the object, with both as preconditions."""
+
+    uid: str
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class PatchHostMemoryNodeSpec:
+    """Merge-patch the object; the resourceVersion is in the patch too."""
+
+    patch: Mapping[str, Any]
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class PatchNode:
+    """Merge-patch metadata and spec of the Node; `spec.taints` is the whole list.
+
+    `metadata.resourceVersion` is in the patch. Where a write to the same Node precedes it in the
+    same reconcile, the shell puts that write's answer's resourceVersion there: the one before
+    was guarded by the version this was computed from, so nobody's change can be lost between.
+    """
+
+    patch: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PatchNodeStatus:
+    """Strategic-merge-patch the status: conditions by type. Guarded as PatchNode is."""
+
+    patch: Mapping[str, Any]
+
+
+Write: TypeAlias = (
+    CreateHostMemoryNode
+    | DeleteHostMemoryNode
+    | PatchHostMemoryNodeSpec
+    | PatchNode
+    | PatchNodeStatus
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EventNote:
+    """A sentence for people, said once all writes of its reconcile succeeded."""
+
+    kind: Literal["Node", "HostMemoryPool"]
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """For metrics; what happened counts once the writes succeeded."""
+
+    state: Literal["ready", "closed", "unknown", "unmanaged"] = "unmanaged"
+    opened: bool = False
+    closed_cause: Cause | None = None
+    """Of a closing that these writes carry out."""
+    closed_since_s: float | None = None
+    """While the node is closed."""
+    seconds_to_ready: float | None = None
+    """From closing (at joining: as soon as a pool selects it) to the opening in these writes."""
+    deadline_exceeded: bool = False
+    reboot_detected: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChanges:
+    """What to do about a node: the writes in this order, stopping at the first that fails."""
+
+    writes: tuple[Write, ...] = ()
+    events: tuple[EventNote, ...] = ()
+    unknown_pools: frozenset[str] = frozenset()
+    """Pools that the node's entries or labels name and nobody knows: ask the API server.
+
+    Either the pool is there (add it to `pools`) or it is not (add it to `gone_pools`). Until
+    then nothing that depends on them is written.
+    """
+    recheck_at_s: float | None = None
+    """When time alone changes the answer."""
+    facts: NodeFacts = field(default_factory=NodeFacts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolChanges:
+    """What to do about a pool."""
+
+    status_patch: Mapping[str, Any] | None = None
+    """Merge patch of the status subresource; None where it says all already."""
+    grants: frozenset[str] = frozenset()
+    """Nodes that may change now, the whole set. Those that were not in it before need a look."""
+    events: tuple[EventNote, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """By the names in POOL_COUNTS."""

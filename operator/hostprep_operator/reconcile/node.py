@@ -1,0 +1,144 @@
+"""One node: its HostMemoryNode's entries, and its marks. A pure function of what is there.
+
+Writes come in an order in which every prefix is safe: what closes a node precedes what changes
+its memory, and a reconcile that starts anew after any of them ends where this one would have.
+"""
+
+from __future__ import annotations
+
+from hostprep.cluster.names import READY_LABEL_PREFIX
+from hostprep_operator.marks import Marks
+from hostprep_operator.reconcile.assign import Assignment, assign, selecting, usable
+from hostprep_operator.reconcile.changes import EventNote, NodeChanges, NodeFacts, NodeView, Write
+from hostprep_operator.reconcile.marking import Marking, mark, mark_labels_only
+from hostprep_operator.reconcile.removal import strip_node
+from hostprep_operator.reconcile.transition import closed_since_s
+from hostprep_operator.reconcile.verdict import Judged, away_at_s, reboot_seen
+
+__all__ = ["NodeChanges", "NodeView", "reconcile_node"]
+
+
+def reconcile_node(view: NodeView) -> NodeChanges:
+    """Return what is to be written for this node; nothing where all is as it is to be.
+
+    A node that does not exist, or is on its way out, is left alone: its HostMemoryNode goes with
+    it by its ownerReference.
+    """
+    node = view.node
+    if node is None or node.deleting:
+        return NodeChanges()
+    marks, assignment = Marks.parse(node.marks), assign(view, node)
+    unknown = assignment.unknown | _unknown_labels(view, marks)
+    write = () if assignment.write is None else (assignment.write,)
+    if unknown:
+        return NodeChanges(unknown_pools=unknown)
+    chosen = selecting(view.pools, node)
+    released = _released(assignment)
+    if not chosen:
+        return NodeChanges(writes=(*strip_node(node), *write), events=released)
+    judged = Judged(
+        node=node,
+        hmn=usable(node, view.hmn),
+        assignment=assignment,
+        required=tuple(pool for pool in chosen if pool.readiness.required),
+        marks=marks,
+    )
+    if not judged.required:
+        writes = mark_labels_only(view, judged, chosen)
+        recheck_at_s = away_at_s(view, node)
+        return NodeChanges(writes=(*writes, *write), events=released, recheck_at_s=recheck_at_s)
+    return _managed(view, judged, mark(view, judged, chosen), write, released)
+
+
+def _unknown_labels(view: NodeView, marks: Marks) -> frozenset[str]:
+    """Return the pools whose ready labels are on the node, and of which nobody knows."""
+    named = {key.removeprefix(READY_LABEL_PREFIX) for key in marks.labels}
+    return frozenset(named - {pool.name for pool in view.pools} - view.gone_pools)
+
+
+def _managed(
+    view: NodeView,
+    judged: Judged,
+    marking: Marking,
+    write: tuple[Write, ...],
+    released: tuple[EventNote, ...],
+) -> NodeChanges:
+    return NodeChanges(
+        writes=(*marking.writes, *write),
+        events=(*released, *_events(judged, marking)),
+        recheck_at_s=_recheck_at_s(view, judged, marking),
+        facts=_facts(view, judged, marking),
+    )
+
+
+def _recheck_at_s(view: NodeView, judged: Judged, marking: Marking) -> float | None:
+    times = [away_at_s(view, judged.node)]
+    move = marking.transition
+    if not move.marks.is_open and not move.marks.deadline:
+        since_s = _closed_since_s(view, judged, marking)
+        times.append(since_s + judged.required[0].readiness.deadline_s)
+    return min((time for time in times if time is not None), default=None)
+
+
+def _closed_since_s(view: NodeView, judged: Judged, marking: Marking) -> float:
+    closing = marking.transition.cause is not None
+    return view.now_s if closing else closed_since_s(view, judged)
+
+
+def _facts(view: NodeView, judged: Judged, marking: Marking) -> NodeFacts:
+    move, status = marking.transition, marking.verdict.status
+    seconds = None
+    if move.opened and not judged.marks.is_open:
+        seconds = max(view.now_s - closed_since_s(view, judged), 0.0)
+    return NodeFacts(
+        state="ready" if status == "True" else "closed" if status == "False" else "unknown",
+        opened=move.opened,
+        closed_cause=move.cause,
+        closed_since_s=(None if move.marks.is_open else _closed_since_s(view, judged, marking)),
+        seconds_to_ready=seconds,
+        deadline_exceeded=move.deadline,
+        reboot_detected=reboot_seen(judged) != "",
+    )
+
+
+def _released(assignment: Assignment) -> tuple[EventNote, ...]:
+    if not assignment.released:
+        return ()
+    names = ", ".join(assignment.released)
+    message = f"The memory of {names} was given back to the node."
+    return (EventNote("Node", "Normal", "MemoryReleased", message),)
+
+
+def _events(judged: Judged, marking: Marking) -> tuple[EventNote, ...]:
+    move, said = marking.transition, marking.verdict
+    if move.opened:
+        return (
+            EventNote("Node", "Normal", "MemoryReady", f"Host memory is ready: {said.message}"),
+        )
+    if move.cause == "join":
+        message = f"Closed until its host memory is ready. {said.message}"
+        return (EventNote("Node", "Normal", "MemoryClosed", message),)
+    if move.cause is not None:
+        why = _why(move.cause)
+        return (EventNote("Node", "Warning", "MemoryClosed", f"{why} {said.message}"),)
+    if move.deadline:
+        return (EventNote("Node", "Warning", "DeadlineExceeded", _late(judged, marking)),)
+    return ()
+
+
+def _why(cause: str) -> str:
+    return {
+        "reboot": "Closed: the node was booted again, and its memory with it.",
+        "repair": "Closed: its host memory needs repair.",
+        "resize": "Closed: its host memory is being changed.",
+    }[cause]
+
+
+def _late(judged: Judged, marking: Marking) -> str:
+    if marking.transition.without:
+        return f"Opened without host memory. {marking.verdict.message}"
+    within_s = judged.required[0].readiness.deadline_s
+    return (
+        f"Host memory is not ready after {within_s:.0f} s; the node stays closed. "
+        f"{marking.verdict.message}"
+    )

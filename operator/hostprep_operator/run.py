@@ -1,0 +1,228 @@
+"""`hostprep-operator run`: everything put together, started in order and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from kubernetes.aio.client import Configuration
+
+from hostprep_operator.cache import Cache
+from hostprep_operator.controller import Controller
+from hostprep_operator.credentials import connection_info, load_configuration
+from hostprep_operator.events import Recorder
+from hostprep_operator.health import Health, HealthServer, parse_listen
+from hostprep_operator.intake import Intake
+from hostprep_operator.keys import Key
+from hostprep_operator.kube import Kube
+from hostprep_operator.lease import Leader
+from hostprep_operator.metrics import Metrics
+from hostprep_operator.queue import KeyedQueue
+from hostprep_operator.reconcile.changes import Settings
+from hostprep_operator.sync import Sync
+from hostprep_operator.watch import Watches
+
+__all__ = ["Options", "run_operator"]
+
+_log = structlog.get_logger("operator")
+_FINISH_S = 5.0
+"""For the writes that are under way when the process is told to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line."""
+
+    namespace: str
+    settings: Settings = field(default_factory=Settings)
+    workers: int = 12
+    leader_elect: bool = False
+    lease_name: str = "hostprep-operator"
+    listen: str = ":9809"
+    resync_s: float = 600.0
+    kubeconfig: str | None = None
+    identity: str = ""
+
+    @property
+    def watch_agents(self) -> bool:
+        """Whether agents' Pods say who lives."""
+        return self.settings.liveness == "pods"
+
+
+async def run_operator(options: Options) -> int:
+    """Run until SIGTERM or SIGINT. Returns the exit code.
+
+    Raises BadInputError where the API server cannot be addressed or the port is none, and
+    FailedError where it cannot listen.
+    """
+    host, port = parse_listen(options.listen)
+    configuration = await load_configuration(options.kubeconfig)
+    operator = _Operator(options, configuration)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(operator.kube.close)
+        await operator.server.start(host, port)
+        stack.push_async_callback(operator.server.stop)
+        return await operator.run()
+
+
+class _Operator:
+    """One run of the program."""
+
+    def __init__(self, options: Options, configuration: Configuration) -> None:
+        self._options = options
+        self._configuration = configuration
+        self._stop = asyncio.Event()
+        self._tasks: list[asyncio.Task[Any]] = []
+        self.metrics = Metrics()
+        self.kube = Kube(configuration, on_write=self.metrics.wrote)
+        self._health = Health()
+        self.server = HealthServer(self._health, self.metrics)
+        self._identity = options.identity or socket.gethostname()
+        self._leader = Leader(
+            self.kube,
+            namespace=options.namespace,
+            name=options.lease_name,
+            identity=f"{self._identity}_{os.urandom(4).hex()}",
+        )
+
+    async def run(self) -> int:
+        """Lead if asked to, work, stop in order. Returns the exit code."""
+        self._catch_signals()
+        if not await self._lead():
+            return 0
+        try:
+            return await self._work()
+        finally:
+            if self._options.leader_elect:
+                await self._leader.release()
+            _log.info("stopped")
+
+    async def _lead(self) -> bool:
+        """Become the one that works; False when told to stop before that."""
+        if self._options.leader_elect:
+            self._health.standby = True
+            if not await self._unless_stopped(self._leader.acquire()):
+                return False
+            self._health.standby = False
+            self._start(self._watch_lease(), "lease")
+            _log.info("this replica leads", identity=self._identity)
+        self.metrics.leader.set(1)
+        return True
+
+    async def _watch_lease(self) -> None:
+        why = await self._leader.keep()
+        _log.error("lost the lead; ending at once, since another replica may work now", why=why)
+        sys.stderr.flush()
+        os._exit(1)
+
+    async def _work(self) -> int:
+        cache, queue = Cache(), KeyedQueue[Key]()
+        intake = Intake(cache, queue)
+        self._health.oldest_key_s = queue.oldest_s
+        sync = Sync(
+            self.kube,
+            cache,
+            intake,
+            self.metrics,
+            namespace=self._options.namespace,
+            watch_agents=self._options.watch_agents,
+            every_s=self._options.resync_s,
+        )
+        if not await self._unless_stopped(sync.first()):
+            return 0
+        recorder = Recorder(self.kube, identity=self._identity)
+        controller = Controller(
+            kube=self.kube,
+            cache=cache,
+            queue=queue,
+            intake=intake,
+            recorder=recorder,
+            metrics=self.metrics,
+            settings=self._options.settings,
+        )
+        # All of our tasks start before kopf: it cancels whatever was started after it.
+        self._start(recorder.run(), "events")
+        self._start(sync.run(), "sync")
+        workers = [
+            self._start(controller.work(), f"worker {number}")
+            for number in range(self._options.workers)
+        ]
+        intake.open()
+        self._health.synced = True
+        code = await self._watch(intake)
+        await self._finish(queue, workers, recorder)
+        return code
+
+    async def _watch(self, intake: Intake) -> int:
+        """Have kopf watch until told to stop. Returns 1 when a part of ours ended by itself."""
+        watches = Watches(
+            intake,
+            namespace=self._options.namespace,
+            watch_agents=self._options.watch_agents,
+            login=lambda: connection_info(self._configuration),
+            on_state=self._watching,
+        )
+        watching = asyncio.create_task(watches.run(on_started=self._catch_signals), name="watches")
+        stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        ours = {*self._tasks, watching, stopping}
+        done, _ = await asyncio.wait(ours, return_when=asyncio.FIRST_COMPLETED)
+        self._health.stopping = True
+        failed = _report(done - {stopping, watching})
+        await self.server.stop()
+        watches.stop()
+        await asyncio.wait({watching}, timeout=_FINISH_S)
+        stopping.cancel()
+        return 1 if failed else 0
+
+    async def _finish(
+        self, queue: KeyedQueue[Key], workers: list[asyncio.Task[Any]], recorder: Recorder
+    ) -> None:
+        """Let the writes under way end, say what is still to be said, stop the rest."""
+        queue.close()
+        await asyncio.wait(workers, timeout=_FINISH_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await recorder.flush(1.0)
+
+    def _watching(self, up: bool) -> None:
+        self._health.watching = up
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.append(task)
+        return task
+
+    def _catch_signals(self) -> None:
+        """Take SIGTERM and SIGINT; again once kopf has put its own handlers there."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+
+    async def _unless_stopped(self, work: Awaitable[None]) -> bool:
+        """Wait for it; False when told to stop before it is done."""
+        task = asyncio.ensure_future(work)
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if task.done():
+            await task
+            return not self._stop.is_set()
+        task.cancel()
+        return False
+
+
+def _report(done: set[asyncio.Task[Any]]) -> bool:
+    """Log what ended although it never should; whether anything did."""
+    for task in done:
+        error = None if task.cancelled() else task.exception()
+        _log.error("a part ended by itself", part=task.get_name(), error=repr(error))
+    return bool(done)

@@ -1,0 +1,187 @@
+"""Comparing the cache with the API server: whole at the start, and by versions from time to time.
+
+Kopf says nothing of objects that vanished while its watch was broken. So whenever it reads a list
+anew, and every ten minutes anyway (the pools: every minute), names and versions are compared with
+the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import structlog
+
+from hostprep_operator.api_errors import ApiError, ExpiredError
+from hostprep_operator.cache import Cache
+from hostprep_operator.intake import Intake
+from hostprep_operator.keys import Kind
+from hostprep_operator.kube import Json, Kube
+from hostprep_operator.metrics import Metrics
+from hostprep_operator.resources import HOST_MEMORY_NODES, NODES, POOLS, Resource, pods
+from hostprep_operator.watch import AGENT_SELECTOR
+
+__all__ = ["Sync"]
+
+_log = structlog.get_logger("sync")
+
+_PAGE = 250
+"""Nodes of 15 KB: 4 MB as text, some 20 MB as Python sees them, for a moment."""
+_SETTLE_S = 3.0
+"""Kopf's list takes a while; its first object must not be taken for the end of it."""
+_RETRY_S = 2.0
+_POOLS_EVERY_S = 60.0
+"""Of a list that turned out empty kopf says nothing: the last pool's end would be missed."""
+
+
+class Sync:
+    """Keeps the cache true."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        cache: Cache,
+        intake: Intake,
+        metrics: Metrics,
+        *,
+        namespace: str,
+        watch_agents: bool,
+        every_s: float = 600.0,
+    ) -> None:
+        self._kube = kube
+        self._cache = cache
+        self._intake = intake
+        self._metrics = metrics
+        self._every_s = every_s
+        self._all_due_s = self._next_due_s()
+        self._wanted = asyncio.Event()
+        intake.on_relisted = self._wanted.set
+        self._kinds: dict[Kind, tuple[Resource, str]] = {
+            Kind.POOL: (POOLS, ""),
+            Kind.HOST_MEMORY_NODE: (HOST_MEMORY_NODES, ""),
+            Kind.NODE: (NODES, ""),
+        }
+        if watch_agents:
+            self._kinds[Kind.AGENT] = (pods(namespace), AGENT_SELECTOR)
+
+    async def first(self) -> None:
+        """Read everything, however long it takes; nothing may be concluded before."""
+        for kind in self._kinds:
+            while True:
+                try:
+                    await self._read(kind)
+                    break
+                except ApiError as error:
+                    _log.warning("cannot read yet", kind=kind.value, error=str(error))
+                    await asyncio.sleep(_RETRY_S)
+        self._done()
+        _log.info(
+            "in sync",
+            nodes=len(self._cache.nodes),
+            pools=len(self._cache.pools),
+            host_memory_nodes=len(self._cache.host_memory_nodes),
+            agents=len(self._cache.agents),
+        )
+
+    async def run(self) -> None:
+        """Compare from time to time, and soon after kopf has read a list anew."""
+        while True:
+            kinds = await self._next()
+            try:
+                for kind in kinds:
+                    await self._compare(kind)
+            except ApiError as error:
+                _log.warning("cannot compare", error=str(error))
+                self._intake.relisted |= kinds
+                await asyncio.sleep(_RETRY_S)
+                self._wanted.set()
+                continue
+            if len(kinds) == len(self._kinds):
+                self._done()
+
+    async def _next(self) -> set[Kind]:
+        """Wait until there is something to compare; the pools, which are few, come every time."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(min(self._all_due_s, loop.time() + _POOLS_EVERY_S)):
+                await self._wanted.wait()
+        except TimeoutError:
+            if loop.time() < self._all_due_s:
+                return {Kind.POOL}
+            self._all_due_s = self._next_due_s()
+            return set(self._kinds)
+        await asyncio.sleep(_SETTLE_S)
+        self._wanted.clear()
+        kinds, self._intake.relisted = self._intake.relisted, set()
+        return kinds | {Kind.POOL}
+
+    def _next_due_s(self) -> float:
+        pause_s = self._every_s * random.uniform(0.9, 1.1)  # noqa: S311
+        return asyncio.get_running_loop().time() + pause_s
+
+    async def _read(self, kind: Kind) -> None:
+        resource, selector = self._kinds[kind]
+        async for page in self._kube.pages(resource, limit=_PAGE, label_selector=selector):
+            for document in page.items:
+                self._intake.seen(kind, document)
+
+    async def _compare(self, kind: Kind) -> None:
+        """Drop what the server no longer has; read what it has newer."""
+        store = self._cache.store(kind)
+        known = {record.name: (record.uid, record.resource_version) for record in store}
+        version, listed = await self._versions(kind)
+        missed = 0
+        for name in known.keys() - listed.keys():
+            record = store.get(name)
+            if record is not None and record.uid == known[name][0]:
+                missed += 1
+                self._intake.vanished(kind, name, uid=record.uid, resource_version=version)
+        for name, there in listed.items():
+            record = store.get(name)
+            if record is None or _newer(there, record.resource_version):
+                missed += await self._refresh(kind, name, there)
+        store.forget_gone(int(version) if version.isdecimal() else 0)
+        _log.debug("compared", kind=kind.value, objects=len(listed), missed=missed)
+
+    async def _versions(self, kind: Kind) -> tuple[str, dict[str, str]]:
+        """Return the list's version, and each object's by name."""
+        resource, selector = self._kinds[kind]
+        while True:
+            listed: dict[str, str] = {}
+            version = ""
+            try:
+                async for page in self._kube.pages(
+                    resource, limit=_PAGE * 2, label_selector=selector, metadata_only=True
+                ):
+                    version = page.resource_version
+                    listed |= {_name(item): _version(item) for item in page.items}
+            except ExpiredError:
+                continue
+            return version, listed
+
+    async def _refresh(self, kind: Kind, name: str, version: str) -> int:
+        """Read one object, unless the watch has brought it meanwhile."""
+        await asyncio.sleep(0)
+        record = self._cache.store(kind).get(name)
+        if record is not None and not _newer(version, record.resource_version):
+            return 0
+        document = await self._kube.get(self._kinds[kind][0], name)
+        if document is not None:
+            self._intake.seen(kind, document)
+        return 1
+
+    def _done(self) -> None:
+        self._metrics.last_sync.set(time.time())
+
+
+def _name(item: Json) -> str:
+    return str(item["metadata"]["name"])
+
+
+def _version(item: Json) -> str:
+    return str(item["metadata"].get("resourceVersion") or "")
+
+
+def _newer(version: str, than: str) -> bool:
+    return version.isdecimal() and (not than.isdecimal() or int(version) > int(than))

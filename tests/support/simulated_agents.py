@@ -1,0 +1,113 @@
+"""Every node's agent in one thread: watches HostMemoryNodes, reports what it is told to hold."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from hostprep.cluster.node_resource import NodeStatus, Phase, PoolEntry, PoolStatus, entries_of
+from tests.support.operator_process import HMNS, NODES
+from tests.support.watching import watch
+from tests.testbed.api import Api, ApiError
+
+__all__ = ["SimulatedAgents"]
+
+JsonObject = dict[str, Any]
+_SIZE = 64 << 20
+
+
+def _ready(entry: PoolEntry) -> Phase:
+    return Phase.RELEASING if entry.absent else Phase.READY
+
+
+class SimulatedAgents:
+    """`phase` says how an entry stands; an absent one that is not held is gone at once."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self.phase: Callable[[str, PoolEntry], Phase] = lambda _node, entry: _ready(entry)
+        self.held: set[str] = set()
+        """Nodes on which an engine holds a lease: they do not release."""
+        self.silent: set[str] = set()
+        """Nodes whose agent does not answer."""
+        self.writes = 0
+        self._known: dict[str, JsonObject] = {}
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._stop.set()
+        self._thread.join(10)
+
+    def report(self, *nodes: str) -> int:
+        """Have these nodes' agents look again now, all of them when none is named.
+
+        Returns how many statuses were written.
+        """
+        before = self.writes
+        for name in nodes or list(self._known):
+            hmn = self._known.get(name)
+            if hmn is not None:
+                self._answer(hmn)
+        return self.writes - before
+
+    def _run(self) -> None:
+        for kind, hmn in watch(self._api, HMNS, self._stop):
+            name = hmn["metadata"]["name"]
+            if kind == "DELETED":
+                self._known.pop(name, None)
+                continue
+            if not self._is_known(name, hmn):
+                self._known[name] = hmn
+                self._answer(hmn)
+
+    def _is_known(self, name: str, hmn: JsonObject) -> bool:
+        """Whether it is our own write's echo, or older: the answer to it was given."""
+        mine, its = self._known.get(name, {}).get("metadata", {}), hmn["metadata"]
+        return mine.get("uid") == its["uid"] and (
+            int(mine["resourceVersion"]) >= int(its["resourceVersion"])
+        )
+
+    def _answer(self, hmn: JsonObject) -> None:
+        name = hmn["metadata"]["name"]
+        if name in self.silent:
+            return
+        with self._lock:
+            try:
+                self._write(name, hmn)
+            except (ApiError, OSError):
+                self._known[name] = hmn  # gone or unreachable: the next event says more
+
+    def _write(self, name: str, hmn: JsonObject) -> None:
+        node = self._api.get(f"{NODES}/{name}")
+        status = self._status(name, hmn, node["status"]["nodeInfo"]["bootID"]).to_json()
+        if status == hmn.get("status"):
+            return
+        self.writes += 1
+        body = {"metadata": {"uid": hmn["metadata"]["uid"]}, "status": status}
+        self._known[name] = self._api.patch(f"{HMNS}/{name}/status", body)
+
+    def _status(self, name: str, hmn: JsonObject, boot_id: str) -> NodeStatus:
+        entries = [e for e in entries_of(hmn) if not e.absent or name in self.held]
+        return NodeStatus(
+            observed_generation=hmn["metadata"]["generation"],
+            boot_id=boot_id,
+            agent_version="simulated",
+            pools=tuple(self._pool(name, entry) for entry in entries),
+        )
+
+    def _pool(self, name: str, entry: PoolEntry) -> PoolStatus:
+        phase = Phase.RELEASING if entry.absent else self.phase(name, entry)
+        return PoolStatus(
+            name=entry.name,
+            uid=entry.uid,
+            generation=entry.generation,
+            phase=phase,
+            reason=phase.value,
+            wanted_bytes=_SIZE,
+            ready_bytes=_SIZE if phase is Phase.READY else 0,
+        )
