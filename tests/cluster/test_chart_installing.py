@@ -1,0 +1,174 @@
+"""The chart on a real API server: every profile is accepted, installed, upgraded and removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.charts import (
+    CHART,
+    MONITORING,
+    NAMESPACE,
+    PROFILES,
+    RELEASE,
+    cluster_with_the_chart,
+    foreign_crds,
+    give_cleanup_its_rights,
+    load_crds,
+    render_text,
+)
+from tests.support.waiting import wait_for
+from tests.testbed.control_plane import ControlPlane
+from tests.testbed.nodes import create_node, node_object
+
+pytestmark = pytest.mark.cluster
+
+_HMNS = "/apis/hostprep.dev/v1alpha1/hostmemorynodes"
+_POOLS = "/apis/hostprep.dev/v1alpha1/hostmemorypools"
+_APPS = f"/apis/apps/v1/namespaces/{NAMESPACE}"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ControlPlane]:
+    with cluster_with_the_chart() as cluster:
+        load_crds(cluster, foreign_crds())
+        yield cluster
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_api_server_takes_every_object_of_a_profile(
+    profile: str, cluster: ControlPlane
+) -> None:
+    text = render_text(*PROFILES[profile], *MONITORING, "--set", "operator.replicas=2")
+    said = cluster.kubectl(
+        *("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-"),
+        stdin=text,
+    )
+    assert "podmonitor.monitoring.coreos.com/hostprep-agent" in said
+    assert ("nodereadinessrule" in said) == (profile == "nodeReadinessController")
+    assert said.count("dry run") == text.count("\nkind: ")
+
+
+def test_the_strictest_pod_security_standard_has_nothing_against_the_operator(
+    cluster: ControlPlane,
+) -> None:
+    """The API server itself judges: warnings name each pod template that breaks the standard."""
+    labels = {"pod-security.kubernetes.io/warn": "restricted"}
+    path = f"/api/v1/namespaces/{NAMESPACE}"
+    cluster.api.patch(path, {"metadata": {"labels": labels}})
+    for name, breaks in (
+        ("deployments/hostprep-operator", False),
+        ("daemonsets/hostprep-agent", True),
+    ):
+        body = {"spec": {"template": {"metadata": {"annotations": {"x": "y"}}}}}
+        reply = wait_for(
+            lambda name=name, body=body: cluster.api.request(  # type: ignore[misc]
+                "PATCH",
+                f"{_APPS}/{name}",
+                body,
+                content_type="application/merge-patch+json",
+                query={"dryRun": "All"},
+            ),
+        )
+        warned = any("PodSecurity" in value for value in reply.headers.values())
+        assert warned == breaks, (name, reply.headers)
+
+
+def test_workloads_are_there_after_the_installation(cluster: ControlPlane) -> None:
+    agent = cluster.api.get(f"{_APPS}/daemonsets/hostprep-agent")
+    assert agent["spec"]["template"]["spec"]["hostPID"] is True
+    assert cluster.api.exists(f"{_APPS}/deployments/hostprep-operator")
+
+
+def test_monitoring_is_found_by_helm_itself_on_an_upgrade(cluster: ControlPlane) -> None:
+    cluster.helm("upgrade", RELEASE, str(CHART), "--no-hooks", "--namespace", NAMESPACE)
+    found = cluster.kubectl("get", "podmonitors,prometheusrules", "-n", NAMESPACE, "-o", "name")
+    assert len(found.split()) == 3, found
+
+
+def test_an_upgrade_with_other_labels_leaves_the_pods_alone(cluster: ControlPlane) -> None:
+    before = cluster.api.get(f"{_APPS}/daemonsets/hostprep-agent")["metadata"]["generation"]
+    cluster.helm("upgrade", RELEASE, str(CHART), "--no-hooks", "--namespace", NAMESPACE)
+    after = cluster.api.get(f"{_APPS}/daemonsets/hostprep-agent")["metadata"]["generation"]
+    assert after == before
+
+
+def test_the_clean_up_finishes_with_its_own_rights_alone(
+    cluster: ControlPlane, tmp_path: Path
+) -> None:
+    """No operator runs: it tells the node to release, and takes marks and objects away."""
+    give_cleanup_its_rights(cluster)
+    node = create_node(cluster.api, node_object("held", labels={"ready.hostprep.dev/kv": "true"}))
+    marks = json.dumps({"v": 1, "labels": ["ready.hostprep.dev/kv"]})
+    cluster.api.patch(
+        "/api/v1/nodes/held", {"metadata": {"annotations": {"hostprep.dev/marks": marks}}}
+    )
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "held", "uid": node["metadata"]["uid"]}
+    entry = {"name": "kv", "uid": "u", "generation": 1, "state": "Present"}
+    held = {
+        "apiVersion": "hostprep.dev/v1alpha1",
+        "kind": "HostMemoryNode",
+        "metadata": {"name": "held", "ownerReferences": [owner]},
+        "spec": {"pools": [{**entry, "policy": {"size": "1Gi"}}]},
+    }
+    cluster.api.create(_HMNS, held)
+    cluster.api.create(_POOLS, _pool("kv"))
+    kubeconfig = cluster.token_kubeconfig(NAMESPACE, "hostprep-cleanup")
+    environ = {"PATH": os.environ["PATH"], "KUBECONFIG": str(kubeconfig), "HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "hostprep_operator", "cleanup", "--timeout=30"]
+    cleanup = cluster.spawn("cleanup", command, environ=environ)
+
+    def is_over() -> bool:
+        _observe(cluster)
+        return not cleanup.alive
+
+    wait_for(is_over, 40.0, why="the clean-up does not end")
+    assert not cluster.api.exists(f"{_POOLS}/kv"), cleanup.log.read_text()
+    assert not cluster.api.exists(f"{_HMNS}/held"), cleanup.log.read_text()
+    after = cluster.api.get("/api/v1/nodes/held")["metadata"]
+    assert "ready.hostprep.dev/kv" not in after["labels"], cleanup.log.read_text()
+    assert "hostprep.dev/marks" not in after.get("annotations", {})
+    roles = "clusterroles/hostprep-cleanup", "clusterrolebindings/hostprep-cleanup"
+    for role in roles:
+        cluster.api.delete(f"/apis/rbac.authorization.k8s.io/v1/{role}")
+
+
+def _observe(cluster: ControlPlane) -> None:
+    """Answer as the node's agent would: what was to be released is released."""
+    found = cluster.api.request("GET", f"{_HMNS}/held")
+    if found.status == 200 and found.body["spec"]["pools"][0]["state"] == "Absent":
+        generation = found.body["metadata"]["generation"]
+        body = {"status": {"observedGeneration": generation, "pools": []}}
+        cluster.api.request(
+            "PATCH", f"{_HMNS}/held/status", body, content_type="application/merge-patch+json"
+        )
+
+
+def _pool(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "hostprep.dev/v1alpha1",
+        "kind": "HostMemoryPool",
+        "metadata": {"name": name},
+        "spec": {"size": "1Gi"},
+    }
+
+
+def test_uninstalling_keeps_the_custom_resources_and_the_pools(cluster: ControlPlane) -> None:
+    cluster.api.create(_POOLS, _pool("kept"))
+    cluster.helm("uninstall", RELEASE, "--no-hooks", "--namespace", NAMESPACE)
+    assert cluster.kubectl("get", "hmp", "-o", "name").split() == [
+        "hostmemorypool.hostprep.dev/kept"
+    ]
+    left = cluster.kubectl(
+        *("get", "clusterroles,clusterrolebindings,validatingadmissionpolicies"),
+        *("-l", "app.kubernetes.io/name=hostprep", "-o", "name"),
+    )
+    assert left == ""
+    cluster.helm("install", RELEASE, str(CHART), "--no-hooks", "--namespace", NAMESPACE)
+    assert cluster.kubectl("get", "hmp", "-o", "name").strip()
