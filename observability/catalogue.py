@@ -106,7 +106,7 @@ _AGENT_METRICS = (
         AGENT,
         "Times the worker process ended and was started again.",
     ),
-    Metric("hostprep_api_connected", "gauge", AGENT, "1 while the API server's watch is up."),
+    Metric("hostprep_api_connected", "gauge", AGENT, "1 while the API server answers."),
 )
 
 _OPERATOR_METRICS = (

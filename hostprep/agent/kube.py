@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import json
 import math
-import os
 import random
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -22,15 +22,14 @@ from urllib.parse import quote, urlencode
 import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
-from kubernetes.aio.config.config_exception import ConfigException
-from kubernetes.aio.config.incluster_config import load_incluster_config
-from kubernetes.aio.config.kube_config import load_kube_config
 
+from hostprep.agent.kubeconfig import load_configuration
+from hostprep.agent.logs import Logger
 from hostprep.agent.reporting import Backoff
 from hostprep.cluster.names import GROUP, NODE_PLURAL, VERSION
 from hostprep.errors import BadInputError, FailedError
 
-__all__ = ["ApiError", "NodeApi", "Observed", "load_configuration"]
+__all__ = ["ApiError", "NodeApi", "Observed"]
 
 _REQUEST_TIMEOUT_S = 15.0
 _WATCH_TIMEOUT_S = (240, 480)
@@ -38,9 +37,7 @@ _SILENCE_S = 210.0
 _SHORTEST_STREAM_S = 1.0
 _GONE = 410
 _UNAUTHORIZED = 401
-# The client's own annotations stop short of these.
-_load_file: Callable[..., Awaitable[object]] = load_kube_config
-_load_pod: Callable[[Configuration], None] = load_incluster_config
+_NUMBER = re.compile(r"\d+")
 _BROKEN = (aiohttp.ClientError, OSError, asyncio.TimeoutError, ssl.SSLError, ValueError)
 
 
@@ -52,6 +49,10 @@ class ApiError(FailedError):
         super().__init__(message[:300], reason=reason)
         self.status = status
 
+    def __str__(self) -> str:
+        """Return the message, with the HTTP status where there is one."""
+        return f"HTTP {self.status}: {self.message}" if self.status else self.message
+
 
 @dataclass(frozen=True, slots=True)
 class Observed:
@@ -60,35 +61,20 @@ class Observed:
     document: Mapping[str, Any] | None
 
 
-async def load_configuration(path: str | None) -> Configuration | None:
-    """Return the API server's address and credentials; None where there is no configuration.
-
-    The file `path`, else KUBECONFIG, else what kubelet gives a pod. Raises BadInputError for
-    one that cannot be read.
-    """
-    path = path or os.environ.get("KUBECONFIG") or None
-    configuration = Configuration()
-    try:
-        if path is not None:
-            await _load_file(path, client_configuration=configuration, persist_config=False)
-        elif os.environ.get("KUBERNETES_SERVICE_HOST"):
-            _load_pod(configuration)
-        else:
-            return None
-    except (ConfigException, *_BROKEN, TypeError, KeyError, AttributeError) as error:
-        raise BadInputError(
-            f"the API server's configuration {path or 'of this pod'} cannot be used: {error}",
-            reason="BadKubeconfig",
-            remedy="give a kubeconfig by --kubeconfig or KUBECONFIG",
-        ) from error
-    return configuration
-
-
 class NodeApi:
     """One HostMemoryNode: watched, and its status patched."""
 
-    def __init__(self, name: str, configuration: Configuration, path: str | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        configuration: Configuration,
+        path: str | None,
+        log: Logger | None = None,
+    ) -> None:
         """`path` is read again when the credentials are refused: tokens are rotated."""
+        self._log = log
+        self._away = ""
+        """Why the watch does not work, as last logged; empty while it does."""
         self._name = name
         self._path = path
         self._client = ApiClient(configuration)
@@ -116,6 +102,7 @@ class NodeApi:
                 while True:
                     async for change, now in self._stream(version):
                         version = now
+                        self._say_back()
                         begin_s = min(begin_s, time.monotonic())
                         if change is not None:
                             yield change
@@ -126,6 +113,7 @@ class NodeApi:
                     begin_s = math.inf
             except ApiError as error:
                 self.connected = error.status == _GONE
+                self._say_away(error)
                 # A list that works says nothing of the watch: both again at once, from every
                 # node, would be what keeps an overloaded server down.
                 if time.monotonic() - begin_s >= _SHORTEST_STREAM_S:
@@ -133,6 +121,22 @@ class NodeApi:
                 await asyncio.sleep(backoff.next_s())
                 if error.status == _UNAUTHORIZED:
                     await self._renew()
+
+    def _say_away(self, error: ApiError) -> None:
+        """Log once, and again for another reason: numbers in it are ports, times and ids."""
+        words = f"{error.status} {_NUMBER.sub('#', error.message)}"
+        if error.status == _GONE or words == self._away:
+            return
+        self._away = words
+        if self._log is not None:
+            url = self._client.configuration.host
+            self._log.warning("api_away", error=str(error), url=url)
+
+    def _say_back(self) -> None:
+        """Log that the watch is granted: a list alone proves nothing."""
+        if self._away and self._log is not None:
+            self._log.info("api_back", url=self._client.configuration.host)
+        self._away = ""
 
     async def patch_status(self, patch: Mapping[str, Any], *, uid: str) -> Mapping[str, Any]:
         """Merge the patch into the status of the object of that UID; return the object.
@@ -218,10 +222,11 @@ class NodeApi:
             answer = await self._client.call_api(*serialized, _request_timeout=timeout)
             async with answer.response as response:
                 if response.status >= 400:
-                    raise ApiError(response.status, await response.text())
+                    raise ApiError(response.status, _reason(await response.text()))
                 yield response
         except _BROKEN as error:
-            raise ApiError(0, f"{type(error).__name__}: {error}") from error
+            said = f"{type(error).__name__}: {error}"
+            raise ApiError(0, said.removesuffix(": ")) from error
 
     async def _renew(self) -> None:
         """Read the credentials again."""
@@ -239,6 +244,15 @@ async def _close(client: ApiClient) -> None:
 
 async def _read_json(answer: aiohttp.ClientResponse) -> dict[str, Any]:
     return _parsed(await answer.read())
+
+
+def _reason(text: str) -> str:
+    """Return what a refusal says: the message of a Status, or all of another text."""
+    with contextlib.suppress(ValueError, RecursionError):
+        document = json.loads(text)
+        if isinstance(document, dict) and document.get("message"):
+            return str(document["message"])
+    return " ".join(text.split()) or "refused without a word"
 
 
 def _parsed(text: bytes) -> dict[str, Any]:

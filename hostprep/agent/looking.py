@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from hostprep.agent.messages import HugePageLook, Look, PoolLook, Problem, RegionLook
-from hostprep.claim.sidecar import read_sidecar
+from hostprep.claim.sidecar import NOBODY, read_sidecar, short_command
 from hostprep.errors import HostprepError
 from hostprep.facts import Facts, HugePageTotals, PoolFacts, RegionFacts
 from hostprep.handoff import Handoff, Region, read_handoff, verify_handoff
@@ -136,7 +136,9 @@ def _gone(region: Region) -> RegionLook:
 
 def _holder(paths: PoolPaths, region: RegionFacts) -> str:
     sidecar = read_sidecar(paths, region.name)
-    return f"process {sidecar.holder.pid}, {sidecar.command[:60]}" if sidecar else ""
+    if sidecar is None or sidecar.holder == NOBODY:
+        return ""
+    return f"process {sidecar.holder.pid}, {short_command(sidecar)}"
 
 
 def _huge_pages(total: HugePageTotals, pools: list[PoolFacts]) -> HugePageLook:

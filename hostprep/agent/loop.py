@@ -15,7 +15,8 @@ from typing import Any
 from hostprep.agent.brain import Brain
 from hostprep.agent.desired import Desire, Source, read_saved, save
 from hostprep.agent.health import HealthServer
-from hostprep.agent.kube import NodeApi, load_configuration
+from hostprep.agent.kube import NodeApi
+from hostprep.agent.kubeconfig import load_configuration
 from hostprep.agent.logs import Logger
 from hostprep.agent.messages import Message, Progress, RoundDone
 from hostprep.agent.metrics import Metrics
@@ -55,7 +56,7 @@ async def run(settings: Settings, log: Logger) -> int:
         metrics = Metrics()
         api = None
         if configuration is not None:
-            api = NodeApi(settings.node_name, configuration, settings.kubeconfig)
+            api = NodeApi(settings.node_name, configuration, settings.kubeconfig, log)
             metrics.connected.set_function(lambda: api.connected)
         agent = _Agent(settings, log, boot_id, saved, Brain(metrics), api, metrics)
         return await agent.run()

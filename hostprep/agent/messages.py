@@ -140,6 +140,9 @@ class Outcome:
     """Work on it is under way, other than scrubbing."""
     wanted_bytes: int = 0
     planned_bytes: int = 0
+    """Held once the plan is carried out."""
+    regions: tuple[str, ...] = ()
+    """Names of what makes up `planned_bytes`, where something was changed for it."""
     backing: str = ""
     unmet: Failure | None = None
     error: Failure | None = None

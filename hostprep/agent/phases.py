@@ -155,10 +155,21 @@ def _settled(case: Case, outcome: Outcome) -> Verdict:
     pool = case.look
     if pool is None or not pool.published or not all(region.sound for region in pool.regions):
         return _underway(case)
+    if case.sound_bytes < outcome.planned_bytes:
+        # The handoff names what was there at its writing: what was lost before is not in it.
+        return Verdict(Phase.DEGRADED, "Repairing", _short(case, outcome))
     count = len(pool.regions)
     regions = "1 region" if count == 1 else f"{count} regions"
     said = f"{format_bytes(case.sound_bytes)} in {regions} of {outcome.backing} pages"
     return Verdict(Phase.READY, "Ready", "; ".join((said, *outcome.notes)))
+
+
+def _short(case: Case, outcome: Outcome) -> str:
+    there = {region.name for region in case.regions if region.sound}
+    lost = ", ".join(name for name in outcome.regions if name not in there)
+    has, planned = format_bytes(case.sound_bytes), format_bytes(outcome.planned_bytes)
+    who = f"{lost} was lost during the work" if lost else "some of its memory was lost"
+    return f"{who}: {has} of {planned} are published; being made anew"
 
 
 def _damage(case: Case) -> str:

@@ -161,6 +161,7 @@ def _outcome(outcome: PoolOutcome, key: str) -> Outcome:
         key=key,
         wanted_bytes=pool.wanted_bytes,
         planned_bytes=pool.planned_bytes,
+        regions=outcome.regions,
         backing=str(pool.backing or ""),
         unmet=Failure(unmet.reason, f"{unmet.why}; {unmet.remedy}") if unmet else None,
         error=_failure(outcome.error) if outcome.error else None,

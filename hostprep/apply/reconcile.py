@@ -14,7 +14,14 @@ from hostprep.backing import Backing
 from hostprep.errors import FailedError, HostprepError
 from hostprep.facts import Facts
 from hostprep.plan import plan
-from hostprep.plan.actions import Action, AdoptRegion, Plan, PoolPlan, ScrubRegion
+from hostprep.plan.actions import (
+    Action,
+    AdoptRegion,
+    CreateRegion,
+    Plan,
+    PoolPlan,
+    ScrubRegion,
+)
 from hostprep.pool.spec import PoolSpec, PoolState
 
 __all__ = ["PoolOutcome", "Reconciler", "work_of"]
@@ -28,6 +35,8 @@ class PoolOutcome:
     error: HostprepError | None = None
     steps: tuple[tuple[str, float], ...] = ()
     """Seconds by kind of step; empty where nothing was changed."""
+    regions: tuple[str, ...] = ()
+    """Names that the plan kept or made; known where something was changed."""
     populated: tuple[tuple[Backing, int], ...] = ()
     """Bytes made resident, by backing; those of a failed attempt too."""
 
@@ -36,6 +45,11 @@ def work_of(wanted: Plan, pool: str) -> tuple[Action, ...]:
     """Return what a plan does for a pool; nothing where all is right already."""
     actions = tuple(action for action in wanted.actions if action.pool == pool)
     return () if all(isinstance(action, AdoptRegion) for action in actions) else actions
+
+
+def _regions_of(actions: Sequence[Action]) -> tuple[str, ...]:
+    held = (action for action in actions if isinstance(action, AdoptRegion | CreateRegion))
+    return tuple(sorted({action.region for action in held}))
 
 
 @dataclass(kw_only=True)
@@ -114,7 +128,12 @@ class Reconciler:
                 failed = FailedError(f"pool {name}: {error}", reason="SystemError")
                 return PoolOutcome(plan=pool, error=failed, populated=meter.populated)
             if short is None:
-                return PoolOutcome(plan=pool, steps=meter.steps, populated=meter.populated)
+                return PoolOutcome(
+                    plan=pool,
+                    steps=meter.steps,
+                    regions=_regions_of(actions),
+                    populated=meter.populated,
+                )
             self._refused[short.pool, short.backing] = short.why
 
     def _short(self, pool: PoolPlan) -> HostprepError | None:

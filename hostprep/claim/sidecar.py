@@ -17,7 +17,12 @@ from hostprep.kernel.files import (
     read_limited,
     remove_file,
 )
-from hostprep.kernel.processes import ProcessId, current_process
+from hostprep.kernel.processes import (
+    ProcessId,
+    current_process,
+    first_alive,
+    is_of_our_namespace,
+)
 from hostprep.paths import PoolPaths
 from hostprep.values import replace, value
 
@@ -30,6 +35,7 @@ __all__ = [
     "NOBODY",
     "Sidecar",
     "add_member",
+    "current_command",
     "forget_members",
     "is_clean",
     "mark_clean",
@@ -38,6 +44,7 @@ __all__ = [
     "read_members",
     "read_sidecar",
     "retire",
+    "short_command",
     "write_sidecar",
 ]
 
@@ -60,11 +67,46 @@ class Sidecar:
 
 def new_sidecar(lease_id: str, owner: OwnerRecord | None, links: Sequence[str] = ()) -> Sidecar:
     """Return the sidecar of a lease that this process takes now."""
-    with open("/proc/self/cmdline", "rb") as file:
-        words = file.read(4096).decode("utf-8", "replace").split("\0")
     # The first words name the program; later ones may hold secrets, and this file stays.
-    command = " ".join(words[:_COMMAND_WORDS])[:120]
+    command = " ".join(_words("self")[:_COMMAND_WORDS])[:120]
     return Sidecar(lease_id, current_process(), command, time.time(), owner, tuple(links))
+
+
+def current_command(sidecar: Sidecar) -> str:
+    """Return what the holder runs now: `hostprep exec` has become something else since.
+
+    What was recorded, where the holder cannot be seen from here. All its words: they may hold
+    secrets, and are for this node alone.
+    """
+    return " ".join(_present_words(sidecar)).strip() or sidecar.command
+
+
+def short_command(sidecar: Sidecar, *, limit: int = 60) -> str:
+    """Return the words that name what the holder runs now, fit to be published.
+
+    At most `limit` characters, cut at the end of a word wherever there is one.
+    """
+    words = " ".join(_present_words(sidecar)[:_COMMAND_WORDS]).split() or sidecar.command.split()
+    text = " ".join(words)
+    if len(text) <= limit:
+        return text
+    return text[: limit + 1].rpartition(" ")[0] or text[:limit]
+
+
+def _present_words(sidecar: Sidecar) -> list[str]:
+    """Return the command line of a holder that lives and can be seen; else nothing."""
+    holder = sidecar.holder
+    if not is_of_our_namespace(holder) or first_alive([holder]) is None:
+        return []
+    try:
+        return _words(str(holder.pid))
+    except OSError:
+        return []
+
+
+def _words(entry: str) -> list[str]:
+    with open(f"/proc/{entry}/cmdline", "rb") as file:
+        return file.read(4096).decode("utf-8", "replace").split("\0")
 
 
 def write_sidecar(paths: PoolPaths, region: str, sidecar: Sidecar, *, gid: int) -> None:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import click
 
-from hostprep.claim.sidecar import NOBODY, Sidecar, read_sidecar
+from hostprep.claim.sidecar import NOBODY, current_command, read_sidecar
 from hostprep.cli.options import output_option, root_option
 from hostprep.cli.output import print_json, print_table, say
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.facts import PoolFacts, RegionFacts
 from hostprep.handoff import read_handoff, verify_handoff
 from hostprep.kernel.files import atomic_write
-from hostprep.kernel.processes import first_alive, is_of_our_namespace
 from hostprep.observe.pools import observe_pools
 from hostprep.paths import PoolPaths, check_pool_name
 from hostprep.units import format_bytes, format_seconds
@@ -88,19 +86,10 @@ def _region_document(paths: PoolPaths, pool: PoolFacts, region: RegionFacts) -> 
         else {
             "lease": holder.lease_id,
             "pid": holder.holder.pid,
-            "command": _command(holder),
+            "command": current_command(holder),
             "since_s": round(time.time() - holder.claimed_at_s, 1),
         },
     }
-
-
-def _command(sidecar: Sidecar) -> str:
-    """Return what the holder runs now: `hostprep exec` has become something else since."""
-    if is_of_our_namespace(sidecar.holder) and first_alive([sidecar.holder]) is not None:
-        with contextlib.suppress(OSError):
-            text = Path(f"/proc/{sidecar.holder.pid}/cmdline").read_text(errors="replace")
-            return text.replace("\0", " ").strip() or sidecar.command
-    return sidecar.command
 
 
 def _rows(pool: dict[str, Any]) -> list[tuple[str, ...]]:

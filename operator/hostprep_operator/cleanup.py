@@ -75,13 +75,19 @@ class _State:
         return sorted(name for name, node in self.nodes.items() if strip_node(node))
 
 
-async def run_cleanup(options: CleanupOptions, *, as_json: bool) -> int:
+async def run_cleanup(
+    options: CleanupOptions, *, as_json: bool, confirm: Callable[[str], None]
+) -> int:
     """Clean up and print what was done. Returns 0, or 1 when nodes still hold memory.
 
-    Raises BadInputError without a way to the API server, FailedError when an operator works
-    against it or a right is missing.
+    `confirm` is given the API server's address, and raises where that is not to be. Raises
+    BadInputError without a way to the API server, FailedError when an operator works against it
+    or a right is missing.
     """
-    kube = Kube(await load_configuration(options.kubeconfig))
+    configuration = await load_configuration(options.kubeconfig)
+    if not options.dry_run:
+        confirm(str(configuration.host))
+    kube = Kube(configuration)
     cleanup = _Cleanup(kube, options)
     try:
         await cleanup.run()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import click
@@ -13,7 +14,7 @@ import click
 import hostprep
 from hostprep.cli.output import report
 from hostprep.cli.seconds import Seconds
-from hostprep.errors import HostprepError
+from hostprep.errors import BadInputError, HostprepError
 from hostprep_operator.logs import set_up_logs
 
 __all__ = ["cli", "main"]
@@ -124,6 +125,7 @@ def run(**given: Any) -> int:
     help="Leave pools and memory as they are; take away only marks and HostMemoryNodes.",
 )
 @_option("--dry-run", is_flag=True, help="Say what would be done.")
+@_option("--yes", is_flag=True, help="Do not ask; needed where no terminal is.")
 @_option(
     "--timeout",
     type=Seconds(0, 86400),
@@ -141,7 +143,8 @@ def cleanup(
     """Give all memory back and leave no trace on any node; safe to run again.
 
     Deletes every HostMemoryPool, waits until the agents have released their memory, and removes
-    every mark. The operator may be running or not; with --keep-memory it must not.
+    every mark. Asks first, unless --yes is given. The operator may be running or not; with
+    --keep-memory it must not.
     """
     from hostprep_operator.cleanup import CleanupOptions, run_cleanup
 
@@ -152,7 +155,24 @@ def cleanup(
         timeout_s=given["timeout"],
         kubeconfig=given["kubeconfig"],
     )
-    return asyncio.run(run_cleanup(options, as_json=output == "json"))
+    confirm = _never_ask if given["yes"] else partial(_ask, keep_memory=options.keep_memory)
+    return asyncio.run(run_cleanup(options, as_json=output == "json", confirm=confirm))
+
+
+def _never_ask(_server: str) -> None:
+    return None
+
+
+def _ask(server: str, *, keep_memory: bool) -> None:
+    """Have a person say yes to this very cluster. Raises BadInputError where none is there."""
+    what = "all marks and HostMemoryNodes" if keep_memory else "all pools and their memory"
+    if not sys.stdin.isatty():
+        raise BadInputError(
+            f"this takes away {what} on {server}, and nobody is here to be asked",
+            reason="NotConfirmed",
+            remedy="look with --dry-run, then give --yes",
+        )
+    click.confirm(f"Take away {what} on {server}?", abort=True, err=True)
 
 
 @cli.command()

@@ -121,7 +121,7 @@ def test_the_clean_up_finishes_with_its_own_rights_alone(
     cluster.api.create(_POOLS, _pool("kv"))
     kubeconfig = cluster.token_kubeconfig(NAMESPACE, "hostprep-cleanup")
     environ = {"PATH": os.environ["PATH"], "KUBECONFIG": str(kubeconfig), "HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "hostprep_operator", "cleanup", "--timeout=30"]
+    command = [sys.executable, "-m", "hostprep_operator", "cleanup", "--yes", "--timeout=30"]
     cleanup = cluster.spawn("cleanup", command, environ=environ)
 
     def is_over() -> bool:

@@ -90,7 +90,7 @@ def test_pools_go_memory_is_given_back_and_nodes_are_as_before(
 ) -> None:
     if not running:
         operator.child.stop()
-    code, printed = run_command(cluster, "cleanup", "--timeout=60", "-o", "json")
+    code, printed = run_command(cluster, "cleanup", "--yes", "--timeout=60", "-o", "json")
     assert code == 0, printed
     done = parse_last_json(printed)
     assert sorted(done["pools_deleted"]) == ["chat", "kv"]
@@ -99,7 +99,7 @@ def test_pools_go_memory_is_given_back_and_nodes_are_as_before(
     assert api.get(POOLS)["items"] == []
     assert api.get(HMNS)["items"] == []
     assert _is_as_before(api, before)
-    code, printed = run_command(cluster, "cleanup", "-o", "json")
+    code, printed = run_command(cluster, "cleanup", "--yes", "-o", "json")
     assert code == 0, printed
     assert parse_last_json(printed)["nodes_cleaned"] == []
 
@@ -112,13 +112,13 @@ def test_a_node_whose_engine_holds_on_is_named_and_left_for_the_next_run(
     before: list[JsonObject],
 ) -> None:
     agents.held = {"n2"}
-    code, printed = run_command(cluster, "cleanup", "--timeout=6")
+    code, printed = run_command(cluster, "cleanup", "--yes", "--timeout=6")
     assert code == 1
     assert "1 node still holding memory: n2" in printed
     assert [hmn["metadata"]["name"] for hmn in api.get(HMNS)["items"]] == ["n2"]
     agents.held = set()
     agents.report()
-    assert run_command(cluster, "cleanup", "--timeout=30")[0] == 0
+    assert run_command(cluster, "cleanup", "--yes", "--timeout=30")[0] == 0
     assert _is_as_before(api, before)
 
 
@@ -138,7 +138,7 @@ def test_with_keep_memory_marks_go_and_no_instruction_to_release_is_ever_given(
     cluster: ControlPlane, api: Api, operator: OperatorProcess, before: list[JsonObject]
 ) -> None:
     operator.child.stop()
-    code, printed = run_command(cluster, "cleanup", "--keep-memory")
+    code, printed = run_command(cluster, "cleanup", "--yes", "--keep-memory")
     assert code == 0, printed
     assert _is_as_before(api, before)
     assert len(api.get(POOLS)["items"]) == 2, "pools are people's"
@@ -148,7 +148,7 @@ def test_with_keep_memory_marks_go_and_no_instruction_to_release_is_ever_given(
 def test_keep_memory_beside_a_running_operator_says_that_it_cannot_last(
     cluster: ControlPlane, api: Api, operator: OperatorProcess
 ) -> None:
-    code, printed = run_command(cluster, "cleanup", "--keep-memory")
+    code, printed = run_command(cluster, "cleanup", "--yes", "--keep-memory")
     assert code == 1
     assert "operator is running" in printed
     assert len(api.get(POOLS)["items"]) == 2
@@ -165,7 +165,7 @@ def test_after_the_definitions_are_gone_nodes_can_still_be_cleaned(
     for item in api.get(definitions)["items"]:
         api.delete(f"{definitions}/{item['metadata']['name']}")
     wait_for(lambda: not api.get(definitions)["items"], 20)
-    code, printed = run_command(cluster, "cleanup")
+    code, printed = run_command(cluster, "cleanup", "--yes")
     assert code == 0, printed
     assert _is_as_before(api, before)
 
@@ -174,7 +174,7 @@ def test_an_api_server_that_does_not_answer_is_a_failure_with_a_sentence(
     cluster: ControlPlane,
 ) -> None:
     cluster.kill_api_server()
-    code, printed = run_command(cluster, "cleanup")
+    code, printed = run_command(cluster, "cleanup", "--yes")
     assert code == 1
     assert "Traceback" not in printed
     cluster.start_api_server()

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.agent.messages import Done, Message, RoundDone
+from hostprep.agent.messages import Done, Message, PoolDone, RoundDone
+from hostprep.agent.phases import Case, judge
 from hostprep.apply.hugepages import HugePageControl
 from hostprep.apply.reconcile import PoolOutcome, Reconciler, work_of
 from hostprep.apply.service import Node
 from hostprep.attachment import attach
 from hostprep.backing import Backing
+from hostprep.cluster.node_resource import Phase
 from hostprep.errors import NotReadyError
 from hostprep.facts import RegionFacts
 from hostprep.handoff import read_handoff, verify_handoff
@@ -26,8 +28,10 @@ from hostprep.kernel.parallel import Stopped
 from hostprep.observe.pools import observe_pools
 from hostprep.paths import PoolPaths
 from hostprep.pool.spec import PoolSpec, PoolState
+from tests.support.agent_values import entry_of
 from tests.support.kill_harness import huge_pages_total
 from tests.support.pools import pool_of
+from tests.support.waiting import wait_for
 from tests.support.worker_process import WorkerProcess, outcomes_of, wanted
 
 pytestmark = pytest.mark.kernel
@@ -103,6 +107,45 @@ def test_only_what_was_damaged_is_made_anew(node: Node, worker: WorkerProcess, d
     assert [problem.region for problem in found.look.pools[0].problems] == ["node0-1"]
     assert [region.sound for region in found.look.pools[0].regions] == [True, False]
     assert (_inodes(node)[0] == before[0], _inodes(node)[1] == before[1]) == (True, False)
+
+
+def test_a_region_that_is_lost_while_another_is_made_leaves_the_pool_degraded_not_ready(
+    node: Node, worker: WorkerProcess
+) -> None:
+    worker.round(*wanted(pool_of(mib=64, backing=Backing.BASE)))
+    larger = wanted(pool_of(mib=1024, backing=Backing.BASE))
+    worker.ask(*larger)
+    while not any(not region.finished and region.resident_bytes for region in _regions(node)):
+        time.sleep(0.002)
+    os.unlink(f"{node.root}/kv/mem/node0-0")
+
+    done = next(message for message in worker.until_idle() if isinstance(message, PoolDone))
+    verdict = judge(Case(entry=entry_of(), look=done.look.pool("kv"), outcome=done.outcome))
+
+    assert verdict is not None
+    assert verdict.phase is Phase.DEGRADED
+    assert "node0-0 was lost" in verdict.message
+    worker.round(*larger)
+    assert sum(region.size_bytes for region in _regions(node)) == 1 << 30
+
+
+def test_who_holds_a_region_is_named_by_what_it_runs_now(node: Node, worker: WorkerProcess) -> None:
+    worker.round(*wanted(KV))
+    command = [sys.executable, "-m", "hostprep", "exec", "--pool", "kv", "--root", node.root]
+    with subprocess.Popen([*command, "--", "sleep", "40"]) as holder:
+        try:
+            wait_for(lambda: _has_become(holder.pid, "sleep"), 20, why="nothing was run")
+            found = worker.round(*wanted(KV))[0]
+        finally:
+            holder.kill()
+
+    assert isinstance(found, RoundDone)
+    held = [region.holder for region in found.look.pools[0].regions if region.holder]
+    assert set(held) == {f"process {holder.pid}, sleep 40"}
+
+
+def _has_become(pid: int, program: str) -> bool:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(program.encode() + b"\0")
 
 
 def test_a_damaged_region_that_is_leased_waits_for_its_release(

@@ -140,12 +140,12 @@ def _how_to_use(kubeconfig: Path, tools: Path) -> str:
 In another terminal:
 
   export KUBECONFIG={kubeconfig}
-  export PATH={tools}:$PATH
+  export PATH={tools}:$PWD/.venv/bin:$PATH
 
 What to try next:
 
   python -m tests.testbed node node-a | kubectl create -f -       # this machine, as an object
-  helm install hostprep charts/hostprep --no-hooks                # resources and rights
+  helm install hostprep charts/hostprep --no-hooks -n hostprep-system --create-namespace
   hostprep-operator run --agent-liveness off &
   hostprep agent --node-name node-a --state-dir /tmp/hostprep-state &
   kubectl apply -f examples/pool.yaml

@@ -9,7 +9,14 @@ from __future__ import annotations
 from hostprep.cluster.names import READY_LABEL_PREFIX
 from hostprep_operator.marks import Marks
 from hostprep_operator.reconcile.assign import Assignment, assign, selecting, usable
-from hostprep_operator.reconcile.changes import EventNote, NodeChanges, NodeFacts, NodeView, Write
+from hostprep_operator.reconcile.changes import (
+    Cause,
+    EventNote,
+    NodeChanges,
+    NodeFacts,
+    NodeView,
+    Write,
+)
 from hostprep_operator.reconcile.marking import Marking, mark, mark_labels_only
 from hostprep_operator.reconcile.removal import strip_node
 from hostprep_operator.reconcile.transition import closed_since_s
@@ -115,22 +122,31 @@ def _events(judged: Judged, marking: Marking) -> tuple[EventNote, ...]:
         return (
             EventNote("Node", "Normal", "MemoryReady", f"Host memory is ready: {said.message}"),
         )
-    if move.cause == "join":
-        message = f"Closed until its host memory is ready. {said.message}"
-        return (EventNote("Node", "Normal", "MemoryClosed", message),)
     if move.cause is not None:
-        why = _why(move.cause)
-        return (EventNote("Node", "Warning", "MemoryClosed", f"{why} {said.message}"),)
+        closed = move.taint == "add" or _is_tainted(judged)
+        reason = "MemoryClosed" if closed else "MemoryNotReady"
+        message = f"{_why(move.cause, closed=closed)} {said.message}"
+        return (
+            EventNote("Node", "Normal" if move.cause == "join" else "Warning", reason, message),
+        )
     if move.deadline:
         return (EventNote("Node", "Warning", "DeadlineExceeded", _late(judged, marking)),)
     return ()
 
 
-def _why(cause: str) -> str:
+def _is_tainted(judged: Judged) -> bool:
+    key = judged.required[0].readiness.taint
+    return any(taint.get("key") == key for taint in judged.node.taints)
+
+
+def _why(cause: Cause, *, closed: bool) -> str:
+    """Return why, without saying that a node is closed which takes pods as before."""
+    state = "Closed" if closed else "Not closed to pods, but without its host memory"
     return {
-        "reboot": "Closed: the node was booted again, and its memory with it.",
-        "repair": "Closed: its host memory needs repair.",
-        "resize": "Closed: its host memory is being changed.",
+        "join": "Closed until its host memory is ready." if closed else f"{state} so far.",
+        "reboot": f"{state}: the node was booted again, and its memory with it.",
+        "repair": f"{state}: it needs repair.",
+        "resize": f"{state}: it is being changed.",
     }[cause]
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hostprep.cluster.conditions import Condition, ConditionStatus, merged
+from hostprep.units import format_quantity
 from hostprep_operator.records import PoolRecord
 
-__all__ = ["Tally", "conditions_of", "quantity", "status_patch_of"]
+__all__ = ["Tally", "conditions_of", "status_patch_of"]
 
-_SUFFIXES = ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki"))
 _SHOWN = 5
 
 
@@ -30,14 +30,6 @@ class Tally:
     """Pools that mark nodes in another way than this one asks for, with the number of nodes."""
 
 
-def quantity(size_bytes: int) -> str:
-    """Return a size as Kubernetes writes it, exactly."""
-    for shift, suffix in _SUFFIXES:
-        if size_bytes and size_bytes % (1 << shift) == 0:
-            return f"{size_bytes >> shift}{suffix}"
-    return str(size_bytes)
-
-
 def conditions_of(tally: Tally) -> tuple[Condition, ...]:
     """Return the pool's conditions, without their times."""
     return (_ready(tally), _progressing(tally), _degraded(tally), _conflicted(tally))
@@ -51,7 +43,7 @@ def status_patch_of(pool: PoolRecord, tally: Tally, *, now_s: float) -> Mapping[
         condition.type in before and before[condition.type].says_the_same_as(condition)
         for condition in conditions
     )
-    size = quantity(tally.ready_bytes)
+    size = format_quantity(tally.ready_bytes)
     numbers = (pool.observed_generation, pool.counts, pool.ready_size)
     if said and numbers == (pool.generation, tally.counts, size):
         return None
@@ -72,8 +64,11 @@ def _ready(tally: Tally) -> Condition:
     if selected == 0:
         return _condition("Ready", "False", "NothingSelected", "No node has the pool's labels.")
     message = f"{ready} of {_nodes(selected)} ready."
-    if ready == selected:
+    if ready == selected and counts["updated"] == selected:
         return _condition("Ready", "True", "AllReady", message)
+    if ready == selected:  # as the pool was: `kubectl wait` after a change must not return yet
+        message = f"{ready} of {_nodes(selected)} ready, {counts['updated']} of them up to date."
+        return _condition("Ready", "False", "RollingOut", message)
     reason = "SomeFailed" if counts["failed"] else "Preparing"
     return _condition("Ready", "False", reason, message)
 

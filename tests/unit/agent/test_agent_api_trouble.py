@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,6 +58,82 @@ class _Answers:
 @pytest.mark.parametrize("status", [403, 410, 429, 500])
 def test_a_server_that_lists_and_refuses_to_watch_is_asked_ever_less_often(status: int) -> None:
     assert 1 <= asyncio.run(_Answers(status).watched_for(3.0)) <= 5
+
+
+class _Lines:
+    """A log that is kept, until something is said that is waited for."""
+
+    def __init__(self, last: str) -> None:
+        self._last = last
+        self.is_over = asyncio.Event()
+        self.said: list[tuple[str, dict[str, Any]]] = []
+
+    def info(self, event: str, **keys: Any) -> None:
+        self.said.append((event, keys))
+        if event == self._last:
+            self.is_over.set()
+
+    warning = error = info
+
+
+async def _answer_by(steps: list[int], request: web.Request) -> web.StreamResponse:
+    """Refuse as the steps say, one a request; then grant everything."""
+    if steps:
+        body = {"kind": "Status", "message": f"refused by {steps[0]}"}
+        return web.json_response(body, status=steps.pop(0))
+    if "watch" not in request.query:
+        return web.json_response({"items": [], "metadata": {"resourceVersion": "7"}})
+    stream = web.StreamResponse()
+    await stream.prepare(request)
+    await asyncio.sleep(60)
+    return stream
+
+
+def test_why_there_is_no_api_server_is_logged_once_for_each_reason_and_its_return() -> None:
+    async def scene() -> tuple[str, _Lines]:
+        steps, log = [403, 403, 401], _Lines("api_back")
+        app = web.Application()
+        app.router.add_get("/{any:.*}", functools.partial(_answer_by, steps))
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        api = NodeApi("n1", Configuration(url), None, log)
+        await _watch_until(api, log.is_over)
+        await runner.cleanup()
+        return url, log
+
+    url, log = asyncio.run(scene())
+    assert log.said == [
+        ("api_away", {"error": "HTTP 403: refused by 403", "url": url}),
+        ("api_away", {"error": "HTTP 401: refused by 401", "url": url}),
+        ("api_back", {"url": url}),
+    ]
+
+
+def test_a_connection_that_is_refused_is_said_to_be() -> None:
+    log = _Lines("api_away")
+    api = NodeApi("n1", Configuration("http://127.0.0.1:1"), None, log)
+
+    asyncio.run(_watch_until(api, log.is_over))
+
+    event, keys = log.said[0]
+    assert (event, keys["url"]) == ("api_away", "http://127.0.0.1:1")
+    assert "Cannot connect" in keys["error"]
+
+
+async def _watch_until(api: NodeApi, is_over: asyncio.Event) -> None:
+    async def watch() -> None:
+        async for _ in api.watch():
+            pass
+
+    task = asyncio.create_task(watch())
+    async with asyncio.timeout(20):
+        await is_over.wait()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    await api.close()
 
 
 class _SlowApi(NodeApi):

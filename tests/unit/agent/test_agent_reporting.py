@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -115,9 +114,7 @@ def _applied(target: Any, patch: Any) -> Any:
 def test_the_patch_leads_from_one_object_to_the_other(
     old: dict[str, Any], new: dict[str, Any]
 ) -> None:
-    assert json.dumps(_applied(old, merge_patch(old, new)), sort_keys=True) == json.dumps(
-        new, sort_keys=True
-    )
+    assert _applied(old, merge_patch(old, new)) == new
 
 
 @given(_OBJECTS)

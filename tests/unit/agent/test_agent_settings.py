@@ -113,3 +113,31 @@ def test_bad_input_ends_it_at_once_with_a_sentence(
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "does not exist"),
+        ("junk: [", "is not YAML (line 1, column 8)"),
+        ("", "is empty, or no kubeconfig at all"),
+        ("kind: Config", "has no current-context"),
+        ("current-context: here", "cannot be used: "),
+    ],
+)
+def test_a_kubeconfig_that_cannot_be_used_is_one_sentence(
+    tmp_path: Path, text: str | None, said: str
+) -> None:
+    path = tmp_path / "kubeconfig"
+    if text is not None:
+        path.write_text(text)
+    options = ("--node-name", "a", "--allow-cgroup-v1", "--kubeconfig", str(path))
+
+    done = run_agent(str(tmp_path / "root"), tmp_path / "state", *options)
+
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert f"kubeconfig {path} {said}" in done.stderr
+    assert done.stderr.endswith(
+        "; give one that works with kubectl by --kubeconfig or KUBECONFIG\n"
+    )

@@ -74,6 +74,20 @@ def test_nothing_is_ready_while_anything_is_left_to_do(changes: dict[str, Any]) 
     assert _said(region(), **changes).phase is not Phase.READY
 
 
+def test_a_pool_that_lost_a_region_before_its_handoff_was_written_is_not_ready() -> None:
+    pool = _said(
+        region("node0-1"),
+        wanted_bytes=16 << 30,
+        planned_bytes=16 << 30,
+        regions=("node0-0", "node0-1"),
+    )
+
+    assert (pool.phase, pool.reason) == (Phase.DEGRADED, "Repairing")
+    assert pool.message == (
+        "node0-0 was lost during the work: 8 GiB of 16 GiB are published; being made anew"
+    )
+
+
 def test_an_outcome_of_other_words_proves_nothing() -> None:
     other = entry_of(generation=2)
     status = _status(view_of(other, look=READY_LOOK, outcomes=(outcome_of(KV),)))

@@ -80,6 +80,13 @@ def test_the_first_closing_does_not_taint_a_node_of_karpenters() -> None:
     assert (cluster.condition("n1") or {})["status"] == "False"
 
 
+@pytest.mark.parametrize(("tainted", "reason"), [(True, "MemoryClosed"), (False, "MemoryNotReady")])
+def test_only_a_node_with_the_taint_is_called_closed(tainted: bool, reason: str) -> None:
+    readiness = {} if tainted else {"profile": "None"}
+    cluster = joining(tainted=tainted, readiness=readiness)
+    assert [event.reason for event in cluster.reconcile("n1").events] == [reason]
+
+
 @pytest.mark.parametrize("profile", ["None", "NodeReadinessController"])
 def test_profiles_without_a_taint_touch_none(profile: str) -> None:
     cluster = joining(tainted=False, readiness={"profile": profile})

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from hostprep_operator.reconcile.pool_status import quantity
 from tests.unit.operator_core.cluster_model import Cluster
 from tests.unit.operator_core.write_checks import check_write
 
@@ -86,6 +85,14 @@ def test_a_node_whose_agent_is_away_is_unavailable() -> None:
     cluster.reconcile("n0")
     counts = cluster.reconcile_pool("kv").counts
     assert (counts["ready"], counts["unavailable"], counts["preparing"]) == (1, 1, 0)
+
+
+def test_a_pool_that_was_changed_is_not_ready_before_its_nodes_know() -> None:
+    cluster = cluster_of(2)
+    assert said(cluster)["Ready"] == ("True", "AllReady")
+    cluster.change_pool("kv", size="2Gi")
+    cluster.reconcile_pool("kv")
+    assert said(cluster)["Ready"] == ("False", "RollingOut")
 
 
 def test_a_selector_that_matches_nothing_is_said_once() -> None:
@@ -199,11 +206,3 @@ def test_pools_that_agree_or_never_meet_are_in_no_conflict(other: dict[str, Any]
     cluster.reconcile_pool("kv")
     expected = "Karpenter" in str(other)
     assert (said(cluster)["Conflicted"][0] == "True") == expected
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0"), (1, "1"), (1 << 30, "1Gi"), (3 << 40, "3Ti"), (1536 << 20, "1536Mi")],
-)
-def test_sizes_are_written_exactly(size: int, text: str) -> None:
-    assert quantity(size) == text

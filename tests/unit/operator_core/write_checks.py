@@ -121,7 +121,10 @@ def _check_opening(cluster: Cluster, name: str, marks: Document) -> None:
 
 
 def _may_lose_taint(cluster: Cluster, name: str, marks: Document, gone: set[str]) -> bool:
-    required = required_pools(cluster, name)
+    # A pool that nothing on the node names, and that the operator has not heard of yet, does not
+    # select the node as far as it can know.
+    seen = required_pools(cluster, name).items()
+    required = {key: pool for key, pool in seen if key not in cluster.unseen_pools}
     if not required:
         return True
     if marks.get("openedAt") and not marks.get("closedAt"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -143,6 +144,21 @@ def test_a_kubeconfig_that_is_none_is_refused(
         path.write_text(text)
         assert main(["cleanup", f"--kubeconfig={path}"]) == 2
     assert "--kubeconfig" in capsys.readouterr().err
+
+
+def test_cleanup_takes_nothing_away_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config"
+    cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}
+    context = {"name": "x", "context": {"cluster": "c", "user": "u"}}
+    users = [{"name": "u", "user": {}}]
+    config = {"current-context": "x", "clusters": [cluster], "contexts": [context], "users": users}
+    path.write_text(json.dumps(config))
+    assert main(["cleanup", f"--kubeconfig={path}"]) == 2
+    said = capsys.readouterr().err
+    assert "127.0.0.1:9" in said
+    assert "--yes" in said
 
 
 def test_options_come_from_the_environment_too(
