@@ -34,11 +34,11 @@ class _Version:
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """The first look at a node that was opened."""
+    """What a node's marks say. The same version may be abused for another boot."""
 
-    opened_boot: str
+    name: str
+    rests_on: str
     boot_id: str
-    """The node's own; empty where a list showed it, which may be long after the opening."""
 
 
 class OpeningAudit:
@@ -52,7 +52,9 @@ class OpeningAudit:
         self._api = api
         self._stop = threading.Event()
         self._versions: dict[str, _Version] = {}
-        self._openings: dict[tuple[str, str], _Opening] = {}
+        self._openings: dict[_Opening, str] = {}
+        """To the node's own boot at the first look; none where a list showed it, much later maybe.
+        """
         self._threads = [
             threading.Thread(target=self._follow, args=(path, take), daemon=True)
             for path, take in ((HMNS, self._hmn), (NODES, self._node))
@@ -79,16 +81,16 @@ class OpeningAudit:
         self._stop.set()
         for thread in self._threads:
             thread.join(10)
-        for name, rests_on in self._unknown():
-            self._read(name, rests_on)
+        for opening in self._unknown():
+            self._read(opening.name, opening.rests_on)
         found = [
-            _wrong(name, rests_on, opening, self._versions.get(rests_on))
-            for (name, rests_on), opening in self._openings.items()
+            _wrong(opening, boot_id, self._versions.get(opening.rests_on))
+            for opening, boot_id in self._openings.items()
         ]
         return [sentence for sentence in found if sentence]
 
-    def _unknown(self) -> list[tuple[str, str]]:
-        return [key for key in list(self._openings) if key[1] not in self._versions]
+    def _unknown(self) -> list[_Opening]:
+        return [one for one in list(self._openings) if one.rests_on not in self._versions]
 
     def _read(self, name: str, rests_on: str) -> None:
         """Ask for that very version: an API server that is killed does not show all to watchers."""
@@ -131,17 +133,19 @@ class OpeningAudit:
         if marks.get("openedAt") and not marks.get("closedAt"):
             # The first event that shows the opening; later ones may show a reboot after it.
             boot_id = "" if kind == "ADDED" else document["status"]["nodeInfo"]["bootID"]
-            opening = _Opening(marks["openedBoot"], boot_id)
-            self._openings.setdefault((document["metadata"]["name"], marks["hmn"]), opening)
+            name = document["metadata"]["name"]
+            opening = _Opening(name, marks["hmn"], marks["openedBoot"])
+            self._openings.setdefault(opening, boot_id)
 
 
-def _wrong(name: str, rests_on: str, opening: _Opening, version: _Version | None) -> str:
+def _wrong(opening: _Opening, boot_id: str, version: _Version | None) -> str:
+    name = opening.name
     if version is None:
-        return f"{name} was opened on {rests_on}, which never was"
-    if opening.boot_id not in {"", opening.opened_boot}:
-        return f"{name} was opened for boot {opening.opened_boot} and runs {opening.boot_id}"
-    if version.boot_id != opening.opened_boot:
-        return f"{name} was opened in {opening.opened_boot} on a status of {version.boot_id}"
+        return f"{name} was opened on {opening.rests_on}, which never was"
+    if boot_id not in {"", opening.boot_id}:
+        return f"{name} was opened for boot {opening.boot_id} and runs {boot_id}"
+    if version.boot_id != opening.boot_id:
+        return f"{name} was opened in {opening.boot_id} on a status of {version.boot_id}"
     if version.waiting:
         return f"{name} was opened while it waited for {', '.join(version.waiting)}"
     return ""

@@ -21,6 +21,15 @@ def _ready(entry: PoolEntry) -> Phase:
     return Phase.RELEASING if entry.absent else Phase.READY
 
 
+def _age(hmn: JsonObject) -> int:
+    return int(hmn["metadata"]["resourceVersion"])
+
+
+def _is_answered(hmn: JsonObject) -> bool:
+    status = hmn.get("status") or {}
+    return bool(status.get("observedGeneration") == hmn["metadata"]["generation"])
+
+
 class SimulatedAgents:
     """`phase` says how an entry stands; an absent one that is not held is gone at once."""
 
@@ -61,16 +70,14 @@ class SimulatedAgents:
             if kind == "DELETED":
                 self._known.pop(name, None)
                 continue
-            if not self._is_known(name, hmn):
-                self._known[name] = hmn
-                self._answer(hmn)
+            newest = self._known[name] = self._newest(hmn)
+            if not _is_answered(newest):
+                self._answer(newest)
 
-    def _is_known(self, name: str, hmn: JsonObject) -> bool:
-        """Whether it is our own write's echo, or older: the answer to it was given."""
-        mine, its = self._known.get(name, {}).get("metadata", {}), hmn["metadata"]
-        return mine.get("uid") == its["uid"] and (
-            int(mine["resourceVersion"]) >= int(its["resourceVersion"])
-        )
+    def _newest(self, hmn: JsonObject) -> JsonObject:
+        """Return what our own last write showed where the event is older: a mere echo mostly."""
+        known = self._known.get(hmn["metadata"]["name"], hmn)
+        return known if _age(known) >= _age(hmn) else hmn
 
     def _answer(self, hmn: JsonObject) -> None:
         name = hmn["metadata"]["name"]
