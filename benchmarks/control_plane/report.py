@@ -146,11 +146,12 @@ taint; three pools select all of them.
 
 ## Under faults
 
-`python -m benchmarks.control_plane.faults` is about crashes, not about speed: 1,000 nodes, three pools,
-and at random from a printed seed the operator is killed 100 times and the API server 6 times, watches
-are cut or end with 410, requests get 429 or 500 from a proxy, nodes reboot or are made anew, pools
-change and go, HostMemoryNodes are deleted by hand. An independent watcher holds every opening against
-the version of the HostMemoryNode and the boot that the node's marks name. One run:
+`python -m benchmarks.control_plane.faults` is about crashes, not about speed: 1,000 nodes, three
+pools, and at random from a printed seed the operator is killed 100 times and the API server 6
+times, watches are cut or end with 410, requests get 429 or 500 from a proxy, nodes reboot or are
+made anew, pools change and go, HostMemoryNodes are deleted by hand. An independent watcher holds
+every opening against the version of the HostMemoryNode and the boot that the node's marks name.
+One run:
 
 | | |
 |---|---|
