@@ -203,7 +203,7 @@ def _bad(*arguments: str, code: int = 2) -> str:
         ("lots", "not a quantity"),
         ("1.5", "whole number"),
         ("1000Ti", "more than the machine has"),
-        ("9999Ti", "1Pi"),
+        ("9999Ti", "1pi"),
         ("0%", "greater than 0"),
         ("101%", "100"),
         ("1Ki", "page"),
