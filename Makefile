@@ -28,10 +28,10 @@ lint: $(STAMP)
 	@$(VENV)/bin/lint-imports
 
 unit: $(STAMP)  ## pure code: a process for each CPU
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m unit -n auto
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m unit -n auto tests/unit
 
 kernel: $(STAMP)  ## real memory: one test at a time, since they count the machine's huge pages
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel tests/kernel
 
 testbed: $(STAMP)  ## build what the cluster tests need, once: about 15 minutes on two cores
 	@$(PY) -m tests.testbed build
@@ -39,7 +39,7 @@ testbed: $(STAMP)  ## build what the cluster tests need, once: about 15 minutes 
 # Where the tier is required, what cannot be built is a failure; elsewhere its tests skip.
 cluster-tests: $(STAMP)  ## a real API server, built and started by tests/testbed
 	@$(PY) -m tests.testbed build || test -z "$(findstring cluster,$(REQUIRE))"
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m cluster
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m cluster tests/cluster
 
 cluster: $(STAMP)  ## a throw-away Kubernetes control plane to play with, until Ctrl-C
 	@exec $(PY) -m tests.testbed up
