@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import socket
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from benchmarks.control_plane.report import document, print_points, write_docs
 from benchmarks.control_plane.scale import Point, Run, measure
+from tests.support.operator_process import free_port
 from tests.testbed.control_plane import ControlPlane
 
 _CRDS = Path(__file__).parents[2] / "charts" / "hostprep" / "files" / "crds"
@@ -44,14 +44,8 @@ def _measure(count: int, quiet_s: float) -> Point:
             cluster.kubectl("apply", "-f", str(path))
         cluster.kubectl("wait", "--for=condition=Established", "crd", "--all")
         time.sleep(2.0)  # served a moment after they are established
-        run = Run(str(cluster.kubeconfig), Path(folder), port=_free_port(), quiet_s=quiet_s)
+        run = Run(str(cluster.kubeconfig), Path(folder), port=free_port(), quiet_s=quiet_s)
         return asyncio.run(measure(run, count))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _options() -> argparse.Namespace:

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import linear_regression, median
 
-from benchmarks.control_plane.scale import Point
+from benchmarks.control_plane.scale import Point, percentile
 from hostprep.cli.output import print_table
 
-__all__ = ["document", "percentile", "print_points", "write_docs"]
+__all__ = ["document", "print_points", "write_docs"]
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _MIB = 1 << 20
@@ -20,11 +20,6 @@ _MIB = 1 << 20
 
 def _peak(point: Point) -> str:
     return f"{point.peak_rss_bytes / _MIB:.0f}"
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which that share of the sorted values lies."""
-    return values[min(len(values) - 1, int(share * len(values)))]
 
 
 def _storm(delays_s: Sequence[float]) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from benchmarks.control_plane.processes import Program
 from benchmarks.control_plane.storm import storm
 from hostprep.cluster.names import CLUSTER_AUTOSCALER_TAINT
 
-__all__ = ["Operator", "Point", "Run", "measure"]
+__all__ = ["Operator", "Point", "Run", "measure", "percentile"]
 
 POOLS = 3
 _POLL_S = 0.25
@@ -61,7 +61,7 @@ class Point:
         """How much longer the slowest hundredth waits under the operator than under the loop."""
         if not self.storm_s or not self.bare_storm_s:
             return None
-        return _p99(self.storm_s) / _p99(self.bare_storm_s)
+        return percentile(self.storm_s, 0.99) / percentile(self.bare_storm_s, 0.99)
 
     @property
     def is_met(self) -> bool:
@@ -72,8 +72,9 @@ class Point:
         return quiet and storm and slim and self.writes_per_node <= 6
 
 
-def _p99(values: list[float]) -> float:
-    return values[min(len(values) - 1, int(0.99 * len(values)))]
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below which that share of the sorted values lies."""
+    return values[min(len(values) - 1, int(share * len(values)))]
 
 
 class Operator:

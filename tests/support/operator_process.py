@@ -20,6 +20,7 @@ __all__ = [
     "NODES",
     "POOLS",
     "OperatorProcess",
+    "free_port",
     "parse_last_json",
     "pool_object",
     "run_command",
@@ -65,7 +66,7 @@ class OperatorProcess:
         self._module = module
         self.options = options
         self.kubeconfig = kubeconfig or cluster.kubeconfig
-        self.port = _free_port()
+        self.port = free_port()
         self.start()
 
     def start(self) -> None:
@@ -142,7 +143,8 @@ def _environ() -> dict[str, str]:
     return kept | {"PYTHONUNBUFFERED": "1"}
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of loopback that nobody uses now."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

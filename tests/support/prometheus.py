@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import pytest
 import yaml
 
 from hostprep.errors import NotReadyError
+from tests.support.operator_process import free_port
 from tests.support.waiting import wait_for
 from tests.testbed.binaries import find
 from tests.testbed.control_plane import ControlPlane
@@ -62,9 +62,7 @@ def promtool(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPr
 
 def free_address() -> str:
     """A loopback address whose port nobody has right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 class Prometheus:
