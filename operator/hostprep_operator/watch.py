@@ -28,6 +28,8 @@ AGENT_SELECTOR = f"app.kubernetes.io/name=hostprep,{COMPONENT_LABEL}={AGENT_COMP
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _HEALTHY_S = 60.0
+_IDENTITY: Any = "hostprep-operator"
+"""A type of kopf's that it does not export. It takes no part in kopf's peering."""
 
 
 class Taker(Protocol):
@@ -131,6 +133,8 @@ class Watches:
                 standalone=True,
                 stop_flag=self._stop,
                 ready_flag=ready,
+                # Left to itself kopf asks for the user's name: an image's user has none.
+                identity=_IDENTITY,
             )
         except Exception as error:
             _log.warning("kopf failed", error=repr(error))

@@ -1,4 +1,8 @@
-"""Certificates for a throw-away cluster: one authority, and whatever it signs."""
+"""Certificates for a throw-away cluster: one authority, and whatever it signs.
+
+They have no key identifiers, as those of some clusters out there: Python 3.13 refuses these unless
+told otherwise, and our programs must not.
+"""
 
 from __future__ import annotations
 
