@@ -9,8 +9,17 @@ from sys import intern
 from typing import Any
 
 from hostprep.cluster.conditions import Condition
+from hostprep.cluster.names import DEVICE_RESOURCE_PREFIX
 
-__all__ = ["condition_from", "condition_of_type", "memory_of", "parse_bytes", "shared_policy"]
+__all__ = [
+    "condition_from",
+    "condition_of_type",
+    "devices_of",
+    "huge_pages_requested",
+    "memory_of",
+    "parse_bytes",
+    "shared_policy",
+]
 
 _SUFFIXES = {"m": Decimal("0.001"), "k": Decimal(1000)} | {
     letter + "i": Decimal(1 << shift)
@@ -66,6 +75,26 @@ def condition_from(item: Mapping[str, Any]) -> Condition:
 def condition_of_type(items: Iterable[Mapping[str, Any]], wanted: str) -> Condition | None:
     """Return the condition of that type."""
     return next((Condition.from_json(item) for item in items if item.get("type") == wanted), None)
+
+
+def devices_of(resources: Mapping[str, Any] | None) -> dict[str, int]:
+    """Return how many regions of each pool kubelet has among a Node's resources."""
+    return {
+        intern(str(name).removeprefix(DEVICE_RESOURCE_PREFIX)): parse_bytes(amount)
+        for name, amount in (resources or {}).items()
+        if str(name).startswith(DEVICE_RESOURCE_PREFIX)
+    }
+
+
+def huge_pages_requested(containers: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the huge pages that a Pod's containers ask for, in bytes by resource."""
+    total: dict[str, int] = {}
+    for container in containers:
+        requests = (container.get("resources") or {}).get("requests") or {}
+        for name, amount in requests.items():
+            if str(name).startswith("hugepages-"):
+                total[intern(str(name))] = total.get(str(name), 0) + parse_bytes(amount)
+    return total
 
 
 def memory_of(resources: Mapping[str, Any] | None) -> dict[str, int]:

@@ -27,7 +27,14 @@ from hostprep.cluster.node_resource import (
     entries_of,
 )
 from hostprep.cluster.times import parse_time
-from hostprep_operator.parsing import condition_from, condition_of_type, memory_of, shared_policy
+from hostprep_operator.parsing import (
+    condition_from,
+    condition_of_type,
+    devices_of,
+    huge_pages_requested,
+    memory_of,
+    shared_policy,
+)
 from hostprep_operator.pool_record import POOL_COUNTS, PoolRecord, Readiness, Reclose
 
 __all__ = [
@@ -71,6 +78,8 @@ class NodeRecord:
     capacity: Mapping[str, int] = field(default_factory=dict)
     """`memory` and `hugepages-*`."""
     allocatable: Mapping[str, int] = field(default_factory=dict)
+    devices: Mapping[str, int] = field(default_factory=dict)
+    """Regions that kubelet has to hand out, by pool."""
     deleting: bool = False
 
     @classmethod
@@ -96,6 +105,7 @@ class NodeRecord:
             marks=(metadata.get("annotations") or {}).get(MARKS_ANNOTATION) or "",
             capacity=memory_of(status.get("capacity")),
             allocatable=memory_of(status.get("allocatable")),
+            devices=devices_of(status.get("allocatable")),
             deleting=bool(metadata.get("deletionTimestamp")),
         )
 
@@ -117,6 +127,8 @@ class PoolReport:
     """In tmpfs: ordinary memory, which no count of huge pages shows."""
     damaged: tuple[str, ...] = ()
     """Regions by name."""
+    regions: int = 0
+    """How many there are."""
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PoolReport:
@@ -141,6 +153,7 @@ class PoolReport:
                 if not str(region.get("backing") or "").startswith("HugeTLB")
             ),
             damaged=tuple(str(r.get("name")) for r in regions if r.get("state") == "Damaged"),
+            regions=len(regions),
         )
 
 
@@ -225,18 +238,23 @@ class AgentRecord:
     ready_since_s: float = 0.0
     """When it became ready, or stopped to be; the Pod's creation until then."""
     deleting: bool = False
+    huge_pages_bytes: Mapping[str, int] = field(default_factory=dict)
+    """What it asks kubelet for, by resource: a placeholder for the pools' pages, which it does
+    not use in its own cgroup. So the scheduler gives them to nobody else."""
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> AgentRecord:
         """Read a Pod; `node_name` is empty while none is assigned. Raises KeyError."""
         metadata, status = document["metadata"], document.get("status") or {}
+        spec = document.get("spec") or {}
         ready = condition_of_type(status.get("conditions") or (), "Ready")
         created_s = parse_time(metadata.get("creationTimestamp")) or 0.0
         return cls(
-            node_name=intern((document.get("spec") or {}).get("nodeName") or ""),
+            node_name=intern(spec.get("nodeName") or ""),
             name=metadata["name"],
             uid=metadata.get("uid") or "",
             resource_version=metadata.get("resourceVersion") or "",
+            huge_pages_bytes=huge_pages_requested(spec.get("containers") or ()),
             ready=ready is not None and ready.status == "True",
             ready_since_s=(ready.since_s if ready else None) or created_s,
             deleting=bool(metadata.get("deletionTimestamp")),

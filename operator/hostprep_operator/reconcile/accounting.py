@@ -86,16 +86,19 @@ def _memory(judged: Judged) -> Condition:
 
 def _huge_pages(judged: Judged) -> Condition:
     for size in judged.hmn.status.huge_pages if judged.hmn else ():
-        offered = judged.node.allocatable.get(_resource(size), 0)
+        resource = _resource(size)
+        # What the agent's own Pod asks for is promised to it, and used by nobody but the pools.
+        promised = judged.placeholder.get(resource, 0)
+        offered = max(judged.node.allocatable.get(resource, 0) - promised, 0)
         if size.held and offered + size.held * size.page_bytes > size.total * size.page_bytes:
             return Condition(
                 type=HUGE_PAGES_ACCOUNTED,
                 status="False",
                 reason="Offered",
                 message=(
-                    f"Kubelet offers {format_bytes(offered)} of {_resource(size)} to pods, the "
-                    "pools' pages among them: pods that get them fail. Reserve them with "
-                    "kubelet's systemReserved, or let no pod ask for that resource."
+                    f"Kubelet offers {format_bytes(offered)} of {resource} to pods, the pools' "
+                    "pages among them: pods that get them fail. Let the agent ask for the pools' "
+                    "(the chart's agent.resources.limits), or let no pod ask for that resource."
                 ),
             )
     return Condition(

@@ -49,6 +49,7 @@ def reconcile_node(view: NodeView) -> NodeChanges:
         assignment=assignment,
         required=tuple(pool for pool in chosen if pool.readiness.required),
         marks=marks,
+        placeholder=view.agent.huge_pages_bytes if view.agent else {},
     )
     if not judged.required:
         writes = mark_labels_only(view, judged, chosen)

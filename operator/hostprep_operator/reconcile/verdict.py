@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from hostprep.cluster.conditions import Condition, ConditionStatus
-from hostprep.cluster.names import HOST_MEMORY_READY, ready_label
+from hostprep.cluster.names import DEVICE_RESOURCE_PREFIX, HOST_MEMORY_READY, ready_label
 from hostprep.cluster.node_resource import Phase, PoolEntry
 from hostprep.units import format_bytes
 from hostprep_operator.marks import Marks
@@ -49,6 +49,8 @@ class Judged:
     required: tuple[PoolRecord, ...]
     """Required pools that select the node, the ruling first; never empty."""
     marks: Marks
+    placeholder: Mapping[str, int] = field(default_factory=dict)
+    """Huge pages that the agent's Pod asks for, in bytes by resource."""
 
     @property
     def status_boot(self) -> str:
@@ -86,6 +88,9 @@ def judge(judged: Judged, *, unaccounted: Condition | None) -> Verdict:
         return Verdict("False", "Rebooted", f"The node was booted again; being prepared: {names}.")
     if waiting or not _settled(judged):
         return _preparing(judged, waiting)
+    missing = _not_advertised(judged)
+    if missing is not None:
+        return missing
     if unaccounted is not None:
         return Verdict("False", "NotAccounted", unaccounted.message)
     return Verdict("True", "Ready", _sizes(judged))
@@ -175,6 +180,32 @@ def _settled(judged: Judged) -> bool:
     """Return whether the status may be judged: for an opening it must answer the newest spec."""
     marks = judged.marks
     return judged.is_observed or (marks.is_open and marks.opened_boot == judged.node.boot_id)
+
+
+def _not_advertised(judged: Judged) -> Verdict | None:
+    """Return what keeps a node closed whose memory is ready while kubelet does not offer it yet.
+
+    For an opening alone: a region between two owners is not allocatable for a moment, and while
+    kubelet or the agent restarts none is, which is nothing to close an open node for. What the
+    Node says is of this boot: kubelet writes the bootID and the devices at once, none at first.
+    """
+    marks = judged.marks
+    if marks.is_open and marks.opened_boot == judged.node.boot_id:
+        return None
+    for pool in judged.required:
+        entry = judged.assignment.entry(pool.name)
+        report = answered(judged, entry)
+        if entry is None or report is None or not entry.uses_devices:
+            continue
+        offered, wanted = judged.node.devices.get(pool.name, 0), max(report.regions, 1)
+        if offered < wanted:
+            message = (
+                f"{pool.name}: kubelet offers {offered} of its {wanted} regions"
+                f" as {DEVICE_RESOURCE_PREFIX}{pool.name}. If it stays so, see the agent's log"
+                " (device_plugin_*) and the chart's agent.devicePlugin and agent.kubeletDir."
+            )
+            return Verdict("False", "DevicesNotAdvertised", message)
+    return None
 
 
 def _preparing(judged: Judged, waiting: list[PoolRecord]) -> Verdict:

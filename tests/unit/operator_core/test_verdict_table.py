@@ -287,3 +287,19 @@ def test_a_condition_keeps_the_time_since_when_it_says_so() -> None:
     cluster.reconcile("n1")
     assert (cluster.condition("n1") or {})["reason"] == "Failed"
     assert (cluster.condition("n1") or {})["lastTransitionTime"] == since
+
+
+@pytest.mark.parametrize(
+    ("asked", "accounted"),
+    [({}, "False"), ({"hugepages-2Mi": "8Gi"}, "False"), ({"hugepages-2Mi": "16Gi"}, "True")],
+)
+def test_pages_that_the_agent_asks_for_are_offered_to_nobody_else(
+    asked: dict[str, str], accounted: str
+) -> None:
+    cluster = cluster_with(accounting={"require": True})
+    cluster.nodes["n1"]["status"]["allocatable"] |= {"hugepages-2Mi": "16Gi"}
+    containers = [{"resources": {"requests": {**asked, "cpu": "50m"}}}]
+    cluster.pods["n1"]["spec"]["containers"] = containers
+    cluster.reconcile("n1")
+    pages = cluster.condition("n1", "hostprep.dev/HugePagesAccounted") or {}
+    assert pages["status"] == accounted, pages["message"]
