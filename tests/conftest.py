@@ -15,7 +15,7 @@ settings.register_profile("quick", max_examples=50, deadline=None)
 settings.register_profile("long", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
-_TIERS = ("unit", "kernel", "cluster")
+_TIERS = ("unit", "kernel", "cluster", "node")
 _outcomes: Counter[tuple[str, str]] = Counter()
 _seconds: defaultdict[str, float] = defaultdict(float)
 
@@ -39,9 +39,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     total = sum(_seconds.values()) or 1.0
     for tier, seconds in _seconds.items():
+        share = f" ({100 * seconds / total:.0f} %)" if len(_seconds) > 1 else ""
         terminalreporter.write_line(
             f"tier {tier}: {_outcomes[tier, 'passed']} passed, "
-            f"{_outcomes[tier, 'skipped']} skipped, {seconds:.0f} s ({100 * seconds / total:.0f} %)"
+            f"{_outcomes[tier, 'skipped']} skipped, {seconds:.0f} s{share}"
         )
 
 

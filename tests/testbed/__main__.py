@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import FrameType
 
 import click
 
 from hostprep.errors import HostprepError
-from tests.testbed import binaries
+from tests.testbed import binaries, playground
 from tests.testbed.cache import builder_lock, cache_folder
 from tests.testbed.control_plane import ControlPlane, runs
+from tests.testbed.node_parts import NodeParts, build_node_parts
 from tests.testbed.nodes import this_machine
+from tests.testbed.terminal import open_console
 from tests.testbed.versions import (
     CONTROL_PLANE,
     HELM_VERSION,
     KUBECTL_VERSION,
+    KUBELET_VERSION,
     KUBERNETES_VERSIONS,
+    NODE_PROGRAMS,
     go_programs,
     kubernetes_version,
 )
@@ -35,10 +37,12 @@ _kubernetes = click.option(
     help=f"One of {', '.join(KUBERNETES_VERSIONS)} (or 1.36, newest, oldest). [env: KUBERNETES]",
 )
 
+_PROGRAMS = (*binaries.ALL, *NODE_PROGRAMS)
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """A throw-away Kubernetes control plane: real etcd, API server, controllers and scheduler.
+    """A throw-away Kubernetes cluster: real etcd, API server, controllers, scheduler, and a node.
 
     Programs are built once from pinned Go modules into ~/.cache/hostprep/testbed; a cluster is
     then up in a few seconds and leaves nothing behind.
@@ -46,18 +50,22 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("programs", nargs=-1, type=click.Choice(binaries.ALL), metavar="[PROGRAM]...")
+@click.argument("programs", nargs=-1, type=click.Choice(_PROGRAMS), metavar="[PROGRAM]...")
+@click.option("--node", "with_node", is_flag=True, help="What the tests of tier node need.")
 @_kubernetes
-def build(programs: tuple[str, ...], kubernetes: str | None) -> None:
-    """Build or fetch what is missing: all that the tests need, or the named ones.
+def build(programs: tuple[str, ...], with_node: bool, kubernetes: str | None) -> None:
+    """Build or fetch what is missing: all that tier cluster needs, or the named ones.
 
     PROGRAM is one of etcd, kube-apiserver, kube-controller-manager, kube-scheduler, helm, kubectl,
-    promtool, prometheus, karpenter.
+    promtool, prometheus, karpenter, kubelet, kube-proxy, containerd, containerd-shim-runc-v2, ctr,
+    runc, coredns, channel.
     """
-    wanted = programs or binaries.ALL
+    wanted = programs or (binaries.NODE if with_node else binaries.ALL)
     start = time.monotonic()
     missing = [n for n in wanted if binaries.locate(n, kubernetes=kubernetes) is None]
     binaries.build(wanted, kubernetes=kubernetes, say=_say)
+    if with_node:
+        build_node_parts(_say)
     if missing:
         _say(f"everything is there after {time.monotonic() - start:.0f} s")
 
@@ -66,29 +74,64 @@ def build(programs: tuple[str, ...], kubernetes: str | None) -> None:
 @_kubernetes
 @click.option("--bare", is_flag=True, help="Etcd and API server alone: nothing acts by itself.")
 @click.option("--address", default="127.0.0.1", show_default=True, help="Where the API listens.")
-def up(kubernetes: str | None, bare: bool, address: str) -> None:
+@click.option("--node", "with_node", is_flag=True, help="With a real node, in a virtual machine.")
+@click.option("--shell", is_flag=True, help="Open a shell in the node, here; Ctrl-] leaves it.")
+def up(kubernetes: str | None, bare: bool, address: str, with_node: bool, shell: bool) -> None:
     """Start a cluster, print how to use it, and run until Ctrl-C.
 
-    What an earlier, killed one left behind is removed first. There is no kubelet: nodes are objects
-    that you create yourself.
+    What an earlier, killed one left behind is removed first. Without --node there is no kubelet:
+    nodes are objects that you create yourself. With it, kubelet and containerd run in a virtual
+    machine, and the chart is installed.
     """
+    if with_node and (bare or address != "127.0.0.1"):
+        raise click.UsageError("--node goes with neither --bare nor --address")
+    if with_node and kubernetes_version(kubernetes) != KUBELET_VERSION:
+        # A kubelet may not be newer than its API server (Kubernetes' version skew policy).
+        raise click.UsageError(f"--node needs the API server of its kubelet, {KUBELET_VERSION}")
+    if shell and not with_node:
+        raise click.UsageError("--shell needs --node")
     names = CONTROL_PLANE[:2] if bare else CONTROL_PLANE
     tools = binaries.build([*names, "kubectl", "helm"], kubernetes=kubernetes, say=_say)
+    parts = build_node_parts(_say) if with_node else None
     for name in runs().sweep():
         _say(f"removed what {name} left behind")
-    ended = _on_signal()
-    start = time.monotonic()
     cluster = ControlPlane(
         kubernetes=kubernetes, controllers=not bare, scheduler=not bare, address=address
     )
-    with cluster:
+    with suppress(playground.EndedError):
+        signals = playground.Signals()
+        _run_until_ended(cluster, signals, tools["kubectl"].parent, parts, shell)
+    _say("ended")
+
+
+def _run_until_ended(
+    cluster: ControlPlane,
+    signals: playground.Signals,
+    tools: Path,
+    parts: NodeParts | None,
+    shell: bool,
+) -> None:
+    start_s = time.monotonic()
+    with ExitStack() as stack:
+        stack.enter_context(cluster)
         version = cluster.api.get("/version")["gitVersion"]
-        _say(f"Kubernetes {version} is up after {time.monotonic() - start:.1f} s")
-        click.echo(_how_to_use(cluster.kubeconfig, tools["kubectl"].parent))
-        while not ended.wait(0.5):
-            if not (cluster.etcd.alive and cluster.api_server.alive):
-                raise click.ClickException(f"a server ended:\n{cluster.api_server.tail()}")
+        _say(f"Kubernetes {version} is up after {time.monotonic() - start_s:.1f} s")
+        if parts is None:
+            click.echo(playground.how_to_use(cluster.kubeconfig, tools))
+            playground.watch(cluster, signals)
+        else:
+            node = stack.enter_context(playground.running_node(cluster, parts, _say))
+            click.echo(playground.how_to_use_a_node(cluster.kubeconfig, tools))
+            if shell:
+                open_console(node.guest.console)
+            playground.watch(cluster, signals, node)
         _say("stopping")
+
+
+@main.command()
+def shell() -> None:
+    """Open a shell in the virtual node that `up --node` runs. Ctrl-] leaves it."""
+    playground.enter_node()
 
 
 @main.command()
@@ -98,7 +141,7 @@ def versions(kubernetes: str | None) -> None:
     programs = go_programs(kubernetes_version(kubernetes))
     pinned = {name: program.version for name, program in programs.items()}
     pinned |= {"helm": HELM_VERSION, "kubectl": KUBECTL_VERSION}
-    for name in binaries.ALL:
+    for name in _PROGRAMS:
         path = binaries.locate(name, kubernetes=kubernetes)
         where = str(path) if path else "not built"
         click.echo(f"{name:24} {pinned.get(name, 'as found'):10} {where}")
@@ -133,37 +176,6 @@ def down(cache: bool) -> None:
         with builder_lock(cache_folder(), _say):
             shutil.rmtree(cache_folder())
         _say(f"removed {cache_folder()}")
-
-
-def _how_to_use(kubeconfig: Path, tools: Path) -> str:
-    return f"""
-In another terminal:
-
-  export KUBECONFIG={kubeconfig}
-  export PATH={tools}:$PWD/.venv/bin:$PATH
-
-What to try next:
-
-  python -m tests.testbed node node-a | kubectl create -f -       # this machine, as an object
-  helm install hostprep charts/hostprep --no-hooks -n hostprep-system --create-namespace
-  hostprep-operator run --agent-liveness off &
-  hostprep agent --node-name node-a --state-dir /tmp/hostprep-state &
-  kubectl apply -f examples/pool.yaml
-  kubectl get hmp,hmn,nodes
-
-The whole story: docs/try-cluster.md. Ctrl-C here ends the cluster and removes every trace of it.
-"""
-
-
-def _on_signal() -> threading.Event:
-    ended = threading.Event()
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        ended.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
-    return ended
 
 
 def _say(line: str) -> None:

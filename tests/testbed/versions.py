@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from hostprep.errors import BadInputError
 
 __all__ = [
+    "CONTAINERD_VERSION",
     "CONTROL_PLANE",
+    "COREDNS_VERSION",
     "ETCD_VERSION",
     "HELM_VERSION",
     "KARPENTER_VERSION",
     "KUBECTL_VERSION",
+    "KUBELET_VERSION",
     "KUBERNETES_VERSIONS",
+    "NODE_PROGRAMS",
+    "RUNC_VERSION",
     "GoProgram",
     "go_programs",
     "go_version",
@@ -27,7 +32,24 @@ KARPENTER_VERSION = "1.14.0"
 KUBERNETES_VERSIONS = ("1.36.3", "1.33.13")
 """Newest first: the oldest is the oldest whose modules the Go module proxy has in full."""
 
+KUBELET_VERSION = "1.36.3"
+"""One for all API servers: no older kubelet is of interest here."""
+CONTAINERD_VERSION = "2.4.2"
+RUNC_VERSION = "1.5.2"
+COREDNS_VERSION = "1.15.0"
+
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+NODE_PROGRAMS = (
+    "kubelet",
+    "kube-proxy",
+    "containerd",
+    "containerd-shim-runc-v2",
+    "ctr",
+    "runc",
+    "coredns",
+    "channel",
+)
+"""What runs inside the virtual machine; each is one static file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +64,10 @@ class GoProgram:
     expected_seconds: int
     """Measured with cold caches, downloads apart, on two cores."""
     ldflags: str = "-s -w"
+    tags: str = ""
+    """Go build tags, separated by spaces."""
+    cgo: bool = False
+    """Whether it has C in it, and wants `toolchain.ensure_c` to build."""
 
 
 def kubernetes_version(wanted: str | None) -> str:
@@ -77,11 +103,56 @@ def go_programs(kubernetes: str) -> dict[str, GoProgram]:
             f"karpenter-{KARPENTER_VERSION}",
             180,
         ),
+        *_node_programs(),
     )
     return {program.name: program for program in programs}
 
 
-def _kubernetes(name: str, version: str, seconds: int) -> GoProgram:
+def _node_programs() -> tuple[GoProgram, ...]:
+    return (
+        _kubernetes("kubelet", KUBELET_VERSION, 90, module="kubelet"),
+        _kubernetes("kube-proxy", KUBELET_VERSION, 30, module="kubelet"),
+        _containerd("containerd", 80),
+        _containerd("containerd-shim-runc-v2", 10),
+        _containerd("ctr", 10),
+        GoProgram(
+            "runc",
+            RUNC_VERSION,
+            "github.com/opencontainers/runc",
+            f"runc-{RUNC_VERSION}",
+            20,
+            # Static, as upstream's own release is: the node's libseccomp is another one than ours.
+            ldflags=f"-s -w -X main.version={RUNC_VERSION} -linkmode external -extldflags -static",
+            tags="seccomp urfave_cli_no_docs netgo osusergo",
+            cgo=True,
+        ),
+        GoProgram(
+            "coredns",
+            COREDNS_VERSION,
+            "hostprep.dev/testbed/coredns",
+            f"coredns-{COREDNS_VERSION}",
+            180,
+        ),
+        # Ours, of the standard library alone: its own source is its version.
+        GoProgram("channel", "1", "hostprep.dev/testbed/channel", "channel", 5),
+    )
+
+
+def _containerd(name: str, seconds: int) -> GoProgram:
+    module = "github.com/containerd/containerd/v2"
+    return GoProgram(
+        name,
+        CONTAINERD_VERSION,
+        f"{module}/cmd/{name}",
+        f"containerd-{CONTAINERD_VERSION}",
+        seconds,
+        ldflags=f"-s -w -X {module}/version.Version=v{CONTAINERD_VERSION}",
+        # Snapshotters that want C libraries, and that nobody here uses.
+        tags="no_btrfs no_devmapper no_zfs",
+    )
+
+
+def _kubernetes(name: str, version: str, seconds: int, *, module: str = "kubernetes") -> GoProgram:
     major, minor, _ = version.split(".")
     values = {
         "k8s.io/component-base/version.gitVersion": f"v{version}",
@@ -93,7 +164,7 @@ def _kubernetes(name: str, version: str, seconds: int) -> GoProgram:
     stamps = " ".join(f"-X {key}={value}" for key, value in values.items())
     package = f"k8s.io/kubernetes/cmd/{name}"
     return GoProgram(
-        name, version, package, f"kubernetes-{version}", seconds, ldflags=f"-s -w {stamps}"
+        name, version, package, f"{module}-{version}", seconds, ldflags=f"-s -w {stamps}"
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,14 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from hostprep.errors import BadInputError, FailedError, HostprepError
-from tests.testbed.binaries import given
+from tests.testbed import go_build
+from tests.testbed.binaries import ALL, NODE, given
 from tests.testbed.go_build import cache_name
 from tests.testbed.pypi import pinned_requirement
 from tests.testbed.toolchain import GO_NEEDED
 from tests.testbed.versions import (
     KUBERNETES_VERSIONS,
+    NODE_PROGRAMS,
     go_programs,
     go_version,
     kubernetes_version,
@@ -57,6 +61,8 @@ def test_what_is_no_version_of_go_is_refused_and_nothing_else_happens(text: str)
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
 def test_every_program_has_a_module_that_pins_its_version_and_sums(version: str) -> None:
     for program in go_programs(version).values():
+        if program.name == "channel":
+            continue  # ours, and of the standard library alone: nothing to pin
         module = (_MODULES / program.module / "go.mod").read_text()
         assert f"v{program.version}" in module
         assert f" v{program.version} h1:" in (_MODULES / program.module / "go.sum").read_text()
@@ -78,8 +84,32 @@ def test_another_version_or_other_flags_are_another_folder_in_the_cache() -> Non
         for version in KUBERNETES_VERSIONS
         for program in go_programs(version).values()
     }
-    # Etcd and Karpenter are the same for both.
-    assert len(names) == 3 * len(KUBERNETES_VERSIONS) + 2
+    # Etcd, Karpenter and the node's programs are the same for both.
+    assert len(names) == 3 * len(KUBERNETES_VERSIONS) + 2 + len(NODE_PROGRAMS)
+
+
+def test_other_tags_and_c_in_it_are_another_folder_in_the_cache() -> None:
+    plain = go_programs(KUBERNETES_VERSIONS[0])["etcd"]
+    other = {cache_name(replace(plain, **field)) for field in ({"tags": "a"}, {"cgo": True})}
+    assert len({cache_name(plain), *other}) == 3
+
+
+def test_our_own_source_is_part_of_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(_MODULES / "channel", tmp_path / "channel")
+    monkeypatch.setattr(go_build, "_MODULES", tmp_path)
+    program = go_programs(KUBERNETES_VERSIONS[0])["channel"]
+    before = cache_name(program)
+    with open(tmp_path / "channel" / "main.go", "a", encoding="ascii") as file:
+        file.write("// changed\n")
+    assert cache_name(program) != before
+
+
+def test_the_node_tier_wants_every_program_of_the_node_and_names_them_once() -> None:
+    assert set(NODE_PROGRAMS) <= set(NODE)
+    assert len(set(NODE)) == len(NODE)
+    assert not set(NODE_PROGRAMS) & set(ALL)
 
 
 def test_programs_that_the_user_brings_come_first(tmp_path: Path) -> None:

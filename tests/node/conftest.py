@@ -1,0 +1,98 @@
+"""A real node in a virtual machine, booted once for all tests of tier `node`.
+
+Emulated, it is some twenty times slower than this machine: one at a time, time-outs to match, and
+nothing of its speed is ever asserted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hostprep.errors import HostprepError
+from tests.support.node_scene import KV, POOL_LABEL, apply, wait_open
+from tests.testbed.cache import cache_folder
+from tests.testbed.chart import NAMESPACE, RELEASE, install_chart, wait_for_chart
+from tests.testbed.control_plane import ControlPlane
+from tests.testbed.node import VirtualNode
+from tests.testbed.node_config import NodeSettings
+from tests.testbed.node_parts import NodeParts, build_node_parts
+
+JsonObject = dict[str, Any]
+# The story first, since it begins with an empty cluster; last what reboots or takes things away.
+_ORDER = (
+    "test_story",
+    "test_engine_pods",
+    "test_device_plugin",
+    "test_bad_pages",
+    "test_bad_input",
+)
+_LAST = ("test_upgrade", "test_accounting", "test_boot_unit", "test_reboot", "test_uninstall")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One node serves all: the order is part of the tests."""
+
+    def rank(item: pytest.Item) -> int:
+        module = item.path.stem
+        if module in _ORDER:
+            return _ORDER.index(module)
+        return len(_ORDER) + 1 + (_LAST.index(module) if module in _LAST else -1)
+
+    ours = [item for item in items if item.get_closest_marker("node")]
+    ours.sort(key=rank)
+    others = [item for item in items if not item.get_closest_marker("node")]
+    items[:] = [*others, *ours]
+
+
+@pytest.fixture(scope="session")
+def parts() -> NodeParts:
+    """QEMU and the disks; a test is skipped with what is missing, which CI makes a failure."""
+    try:
+        return build_node_parts(lambda line: print(f"testbed: {line}"))
+    except HostprepError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def cluster(parts: NodeParts) -> Iterator[ControlPlane]:
+    """Etcd, API server, controller manager and scheduler, on this machine."""
+    with open(cache_folder() / "virtual-machine.lock", "w", encoding="ascii") as lock:
+        # Two machines at once take twice as long each: other test runs wait here.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with ControlPlane(controllers=True, scheduler=True) as running:
+            yield running
+
+
+@pytest.fixture(scope="session")
+def node(cluster: ControlPlane, parts: NodeParts) -> Iterator[VirtualNode]:
+    """`node-a`, which registered with the start-up taint and the label of pool kv; Ready."""
+    settings = NodeSettings(labels={POOL_LABEL: "true"})
+    with parts.node(cluster, settings=settings) as machine:
+        machine.wait_ready()
+        yield machine
+
+
+@pytest.fixture(scope="session")
+def kubectl(cluster: ControlPlane) -> Callable[..., str]:
+    """`kubectl("get", "nodes")`; keyword arguments `kubeconfig` and `stdin`."""
+    return cluster.kubectl
+
+
+@pytest.fixture(scope="session")
+def chart(cluster: ControlPlane, node: VirtualNode) -> None:
+    """The chart, its pods Ready; the story may have installed it before."""
+    if RELEASE not in cluster.helm("list", "--short", "--namespace", NAMESPACE):
+        install_chart(cluster)
+    wait_for_chart(cluster)
+
+
+@pytest.fixture(scope="session")
+def kv(cluster: ControlPlane, chart: None, node: VirtualNode) -> JsonObject:
+    """Pool kv, Ready, and the node open."""
+    apply(cluster, KV)
+    wait_open(cluster, node)
+    return KV

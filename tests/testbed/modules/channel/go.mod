@@ -1,0 +1,3 @@
+module hostprep.dev/testbed/channel
+
+go 1.26
