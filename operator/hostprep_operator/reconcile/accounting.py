@@ -7,6 +7,8 @@ what the administrator set aside with --system-reserved or --kube-reserved.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hostprep.cluster.conditions import Condition
 from hostprep.cluster.names import HUGE_PAGES_ACCOUNTED, MEMORY_ACCOUNTED
 from hostprep.cluster.node_resource import HugePageStatus, Phase
@@ -28,13 +30,16 @@ def accounts(judged: Judged) -> tuple[Condition, Condition]:
     """
     if judged.hmn is None or not judged.status_boot or judged.status_boot != judged.node.boot_id:
         return _unknown(MEMORY_ACCOUNTED), _unknown(HUGE_PAGES_ACCOUNTED)
+    before = judged.node.conditions
+    if judged.placeholder is None and HUGE_PAGES_ACCOUNTED in before:
+        # An upgrade replaces the agent's Pod, and for a second nobody asks for the pages.
+        return _memory(judged), before[HUGE_PAGES_ACCOUNTED]
     if any(_is_unsettled(judged, pool.name) for pool in judged.required):
-        before = judged.node.conditions
         return (
             before.get(MEMORY_ACCOUNTED) or _unknown(MEMORY_ACCOUNTED),
             before.get(HUGE_PAGES_ACCOUNTED) or _unknown(HUGE_PAGES_ACCOUNTED),
         )
-    return _memory(judged), _huge_pages(judged)
+    return _memory(judged), _huge_pages(judged, judged.placeholder)
 
 
 def unaccounted(judged: Judged, conditions: tuple[Condition, ...]) -> Condition | None:
@@ -84,11 +89,11 @@ def _memory(judged: Judged) -> Condition:
     )
 
 
-def _huge_pages(judged: Judged) -> Condition:
+def _huge_pages(judged: Judged, placeholder: Mapping[str, int] | None) -> Condition:
     for size in judged.hmn.status.huge_pages if judged.hmn else ():
         resource = _resource(size)
         # What the agent's own Pod asks for is promised to it, and used by nobody but the pools.
-        promised = judged.placeholder.get(resource, 0)
+        promised = (placeholder or {}).get(resource, 0)
         offered = max(judged.node.allocatable.get(resource, 0) - promised, 0)
         if size.held and offered + size.held * size.page_bytes > size.total * size.page_bytes:
             return Condition(

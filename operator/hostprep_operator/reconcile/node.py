@@ -6,6 +6,8 @@ its memory, and a reconcile that starts anew after any of them ends where this o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hostprep.cluster.names import READY_LABEL_PREFIX
 from hostprep_operator.marks import Marks
 from hostprep_operator.reconcile.assign import Assignment, assign, selecting, usable
@@ -49,13 +51,20 @@ def reconcile_node(view: NodeView) -> NodeChanges:
         assignment=assignment,
         required=tuple(pool for pool in chosen if pool.readiness.required),
         marks=marks,
-        placeholder=view.agent.huge_pages_bytes if view.agent else {},
+        placeholder=_placeholder(view),
     )
     if not judged.required:
         writes = mark_labels_only(view, judged, chosen)
         recheck_at_s = away_at_s(view, node)
         return NodeChanges(writes=(*writes, *write), events=released, recheck_at_s=recheck_at_s)
     return _managed(view, judged, mark(view, judged, chosen), write, released)
+
+
+def _placeholder(view: NodeView) -> Mapping[str, int] | None:
+    """Return what the agent's Pod asks for; None while one is being replaced by another."""
+    if view.agent is not None:
+        return view.agent.huge_pages_bytes
+    return {} if view.settings.liveness == "off" else None
 
 
 def _unknown_labels(view: NodeView, marks: Marks) -> frozenset[str]:

@@ -49,8 +49,8 @@ class Judged:
     required: tuple[PoolRecord, ...]
     """Required pools that select the node, the ruling first; never empty."""
     marks: Marks
-    placeholder: Mapping[str, int] = field(default_factory=dict)
-    """Huge pages that the agent's Pod asks for, in bytes by resource."""
+    placeholder: Mapping[str, int] | None = field(default_factory=dict)
+    """Huge pages that the agent's Pod asks for, in bytes by resource; None between two Pods."""
 
     @property
     def status_boot(self) -> str:

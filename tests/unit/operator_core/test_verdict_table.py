@@ -303,3 +303,21 @@ def test_pages_that_the_agent_asks_for_are_offered_to_nobody_else(
     cluster.reconcile("n1")
     pages = cluster.condition("n1", "hostprep.dev/HugePagesAccounted") or {}
     assert pages["status"] == accounted, pages["message"]
+
+
+def test_nothing_flaps_while_the_pod_with_the_placeholder_is_replaced() -> None:
+    cluster = cluster_with(accounting={"require": True})
+    cluster.nodes["n1"]["status"]["allocatable"] |= {"hugepages-2Mi": "16Gi"}
+    asked = [{"resources": {"requests": {"hugepages-2Mi": "16Gi"}}}]
+    cluster.pods["n1"]["spec"]["containers"] = asked
+    cluster.reconcile("n1")
+    pod = cluster.pods.pop("n1")
+    cluster.reconcile("n1")
+    for kind in ("HostMemoryReady", "HugePagesAccounted"):
+        assert (cluster.condition("n1", f"hostprep.dev/{kind}") or {})["status"] == "True"
+    pod["spec"]["containers"] = []
+    cluster.pods["n1"] = pod
+    cluster.reconcile("n1")
+    assert (cluster.condition("n1", "hostprep.dev/HostMemoryReady") or {})[
+        "reason"
+    ] == "NotAccounted"
