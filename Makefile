@@ -7,7 +7,10 @@ PYTEST := $(PY) -m pytest
 # CI sets this to the tiers that must run: there, a tier that skips is a failure.
 REQUIRE ?=
 
-.PHONY: install demo test check lint unit kernel testbed cluster-tests cluster bench clean help
+# For `make cluster NODE=1`; not from the environment, where others mean something else by it.
+NODE =
+
+.PHONY: install demo test check lint unit kernel testbed cluster-tests node-tests cluster node-shell bench clean help
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -33,20 +36,28 @@ unit: $(STAMP)  ## pure code: a process for each CPU
 kernel: $(STAMP)  ## real memory: one test at a time, since they count the machine's huge pages
 	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel tests/kernel
 
-testbed: $(STAMP)  ## build what the cluster tests need, once: about 15 minutes on two cores
+testbed: $(STAMP)  ## build what the cluster and node tests need, once: about 25 minutes on two cores
 	@$(PY) -m tests.testbed build
+	@$(PY) -m tests.testbed build --node
 
 # Where the tier is required, what cannot be built is a failure; elsewhere its tests skip.
 cluster-tests: $(STAMP)  ## a real API server, built and started by tests/testbed
 	@$(PY) -m tests.testbed build || test -z "$(findstring cluster,$(REQUIRE))"
 	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m cluster tests/cluster
 
-cluster: $(STAMP)  ## a throw-away Kubernetes control plane to play with, until Ctrl-C
-	@exec $(PY) -m tests.testbed up
+node-tests: $(STAMP)  ## a real kubelet and containerd in a virtual machine; as root
+	@$(PY) -m tests.testbed build --node || test -z "$(findstring node,$(REQUIRE))"
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m node tests/node
+
+cluster: $(STAMP)  ## a throw-away Kubernetes to play with, until Ctrl-C; NODE=1: with a real node
+	@exec $(PY) -m tests.testbed up $(if $(NODE),--node)
+
+node-shell: $(STAMP)  ## a shell in the node of `make cluster NODE=1`
+	@exec $(PY) -m tests.testbed shell
 
 check: lint unit kernel  ## the quick part: lint, unit and kernel tiers, under 3 minutes
 
-test: check cluster-tests  ## everything
+test: check cluster-tests node-tests  ## everything
 
 bench: $(STAMP)  ## the numbers against their rivals, in one run: table and chart in docs/
 	@$(PY) -m benchmarks

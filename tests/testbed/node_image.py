@@ -17,6 +17,7 @@ from hostprep.errors import FailedError
 from tests.testbed.apt import Source, download_packages, mirror
 from tests.testbed.cache import Say, install
 from tests.testbed.debian import install_packages
+from tests.testbed.image_commands import PRIVATE_MOUNTS
 
 __all__ = ["SUITE", "NodeImage", "build_node_image", "image_name"]
 
@@ -97,7 +98,7 @@ def _bootstrap(source: Source, root: Path) -> None:
     options += ["--aptopt=APT::Install-Recommends false"]
     for what in ("doc", "man", "locale"):
         options.append(f"--dpkgopt=path-exclude=/usr/share/{what}/*")
-    _run(["mmdebstrap", *options, source.suite, str(root), str(source)])
+    _run([*PRIVATE_MOUNTS, "mmdebstrap", *options, source.suite, str(root), str(source)])
 
 
 def _unpack_kernel(source: Source, folder: Path) -> None:
