@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -28,12 +29,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         options = _parser().parse_args(arguments)
+        _end_when_told()
         return int(options.run(options))
     except HostprepError as error:
         _report(error, as_json="json" in arguments)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+
+
+def _end_when_told() -> None:
+    """Have SIGTERM end us as process 1 of a container, which is spared it otherwise.
+
+    pid_namespaces(7): only signals that it handles reach that one. What `exec` becomes begins
+    with the default again (execve(2)).
+    """
+    if os.getpid() == 1:
+        import signal
+
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def _report(error: HostprepError, *, as_json: bool) -> None:
@@ -125,6 +139,11 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
 
 def _add_wait(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, wait_default=300.0)
+    parser.add_argument(
+        "--handoff-only",
+        action="store_true",
+        help="do not open the regions: where they cannot be seen yet (user namespaces)",
+    )
     _add_output(parser)
     parser.set_defaults(run=_run_wait)
 
@@ -161,6 +180,8 @@ def _run_wait(options: argparse.Namespace) -> int:
         timeout_s=options.wait,
         size_bytes=_size_bytes(options),
         count=options.count,
+        handoff_only=options.handoff_only,
+        on_wait=lambda why: print(f"waiting: {why.message}", file=sys.stderr, flush=True),
         root=paths.root,
     )
     total_bytes = sum(region.size_bytes for region in handoff.regions)

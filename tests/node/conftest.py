@@ -32,6 +32,9 @@ _ORDER = (
 )
 _LAST = ("test_upgrade", "test_accounting", "test_boot_unit", "test_reboot", "test_uninstall")
 
+_TEST_SECONDS = 1200
+"""Against hangs only: the first test waits for the machine and the chart as well."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One node serves all: the order is part of the tests."""
@@ -44,6 +47,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     ours = [item for item in items if item.get_closest_marker("node")]
     ours.sort(key=rank)
+    for item in ours:
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_TEST_SECONDS))
     others = [item for item in items if not item.get_closest_marker("node")]
     items[:] = [*others, *ours]
 

@@ -7,12 +7,14 @@ from typing import Any
 import yaml
 
 from tests.support.waiting import wait_for
+from tests.testbed.chart import NAMESPACE
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.node import NODE, VirtualNode
 
 __all__ = [
     "KV",
     "POOL_LABEL",
+    "agent_pod",
     "apply",
     "condition",
     "is_tainted",
@@ -51,6 +53,17 @@ def condition(cluster: ControlPlane, kind: str = "HostMemoryReady") -> JsonObjec
     status = cluster.api.get(f"/api/v1/nodes/{NODE}")["status"]
     found = [c for c in status.get("conditions", ()) if c["type"] == f"hostprep.dev/{kind}"]
     return found[0] if found else {}
+
+
+def agent_pod(cluster: ControlPlane) -> str:
+    """The name of the agent's Pod."""
+    selector = (
+        "-l",
+        "app.kubernetes.io/component=agent",
+        "-o",
+        "jsonpath={.items[0].metadata.name}",
+    )
+    return cluster.kubectl("-n", NAMESPACE, "get", "pods", *selector)
 
 
 def node_resource(cluster: ControlPlane) -> JsonObject:
