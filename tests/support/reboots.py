@@ -1,0 +1,115 @@
+"""An engine that bears witness through reboots: what each start of its container rested on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.support.engine_pods import EnginePods, pod_of
+from tests.support.node_scene import condition, is_tainted, wait_open
+from tests.support.operator_process import OperatorProcess
+from tests.support.waiting import wait_for
+from tests.testbed.control_plane import ControlPlane
+from tests.testbed.node import NODE, VirtualNode
+
+__all__ = ["go_through"]
+
+JsonObject = dict[str, Any]
+_PATIENCE_S = 300.0
+# A hostPath that outlives the boots keeps every word of every container: kubelet keeps two logs.
+_RECORD = "/var/lib/witness"
+_PROGRAM = """
+import json, os, time
+import hostprep.attachment
+memory = hostprep.attach("kv", wait_timeout_s=86400)
+with open("/proc/sys/kernel/random/boot_id") as file:
+    kernel = file.read().strip()
+said = json.dumps({
+    "kernel": kernel,
+    "handoff": memory.handoff.boot_id,
+    "zero": not any(memory.buffer[:: 1 << 16]),
+    "resident": os.fstat(memory.fd).st_blocks * 512 == memory.size_bytes,
+})
+with open("/witness/record", "a") as record:
+    record.write(said + "\\n")
+    record.flush()
+    os.fsync(record.fileno())
+print(said, flush=True)
+memory.buffer[:: 1 << 16] = b"!" * len(memory.buffer[:: 1 << 16])
+time.sleep(86400)
+"""
+
+
+def go_through(
+    cluster: ControlPlane,
+    node: VirtualNode,
+    operator: OperatorProcess,
+    restarts: Sequence[Callable[[], None]],
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Restart the node in each of these ways, and check what must hold after every one.
+
+    The operator runs elsewhere. Raises AssertionError.
+    """
+    engines = EnginePods(cluster.kubectl)
+    engines.prepare()
+    wait_open(cluster, node)
+    node.run(f"mkdir -p {_RECORD}; chmod 1777 {_RECORD}")
+    with engines.running([_witness_pod()]):
+        boots = [node.guest.boot_id]
+        _wait_for_words(node, boots)
+        for number, restart in enumerate(restarts, start=1):
+            closings = _closings(operator)
+            restart()
+            boots.append(node.guest.boot_id)
+            _wait_closed(cluster, node)
+            assert _closings(operator) == closings + 1
+            wait_open(cluster, node, _PATIENCE_S)
+            _wait_for_words(node, boots)
+            tell(f"restart {number} of {len(restarts)}: closed, prepared, opened; engine back")
+
+
+def _witness_pod() -> JsonObject:
+    pod = pod_of("witness", _PROGRAM)
+    spec = pod["spec"]
+    spec["volumes"].append({"name": "witness", "hostPath": {"path": _RECORD}})
+    spec["containers"][0]["volumeMounts"].append({"name": "witness", "mountPath": "/witness"})
+    return pod
+
+
+def _wait_for_words(node: VirtualNode, boots: Sequence[str]) -> None:
+    """Wait for a word in the last boot, and check all words ever said."""
+
+    def look() -> bool:
+        return any(said["kernel"] == boots[-1] for said in _words(node))
+
+    wait_for(look, _PATIENCE_S, every_s=1, why="no engine came back")
+    for said in _words(node):
+        assert said["kernel"] in boots
+        assert said["handoff"] == said["kernel"], "an engine passed on another boot's handoff"
+        assert said["resident"], "an engine passed on memory that is not there"
+        assert said["zero"], "an engine got what another one had written"
+
+
+def _words(node: VirtualNode) -> list[JsonObject]:
+    return [json.loads(line) for line in node.run(f"cat {_RECORD}/record 2>&-; true").splitlines()]
+
+
+def _wait_closed(cluster: ControlPlane, node: VirtualNode) -> None:
+    """The first Node update that shows the new boot is answered by closing."""
+
+    def is_told() -> bool:
+        info = cluster.api.get(f"/api/v1/nodes/{NODE}")["status"]["nodeInfo"]
+        return bool(info["bootID"] == node.guest.boot_id)
+
+    wait_for(is_told, _PATIENCE_S, every_s=0.2, why="kubelet never told of the new boot")
+    wait_for(
+        lambda: is_tainted(cluster) and condition(cluster)["status"] == "False",
+        10,
+        why="a node that rebooted was not closed",
+    )
+
+
+def _closings(operator: OperatorProcess) -> float:
+    return operator.metric("hostprep_operator_closings_total", cause="reboot")
