@@ -30,7 +30,7 @@ _ORDER = (
     "test_bad_pages",
     "test_bad_input",
 )
-_LAST = ("test_upgrade", "test_accounting", "test_boot_unit", "test_reboot", "test_uninstall")
+_LAST = ("test_upgrade", "test_accounting", "test_reboot", "test_uninstall")
 
 _TEST_SECONDS = 1200
 """Against hangs only: the first test waits for the machine and the chart as well."""

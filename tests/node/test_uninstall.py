@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hostprep.boot.install import UNIT
 from tests.support.engine_pods import EnginePods, documents
 from tests.support.node_scene import KV, apply, wait_open
 from tests.support.waiting import wait_for
@@ -16,6 +17,7 @@ from tests.testbed.node import NODE, VirtualNode
 
 pytestmark = pytest.mark.node
 JsonObject = dict[str, Any]
+_WANTS = "/etc/systemd/system/multi-user.target.wants"
 _CRDS = ("hostmemorypools.hostprep.dev", "hostmemorynodes.hostprep.dev")
 
 
@@ -71,8 +73,11 @@ def _node_is_as_it_was(cluster: ControlPlane, node: VirtualNode) -> None:
     wait_for(lambda: not _pods(cluster), 90, every_s=0.5, why="pods are left")
     assert node.run("cat /proc/sys/vm/nr_hugepages").strip() == "0"
     assert "hostprep" not in node.run("cat /proc/mounts").replace("/run/hostprep-", "")
-    left = node.run("ls -A /run/hostprep 2>/dev/null || true").split()
-    assert set(left) <= {"hostprep.pyz"}, left
+    # The folder itself is kubelet's (DirectoryOrCreate); all in it went with the last pool.
+    assert node.run("ls -A /run/hostprep 2>/dev/null || true") == ""
+    ours = "/etc/hostprep", f"/etc/systemd/system/{UNIT}", f"{_WANTS}/{UNIT}"
+    for path in ours:
+        assert node.run(f"ls -d {path} 2>/dev/null || true") == "", path
     assert node.run("ls -d /sys/fs/cgroup/hostprep 2>/dev/null || true") == ""
 
 

@@ -1,0 +1,116 @@
+"""Mistakes and mischief on a real node: said where people look, and limited to one pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.engine_pods import EnginePods, pod_of
+from tests.support.node_pools import NodePools
+from tests.support.node_scene import (
+    POOL_LABEL,
+    agent_pod,
+    apply,
+    node_condition,
+    pool_status,
+)
+from tests.support.waiting import wait_for
+from tests.testbed.control_plane import ControlPlane
+from tests.testbed.node import VirtualNode
+
+pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
+
+JsonObject = dict[str, Any]
+_SHRINK = """
+import os, time
+import hostprep.attachment
+memory = hostprep.attachment.attach("kv", wait_timeout_s=600)
+os.ftruncate(memory.fd, 2 << 20)
+print("shrunk", memory.region.name, flush=True)
+time.sleep(9999)
+"""
+_ATTACH = """
+import time
+import hostprep.attachment
+memory = hostprep.attachment.attach("kv", wait_timeout_s=600)
+print("attached", memory.region.name, memory.size_bytes, flush=True)
+time.sleep(9999)
+"""
+_OCCUPIED: JsonObject = {
+    "apiVersion": "hostprep.dev/v1alpha1",
+    "kind": "HostMemoryPool",
+    "metadata": {"name": "occupied"},
+    "spec": {
+        "nodeSelector": {POOL_LABEL: "true"},
+        "size": "16Mi",
+        "backings": ["Base"],
+        "readiness": {"required": False},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def engines(kubectl: Callable[..., str], chart: object) -> EnginePods:
+    found = EnginePods(kubectl)
+    found.prepare()
+    return found
+
+
+def test_a_pod_that_shrinks_its_region_costs_that_region_only(
+    cluster: ControlPlane, node: VirtualNode, kv: JsonObject, engines: EnginePods
+) -> None:
+    pools = NodePools(cluster.kubectl, node)
+    wait_for(lambda: pool_status(cluster, "kv")["phase"] == "Ready", 60, every_s=0.5)
+    before = pools.inodes("kv")
+    with engines.running([pod_of("shrinker", _SHRINK)]):
+        region = engines.wait_line("shrinker", "^shrunk").split()[1]
+        wait_for(
+            lambda: node_condition(cluster, "Damaged")["message"] == f"kv/{region}",
+            60,
+            every_s=0.5,
+            why="nobody noticed",
+        )
+        with engines.running([pod_of("victim", _ATTACH)]):
+            other, size_bytes = engines.wait_line("victim", "^attached").split()[1:]
+            assert (other != region, int(size_bytes)) == (True, 64 << 20)
+        (state,) = [r for r in pool_status(cluster, "kv")["regions"] if r["name"] == region]
+        assert state["state"] == "Damaged", "it was shown once, and forgotten"
+        assert pools.inodes("kv") == before, "it was changed under its holder"
+    wait_for(lambda: pools.inodes("kv") != before, 60, every_s=0.5, why="it was not made anew")
+    wait_for(lambda: pool_status(cluster, "kv")["phase"] == "Ready", 60, every_s=0.5)
+    assert pool_status(cluster, "kv")["readyBytes"] == 128 << 20
+    assert len(pools.inodes("kv")) == 2
+
+
+def test_a_file_in_a_pools_place_costs_that_pool_only(
+    cluster: ControlPlane, node: VirtualNode, kv: JsonObject
+) -> None:
+    node.run("echo precious > /run/hostprep/occupied")
+    try:
+        apply(cluster, _OCCUPIED)
+        wait_for(lambda: pool_status(cluster, "occupied").get("phase") == "Failed", 60, every_s=0.5)
+        said = pool_status(cluster, "occupied")
+        assert said["reason"] == "BadRoot"
+        assert "/run/hostprep/occupied" in said["message"]
+        assert pool_status(cluster, "kv")["phase"] == "Ready"
+        assert node.run("cat /run/hostprep/occupied") == "precious\n"
+        node.run("rm /run/hostprep/occupied")
+        wait_for(lambda: pool_status(cluster, "occupied").get("phase") == "Ready", 120, every_s=0.5)
+    finally:
+        cluster.kubectl("delete", "hostmemorypool", "occupied")
+        wait_for(lambda: not pool_status(cluster, "occupied"), 60, every_s=0.5)
+
+
+def test_a_second_agent_on_the_node_does_not_fight_the_first(
+    cluster: ControlPlane, node: VirtualNode, kv: JsonObject
+) -> None:
+    """Another state folder, by mistake; the root is the same."""
+    command = "hostprep agent --root /run/hostprep --state-dir /tmp/second --listen :0 --wait 0"
+    answer = cluster.kubectl(
+        *("-n", "hostprep-system", "exec", agent_pod(cluster), "--"),
+        *("sh", "-c", f"{command} 2>&1; echo ended with $?"),
+    )
+    assert "another agent (process" in answer
+    assert "ended with 2" in answer
