@@ -6,7 +6,6 @@ hold files of root's, and overlayfs is mounted while they are unpacked.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -14,8 +13,6 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -41,7 +38,6 @@ __all__ = [
     "ENGINE_IMAGE",
     "PAUSE_IMAGE",
     "build_store",
-    "hold",
     "next_image",
     "our_image",
     "store_images",
@@ -81,9 +77,8 @@ def next_image() -> str:
 def build_store(say: Say) -> Path:
     """Path of an ext4 disk to mount (a copy of) at /var/lib/containerd; built when it is missing.
 
-    It holds all images, imported and unpacked for overlayfs. Takes the builder's lock. A disk that
-    is to outlive later builds, of changed sources, is to be held (`hold`). Raises FailedError with
-    the remedy; what was finished before stays in the cache.
+    It holds all images, imported and unpacked for overlayfs. Takes the builder's lock. Raises
+    FailedError with the remedy; what was finished before stays in the cache.
     """
     sources = read_sources(_PROJECT)
     cache = cache_folder()
@@ -173,21 +168,12 @@ def _import(layout: Layout, root: Path, work: Path, programs: dict[str, Path], s
         import_images(layout, root, work, programs)
 
 
-@contextmanager
-def hold(disk: Path) -> Iterator[None]:
-    """Keep a disk while the body runs, whatever is built meanwhile; any number may hold it."""
-    with disk.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        yield
-
-
 def _forget_others(cache: Path, newest: Path) -> None:
     others = [folder for folder in cache.glob("image-store-*") if folder != newest]
     others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
     for folder in others[_KEPT - 1 :]:
-        with suppress(BlockingIOError, FileNotFoundError), (folder / _DISK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+        # A machine that was started from it keeps its open file.
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> int:
