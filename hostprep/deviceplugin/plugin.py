@@ -1,0 +1,225 @@
+"""One pool's device plugin: a gRPC server on a socket of its own, and its registration.
+
+Kubelet calls us, on the socket that we named to it (k8s.io/kubelet, deviceplugin/v1beta1). It
+dials that while it handles our Register, so the server must be up before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from hostprep.deviceplugin import v1beta1_pb2 as api
+from hostprep.deviceplugin.allocation import Allocation, allocation_of
+from hostprep.deviceplugin.devices import Device, preferred, resource_name, socket_name
+from hostprep.deviceplugin.sockets import socket_identity
+from hostprep.deviceplugin.views import make_view
+from hostprep.errors import HostprepError, NotReadyError
+from hostprep.handoff import Region
+from hostprep.paths import PoolPaths
+
+__all__ = ["PoolPlugin"]
+
+_VERSION = "v1beta1"
+_PATIENCE_S = 2.0
+_PAUSE_S = 0.05
+_REGISTER_TIMEOUT_S = 15.0
+"""Kubelet dials back for up to 10 s before it answers (plugin/v1beta1/client.go, dial)."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class PoolPlugin:
+    """Serves one pool's regions to kubelet. Use from one event loop."""
+
+    def __init__(self, folder: str, paths: PoolPaths, *, zipapp: str) -> None:
+        """`folder` is kubelet's for device plugins. Raises BadInputError."""
+        self._folder = folder
+        self._paths = paths
+        self._zipapp = zipapp
+        self._name = socket_name(folder, paths.pool)
+        self._devices: dict[str, Device] = {}
+        self._changed = asyncio.Event()
+        self._server: grpc.aio.Server | None = None
+        self._socket: tuple[int, ...] | None = None
+        self.watchers = 0
+        """Streams of ListAndWatch that kubelet holds open."""
+
+    @property
+    def devices(self) -> Mapping[str, Device]:
+        """The devices by name, as kubelet was told last."""
+        return self._devices
+
+    def show(self, devices: Iterable[Device]) -> None:
+        """Tell kubelet of these devices, if they are not what it knows."""
+        wanted = {device.name: device for device in devices}
+        if wanted != self._devices:
+            self._devices = wanted
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether our socket is there, and still the one that we made."""
+        return self._socket is not None and self._socket == socket_identity(self._path)
+
+    @property
+    def _path(self) -> str:
+        return f"{self._folder}/{self._name}"
+
+    async def serve(self) -> None:
+        """Listen, anew if need be. Raises OSError where that cannot be."""
+        await self.stop()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((self._handlers(),))
+        try:
+            server.add_insecure_port(f"unix:{self._path}")
+        except RuntimeError as error:  # all that grpc says of a socket that cannot be made
+            raise OSError(None, f"cannot listen on {self._path}: {error}") from error
+        await server.start()
+        os.chmod(self._path, 0o600)
+        self._server, self._socket = server, socket_identity(self._path)
+
+    async def stop(self) -> None:
+        """Stop listening; kubelet then lets the devices go. Running containers keep theirs."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        ours = self.is_serving
+        self._socket = None
+        self._changed.set()
+        await server.stop(grace=None)
+        if ours:
+            with contextlib.suppress(OSError):  # what stays is taken away when we serve again
+                os.unlink(self._path)
+
+    async def register(self, kubelet_socket: str) -> None:
+        """Tell kubelet of our socket. Raises grpc.RpcError; kubelet's reason is in its details."""
+        async with grpc.aio.insecure_channel(f"unix:{kubelet_socket}") as channel:
+            call = channel.unary_unary(
+                f"/{_VERSION}.Registration/Register",
+                request_serializer=api.RegisterRequest.SerializeToString,
+                response_deserializer=api.Empty.FromString,
+            )
+            request = api.RegisterRequest(
+                version=_VERSION,
+                endpoint=self._name,
+                resource_name=resource_name(self._paths.pool),
+                options=_OPTIONS,
+            )
+            await call(request, timeout=_REGISTER_TIMEOUT_S)
+
+    # --- what kubelet calls
+
+    def _handlers(self) -> grpc.GenericRpcHandler:
+        def unary(method: Any, request: Any, response: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(
+                method, request.FromString, response.SerializeToString
+            )
+
+        methods = {
+            "GetDevicePluginOptions": unary(self._options, api.Empty, api.DevicePluginOptions),
+            "ListAndWatch": grpc.unary_stream_rpc_method_handler(
+                self._list_and_watch,
+                api.Empty.FromString,
+                api.ListAndWatchResponse.SerializeToString,
+            ),
+            "GetPreferredAllocation": unary(
+                self._prefer, api.PreferredAllocationRequest, api.PreferredAllocationResponse
+            ),
+            "Allocate": unary(self._allocate, api.AllocateRequest, api.AllocateResponse),
+        }
+        return grpc.method_handlers_generic_handler(f"{_VERSION}.DevicePlugin", methods)
+
+    async def _options(self, _request: api.Empty, _context: Context) -> api.DevicePluginOptions:
+        return _OPTIONS
+
+    async def _list_and_watch(
+        self, _request: api.Empty, _context: Context
+    ) -> AsyncIterator[api.ListAndWatchResponse]:
+        self.watchers += 1
+        try:
+            while self._server is not None:
+                changed = self._changed
+                yield api.ListAndWatchResponse(
+                    devices=[_message(device) for device in self._devices.values()]
+                )
+                await changed.wait()
+        finally:
+            self.watchers -= 1
+
+    async def _prefer(
+        self, request: api.PreferredAllocationRequest, _context: Context
+    ) -> api.PreferredAllocationResponse:
+        return api.PreferredAllocationResponse(
+            container_responses=[
+                api.ContainerPreferredAllocationResponse(
+                    deviceIDs=preferred(
+                        self._devices,
+                        one.available_deviceIDs,
+                        must_include=one.must_include_deviceIDs,
+                        count=one.allocation_size,
+                    )
+                )
+                for one in request.container_requests
+            ]
+        )
+
+    async def _allocate(
+        self, request: api.AllocateRequest, context: Context
+    ) -> api.AllocateResponse:
+        """Answer for each container. An error fails the pod's admission, and says why."""
+        answer = api.AllocateResponse()
+        for one in request.container_requests:
+            try:
+                regions = await self._view(sorted(set(one.devices_ids)))
+            except HostprepError as error:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            allocation = allocation_of(self._paths, regions, zipapp=self._zipapp)
+            answer.container_responses.append(_answer(allocation))
+        return answer
+
+    async def _view(self, names: Sequence[str]) -> tuple[Region, ...]:
+        """Have the view of these regions, with patience while the handoff is published anew.
+
+        Where one region is rebuilt the handoff goes for a moment, for the others too; kubelet
+        fails a pod for good at the first error. It waits for us with its other pods: not long.
+        """
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return make_view(self._paths, names)
+            except NotReadyError:
+                if time.monotonic() > deadline_s or not self._devices.keys() >= set(names):
+                    raise
+            await asyncio.sleep(_PAUSE_S)
+
+
+_OPTIONS = api.DevicePluginOptions(get_preferred_allocation_available=True)
+
+
+def _message(device: Device) -> api.Device:
+    nodes = [] if device.numa_node is None else [api.NUMANode(ID=device.numa_node)]
+    topology = api.TopologyInfo(nodes=nodes) if nodes else None
+    return api.Device(ID=device.name, health=device.health, topology=topology)
+
+
+def _answer(allocation: Allocation) -> api.ContainerAllocateResponse:
+    mounts = [
+        api.Mount(
+            container_path=mount.container_path,
+            host_path=mount.host_path,
+            read_only=mount.read_only,
+        )
+        for mount in allocation.mounts
+    ]
+    return api.ContainerAllocateResponse(envs=dict(allocation.envs), mounts=mounts)

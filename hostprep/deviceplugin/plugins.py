@@ -1,0 +1,211 @@
+"""All device plugins of a node: served while their pools are, registered anew with every kubelet.
+
+Kubelet empties its folder for device plugins when it starts (CleanupPluginDirectory in
+pkg/kubelet/cm/devicemanager/manager.go) and tells nobody: we look once a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hostprep.deviceplugin.devices import Device
+from hostprep.deviceplugin.sockets import socket_identity
+from hostprep.errors import FailedError, HostprepError, NotReadyError
+from hostprep.paths import PoolPaths
+
+if TYPE_CHECKING:
+    from hostprep.deviceplugin.plugin import PoolPlugin
+
+__all__ = ["PluginEvents", "Plugins", "plugins_folder"]
+
+_LOOK_EVERY_S = 1.0
+_RETRY_MOST_S = 60.0
+_DROPPED_AFTER_S = 10.0
+"""Without a stream for that long after it registered, kubelet has let go of a plugin."""
+
+
+def plugins_folder(kubelet_dir: str) -> str:
+    """Return kubelet's folder for device plugins, below its root folder (`--root-dir`)."""
+    return f"{kubelet_dir.rstrip('/')}/device-plugins"
+
+
+@dataclass(frozen=True, slots=True)
+class PluginEvents:
+    """Whom to tell: for the log and the metrics."""
+
+    registered: Callable[[str], None] = lambda _pool: None
+    failed: Callable[[str, HostprepError], None] = lambda _pool, _error: None
+    """A pool, and why it cannot be offered; once for each reason, however often it is tried."""
+    gone: Callable[[str], None] = lambda _pool: None
+
+
+@dataclass(slots=True)
+class _Pool:
+    """One pool that is, or is to be, served."""
+
+    devices: Sequence[Device]
+    plugin: PoolPlugin | None = None
+    kubelet: tuple[int, ...] | None = None
+    """Which kubelet we registered with, by its socket; None for none."""
+    tried: tuple[int, ...] | None = None
+    """Which kubelet we last tried: another one is tried at once."""
+    registered_s: float = 0.0
+    retry_at_s: float = 0.0
+    pause_s: float = _LOOK_EVERY_S
+    said: str = ""
+
+
+@dataclass
+class Plugins:
+    """Keeps a plugin for each pool that is offered. Never fails: what goes wrong is told."""
+
+    root: str
+    zipapp: str
+    """Name of the engine half's file in the root."""
+    kubelet_dir: str
+    events: PluginEvents = field(default_factory=PluginEvents)
+    _pools: dict[str, _Pool] = field(default_factory=dict)
+    _leaving: list[PoolPlugin] = field(default_factory=list)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def show(self, offered: Mapping[str, Sequence[Device]]) -> None:
+        """Offer these pools from now on, each with these devices, and no others."""
+        for name in [name for name in self._pools if name not in offered]:
+            plugin = self._pools.pop(name).plugin
+            if plugin is not None:
+                self._leaving.append(plugin)
+            self.events.gone(name)
+            self._wake.set()
+        for name, devices in offered.items():
+            pool = self._pools.get(name)
+            if pool is None:
+                self._pools[name] = _Pool(devices)
+                self._wake.set()
+            else:
+                pool.devices = devices
+                if pool.plugin is not None:
+                    pool.plugin.show(devices)
+
+    def is_registered(self, pool: str) -> bool:
+        """Whether kubelet knows the pool, as far as we know."""
+        return pool in self._pools and self._pools[pool].kubelet is not None
+
+    async def run(self) -> None:
+        """Serve and register until cancelled; then stop, which is how to sign off."""
+        try:
+            while True:
+                self._wake.clear()
+                await self._stop_leaving()
+                for name, pool in list(self._pools.items()):
+                    if self._is_offered(name, pool):
+                        await self._tend(name, pool)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), _LOOK_EVERY_S)
+        finally:
+            self._leaving += [p.plugin for p in self._pools.values() if p.plugin is not None]
+            await self._stop_leaving()
+
+    def _is_offered(self, name: str, pool: _Pool) -> bool:
+        """Whether this is still the one: kubelet takes seconds to answer, and show() goes on."""
+        return self._pools.get(name) is pool
+
+    async def _stop_leaving(self) -> None:
+        while self._leaving:
+            await self._leaving.pop().stop()
+
+    async def _tend(self, name: str, pool: _Pool) -> None:
+        kubelet = socket_identity(self._socket)
+        if self._is_settled(pool, kubelet):
+            return
+        if pool.kubelet is not None or pool.tried != kubelet:
+            # It ended, dropped us, or is another one: no longer a matter of what failed before.
+            pool.kubelet, pool.retry_at_s, pool.pause_s = None, 0.0, _LOOK_EVERY_S
+        pool.tried = kubelet
+        if time.monotonic() < pool.retry_at_s:
+            return
+        try:
+            await self._offer(name, pool, kubelet)
+        except HostprepError as error:
+            self._put_off(name, pool, error)
+        except Exception as error:  # protobuf's VersionError, say: not to be the agent's end
+            why = f"cannot offer pool {name}: {type(error).__name__}: {error}"
+            self._put_off(name, pool, FailedError(why, reason="Unexpected"))
+
+    def _put_off(self, name: str, pool: _Pool, error: HostprepError) -> None:
+        """Say why it failed, and try again later."""
+        if not self._is_offered(name, pool):
+            return
+        pool.pause_s = min(2 * pool.pause_s, _RETRY_MOST_S)
+        if error.message != pool.said:
+            pool.said = error.message
+            self.events.failed(name, error)
+        # One that is away is looked for at every turn: that costs nothing.
+        pause_s = _LOOK_EVERY_S if error.reason == "NoKubelet" else pool.pause_s
+        pool.retry_at_s = time.monotonic() + pause_s
+
+    def _is_settled(self, pool: _Pool, kubelet: tuple[int, ...] | None) -> bool:
+        if pool.plugin is None or pool.kubelet is None or pool.kubelet != kubelet:
+            return False
+        heard = pool.plugin.watchers > 0
+        if heard:
+            pool.registered_s = time.monotonic()
+        dropped = time.monotonic() - pool.registered_s > _DROPPED_AFTER_S
+        return pool.plugin.is_serving and not dropped
+
+    async def _offer(self, name: str, pool: _Pool, kubelet: tuple[int, ...] | None) -> None:
+        """Serve and register. Raises HostprepError."""
+        if kubelet is None:
+            raise NotReadyError(
+                f"kubelet does not listen on {self._socket}",
+                reason="NoKubelet",
+                remedy="give the folder of kubelet's --root-dir as --kubelet-dir"
+                " (chart: agent.kubeletDir)",
+            )
+        # Its own lines would stand among the log's; what goes wrong comes as an exception.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        try:
+            import grpc
+
+            from hostprep.deviceplugin.plugin import PoolPlugin
+        except ImportError as error:  # the command line alone needs none of it
+            raise FailedError(
+                f"device plugins need {error.name}",
+                reason="NoGrpc",
+                remedy="install it by: pip install 'hostprep[agent]'",
+            ) from error
+        try:
+            if pool.plugin is None:
+                paths = PoolPaths(self.root, name)
+                pool.plugin = PoolPlugin(self._folder, paths, zipapp=self.zipapp)
+            pool.plugin.show(pool.devices)
+            if not pool.plugin.is_serving:
+                await pool.plugin.serve()
+            if not self._is_offered(name, pool):
+                return
+            await pool.plugin.register(self._socket)
+        except grpc.aio.AioRpcError as error:
+            said = error.details() or error.code().name
+            raise FailedError(f"kubelet refuses pool {name}: {said}", reason="Refused") from error
+        except OSError as error:
+            raise FailedError(
+                f"cannot serve pool {name} in {self._folder}: {error}", reason="NoSocket"
+            ) from error
+        if not self._is_offered(name, pool):
+            return  # its plugin is on its way out, and kubelet hears of that by its end
+        pool.kubelet, pool.registered_s = kubelet, time.monotonic()
+        pool.pause_s, pool.said = _LOOK_EVERY_S, ""
+        self.events.registered(name)
+
+    @property
+    def _folder(self) -> str:
+        return plugins_folder(self.kubelet_dir)
+
+    @property
+    def _socket(self) -> str:
+        return f"{self._folder}/kubelet.sock"

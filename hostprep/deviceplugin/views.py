@@ -1,0 +1,134 @@
+"""The folders that stand for the pool's in containers: made for each set of regions given out.
+
+They stay until the pool is released: kubelet has no call for taking a device back, and a container
+that is restarted gets the mounts of its first start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Sequence
+
+from hostprep.deviceplugin.allocation import view_name
+from hostprep.errors import HostprepError, NotReadyError
+from hostprep.handoff import Handoff, Region, read_handoff
+from hostprep.kernel.files import atomic_write, from_os_error, remove_file
+from hostprep.paths import PoolPaths
+from hostprep.values import replace
+
+__all__ = ["make_view", "refresh_views"]
+
+
+def make_view(paths: PoolPaths, names: Sequence[str]) -> tuple[Region, ...]:
+    """Have the folder for these regions, as the handoff has them now. Returns the regions.
+
+    Raises NotReadyError where a region is not published, and HostprepError.
+    """
+    handoff = read_handoff(paths)
+    regions = tuple(region for region in handoff.regions if region.name in names)
+    for name in names:
+        if handoff.region(name) is None:
+            raise NotReadyError(
+                f"region {name} of pool {paths.pool} is not published",
+                reason="NoSuchRegion",
+                remedy="see `hostprep status`; the agent makes it anew where it can",
+            )
+    _make(paths, f"{paths.devices}/{view_name(names)}", replace(handoff, regions=regions))
+    return regions
+
+
+def refresh_views(paths: PoolPaths) -> Handoff | None:
+    """Bring the handoffs of all views up to date with the pool's. Returns that; None without one.
+
+    They lag behind by a round at most, and no harm is in that: whether a region may be had is
+    decided by its lock, its inode and its marks, and those are the very ones of the pool.
+    Raises HostprepError.
+    """
+    handoff = _handoff(paths)
+    for view in _views(paths):
+        try:
+            names = os.listdir(f"{view}/state")
+        except OSError:
+            continue  # half made: whoever asks for it makes it
+        regions = tuple(r for r in handoff.regions if r.name in names) if handoff else ()
+        if handoff is None or not regions:
+            remove_file(f"{view}/handoff.json")
+            continue
+        _make(paths, view, replace(handoff, regions=regions))
+    return handoff
+
+
+def _handoff(paths: PoolPaths) -> Handoff | None:
+    try:
+        return read_handoff(paths)
+    except HostprepError:
+        return None
+
+
+def _views(paths: PoolPaths) -> list[str]:
+    try:
+        return [f"{paths.devices}/{name}" for name in sorted(os.listdir(paths.devices))]
+    except OSError:
+        return []
+
+
+def _make(paths: PoolPaths, view: str, handoff: Handoff) -> None:
+    try:
+        _make_folders(paths, view, handoff.regions)
+        _publish(paths, view, handoff)
+    except OSError as error:  # the pool may be on its way out
+        raise from_os_error(error, f"make {view}") from error
+
+
+def _make_folders(paths: PoolPaths, view: str, regions: Sequence[Region]) -> None:
+    """Make what mounts lie upon, with the pool's own modes. Raises OSError.
+
+    Nobody but root may write to the pool's folder, or below `devices` but in `links`: nothing
+    here is somebody else's link.
+    """
+    _folder_like(paths.devices, paths.folder)
+    _folder_like(view, paths.folder)
+    _folder_like(f"{view}/links", paths.links)
+    _folder_like(f"{view}/tickets", paths.folder)
+    _folder_like(f"{view}/state", paths.folder)
+    for region in regions:
+        mem, name = region.path.rsplit("/", 1)
+        _folder_like(f"{view}/state/{region.name}", paths.folder)
+        _folder_like(f"{view}/{mem}", paths.folder)
+        # The file is mounted upon this one; opened without that, it is another inode: not ready.
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(f"{view}/{mem}/{name}", os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o440))
+    _link_lock(paths, view)
+
+
+def _folder_like(folder: str, model: str) -> None:
+    os.makedirs(folder, exist_ok=True)
+    wanted, is_now = os.stat(model), os.stat(folder)
+    if is_now.st_gid != wanted.st_gid:
+        os.chown(folder, -1, wanted.st_gid)
+    if stat.S_IMODE(os.stat(folder).st_mode) != stat.S_IMODE(wanted.st_mode):
+        os.chmod(folder, stat.S_IMODE(wanted.st_mode))
+
+
+def _link_lock(paths: PoolPaths, view: str) -> None:
+    """Have the pool's claim lock in the view: the same inode, so that locks exclude each other."""
+    lock = f"{view}/claim.lock"
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.stat(lock), os.stat(paths.claim_lock)):
+            return
+        os.unlink(lock)
+    os.link(paths.claim_lock, lock)
+
+
+def _publish(paths: PoolPaths, view: str, handoff: Handoff) -> None:
+    path, data = f"{view}/handoff.json", handoff.to_bytes()
+    status = os.stat(paths.handoff)
+    mode = stat.S_IMODE(status.st_mode)
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        is_now = os.fstat(file.fileno())
+        same = (is_now.st_gid, stat.S_IMODE(is_now.st_mode)) == (status.st_gid, mode)
+        if same and file.read() == data:
+            return
+    atomic_write(path, data, mode=mode, gid=status.st_gid)
