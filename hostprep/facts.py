@@ -165,6 +165,8 @@ class MemoryFacts:
     swap_free_bytes: int
     shmem_bytes: int
     page_bytes: int
+    corrupted_bytes: int = 0
+    """HardwareCorrupted: what the kernel took out of use since the boot, for errors in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,12 @@ class CgroupFacts:
     writable: bool = False
     """Whether a host-level cgroup can be made and entered."""
     namespaced: bool = False
-    """In a cgroup namespace of its own: `path` is relative to it, so `/` is not the top."""
+    """In a cgroup namespace that it may not leave: `path` is relative to it, `/` not the top."""
+
+    @property
+    def is_shut_in(self) -> bool:
+        """Whether no cgroup but its own, and those below, can be named from here."""
+        return self.namespaced and self.path == "/"
 
     @property
     def in_kubepods(self) -> bool:
@@ -288,6 +295,8 @@ class RegionFacts:
     """Dirty with the bytes of an owner who may come back for them, while nobody waits."""
     damage: str | None = None
     """Why it may not be handed out, if it may not."""
+    place_bytes: int = 0
+    """Of a damaged one: the size that it was published with, and has the place of."""
 
 
 @dataclass(frozen=True, slots=True)

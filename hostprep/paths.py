@@ -60,7 +60,7 @@ def canonical_root(path: str) -> str:
 
 @value
 class PoolPaths:
-    """The files of one pool. Engines may write below `tickets`, `state` and `links` only."""
+    """The files of one pool. Engines may write below `tickets`, `state/*` and `links` only."""
 
     root: str
     pool: str
@@ -97,7 +97,10 @@ class PoolPaths:
 
     @property
     def state(self) -> str:
-        """Beside the regions, since hugetlbfs has no extended attributes."""
+        """Beside the regions, since hugetlbfs has no extended attributes: a folder for each.
+
+        A folder, and not files side by side: a device plugin can hand out one region's alone.
+        """
         return f"{self.folder}/state"
 
     @property
@@ -110,21 +113,30 @@ class PoolPaths:
         """The agent's own record: huge pages taken, boot, generation. Not for engines."""
         return f"{self.folder}/agent.json"
 
+    @property
+    def devices(self) -> str:
+        """What containers see that got regions as devices: a folder for each set of regions."""
+        return f"{self.folder}/devices"
+
+    def state_of(self, region: str) -> str:
+        """Return the folder of a region's small files."""
+        return f"{self.state}/{region}"
+
     def bad_mark(self, region: str) -> str:
         """Present once a page of the region was found bad: the region is to be rebuilt."""
-        return f"{self.state}/{region}.bad"
+        return f"{self.state_of(region)}/bad"
 
     def users_lock(self, region: str) -> str:
         """Held shared by every further process of the engine that leases the region."""
-        return f"{self.state}/{region}.users"
+        return f"{self.state_of(region)}/users"
 
     def clean_mark(self, region: str) -> str:
         """Present only while the region is known to be all zeros. Absent means dirty."""
-        return f"{self.state}/{region}.clean"
+        return f"{self.state_of(region)}/clean"
 
     def sidecar(self, region: str) -> str:
         """Who holds, or last held, the region. Advisory, except for the lease's id."""
-        return f"{self.state}/{region}.lease"
+        return f"{self.state_of(region)}/lease"
 
     def part_of(self, mount_dir: str, region: str) -> str:
         """Where a region is made: its temporary name, which no handoff ever holds."""

@@ -47,6 +47,20 @@ _AGENT_METRICS = (
     ),
     Metric("hostprep_regions_leased", "gauge", AGENT, "Regions that engines hold.", ("pool",)),
     Metric(
+        "hostprep_devices",
+        "gauge",
+        AGENT,
+        "Regions as kubelet hands them out, where it does: Healthy or Unhealthy.",
+        ("pool", "health"),
+    ),
+    Metric(
+        "hostprep_device_plugin_registered",
+        "gauge",
+        AGENT,
+        "1 while kubelet knows the pool's regions, 0 while it cannot be told of them.",
+        ("pool",),
+    ),
+    Metric(
         "hostprep_prepare_duration_seconds",
         "histogram",
         AGENT,

@@ -232,6 +232,19 @@ MEMORY = Row(
             queries=(Query(f"sum by (pool) (hostprep_regions_leased{{{_A}}})", "{{pool}}"),),
         ),
         Panel(
+            title="Regions for kubelet to hand out",
+            description="Of pools with attach.mode devicePlugin: Unhealthy ones are between two "
+            "owners, damaged, or not published. Below: agents that kubelet knows, by pool.",
+            queries=(
+                Query(f"sum by (pool, health) (hostprep_devices{{{_A}}})", "{{pool}} {{health}}"),
+                Query(
+                    f"sum by (pool) (hostprep_device_plugin_registered{{{_A}}})",
+                    "{{pool}} registered",
+                ),
+            ),
+            width=24,
+        ),
+        Panel(
             title="Huge pages",
             description="In pages, over the nodes chosen: all there are, and those our pools hold.",
             queries=(

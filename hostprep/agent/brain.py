@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import hostprep
-from hostprep.agent.desired import Desire, Instruction, Source, wanted_of
+from hostprep.agent.desired import (
+    Desire,
+    Instruction,
+    Source,
+    scrubbed_on_claim,
+    wanted_of,
+)
+from hostprep.agent.devices import DevicePool
 from hostprep.agent.messages import (
     Done,
     Failure,
@@ -21,6 +28,7 @@ from hostprep.agent.messages import (
 from hostprep.agent.metrics import Metrics
 from hostprep.agent.reporting import Backoff
 from hostprep.agent.status import View, node_status
+from hostprep.boot import BootUnit
 from hostprep.cluster.node_resource import NodeStatus
 
 __all__ = ["Brain"]
@@ -48,6 +56,7 @@ class Brain:
     busy: bool = False
     """The worker works, other than looking."""
     _instruction: Instruction = field(default_factory=Instruction)
+    _boot: BootUnit = field(default_factory=BootUnit)
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     _progress: dict[str, Progress] = field(default_factory=dict)
     _setbacks: dict[str, _Setback] = field(default_factory=dict)
@@ -97,6 +106,7 @@ class Brain:
         """Learn what the worker says. Returns whether another round should follow at once."""
         if isinstance(message, RoundDone):
             self._saw(message.look, wall_s)
+            self._boot = message.boot
             self.busy = message.busy
             self._answered = self._answered or message.number >= self._answers_from
             for outcome in message.outcomes:
@@ -130,11 +140,23 @@ class Brain:
             look=self.look,
             outcomes=self._outcomes,
             progress=self._progress,
+            boot=self._boot,
             agent_version=hostprep.__version__,
         )
         status = node_status(view, previous, now_s=wall_s)
         self.metrics.show_status(status)
         return status
+
+    def device_pools(self) -> dict[str, DevicePool] | None:
+        """Return what kubelet is to hand out, as last seen; None where nobody says so now."""
+        if self.desire.source is Source.NOTHING or self.look is None:
+            return None
+        looks = {pool.name: pool for pool in self.look.pools}
+        return {
+            entry.name: DevicePool(entry.name, looks[entry.name], scrubbed_on_claim(entry))
+            for entry in self.desire.entries
+            if entry.uses_devices and entry.name in looks
+        }
 
     def _saw(self, look: Look, wall_s: float) -> None:
         self.metrics.show_look(look, self.look, now_s=wall_s)

@@ -16,11 +16,19 @@ from typing import Any
 
 from hostprep.agent.messages import Failure, Wanted
 from hostprep.cluster.node_resource import PoolEntry, entries_of
-from hostprep.errors import BadInputError, HostprepError
+from hostprep.errors import BadInputError, FailedError, HostprepError
 from hostprep.kernel.files import atomic_write, remove_file
 from hostprep.pool.resource import spec_from_policy
 
-__all__ = ["Desire", "Source", "key_of", "read_saved", "save", "wanted_of"]
+__all__ = [
+    "Desire",
+    "Source",
+    "key_of",
+    "read_saved",
+    "save",
+    "scrubbed_on_claim",
+    "wanted_of",
+]
 
 FILE_NAME = "desired.json"
 _VERSION = 1
@@ -113,19 +121,39 @@ def wanted_of(desire: Desire) -> Instruction:
         except HostprepError as error:
             refused[entry.name] = Failure("BadPolicy", str(error))
         else:
-            wanted.append(Wanted(spec=spec, key=key_of(entry), leave_dirty=_on_claim(entry)))
+            wanted.append(
+                Wanted(
+                    spec=spec,
+                    key=key_of(entry),
+                    leave_dirty=scrubbed_on_claim(entry),
+                    at_boot=not entry.absent and entry.policy.get("boot") == "systemd",
+                )
+            )
     return Instruction(tuple(wanted), refused, frozenset(withheld))
 
 
-def _on_claim(entry: PoolEntry) -> bool:
+def scrubbed_on_claim(entry: PoolEntry) -> bool:
+    """Whether regions stay dirty until somebody wants them (`scrub.when: OnClaim`)."""
     scrub = entry.policy.get("scrub")
     return isinstance(scrub, Mapping) and scrub.get("when") == "OnClaim"
 
 
 def save(folder: str, desire: Desire) -> None:
-    """Write the entries, at once or not at all; with none the file goes. Raises HostprepError."""
+    """Write the entries, at once or not at all; with none the file goes. Raises FailedError."""
+    try:
+        _save(f"{folder}/{FILE_NAME}", desire)
+    except HostprepError as error:
+        raise FailedError(
+            error.message,
+            reason=error.reason,
+            remedy="make room there, or give another --state-dir; until then a start without the"
+            " API server begins from older entries, or none",
+        ) from error
+
+
+def _save(path: str, desire: Desire) -> None:
     if not desire.entries:
-        remove_file(f"{folder}/{FILE_NAME}")
+        remove_file(path)
         return
     document = {
         "version": _VERSION,
@@ -134,7 +162,7 @@ def save(folder: str, desire: Desire) -> None:
         "boot_id": desire.boot_id,
         "pools": [entry.to_json() for entry in desire.entries],
     }
-    atomic_write(f"{folder}/{FILE_NAME}", json.dumps(document, indent=1).encode(), mode=0o600)
+    atomic_write(path, json.dumps(document, indent=1).encode(), mode=0o600)
 
 
 def read_saved(folder: str) -> Desire | None:

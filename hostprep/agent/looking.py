@@ -31,10 +31,11 @@ class Seen:
         return frozenset(pool.name for pool in self.look.pools if pool.failure)
 
 
-def look(root: str, *, scrubbing: Collection[tuple[str, str]] = ()) -> Seen:
+def look(root: str, *, scrubbing: Collection[tuple[str, str]] = (), repair: bool = True) -> Seen:
     """Look at the node and all its pools. Never raises for what one pool's folder holds.
 
     `scrubbing` names (pool, region) that this process itself holds locked: dirty, not leased.
+    Without `repair` nothing is changed, not even a lock made anew that was lost.
     """
     begin_s = time.monotonic()
     pools: list[PoolFacts] = []
@@ -43,7 +44,7 @@ def look(root: str, *, scrubbing: Collection[tuple[str, str]] = ()) -> Seen:
     for name in pool_names(root):
         paths = PoolPaths(root, name)
         try:
-            facts = observe_pool(paths, mounts)
+            facts = observe_pool(paths, mounts, repair=repair)
             looks.append(_pool_look(paths, facts, scrubbing))
             pools.append(facts)
         except (HostprepError, OSError, ValueError) as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 import signal
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -13,15 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hostprep.agent.brain import Brain
-from hostprep.agent.desired import Desire, Source, read_saved, save
+from hostprep.agent.desired import Desire, Source
+from hostprep.agent.devices import DeviceSide
 from hostprep.agent.health import HealthServer
 from hostprep.agent.kube import NodeApi
 from hostprep.agent.kubeconfig import load_configuration
 from hostprep.agent.logs import Logger
-from hostprep.agent.messages import Message, Progress, RoundDone
+from hostprep.agent.messages import Message, PoolDone, Progress, RoundDone
 from hostprep.agent.metrics import Metrics
 from hostprep.agent.reporter import Reporter
+from hostprep.agent.saving import Saver
 from hostprep.agent.settings import Settings
+from hostprep.agent.standby import Place, take_place
 from hostprep.agent.supervisor import Supervisor
 from hostprep.cluster.node_resource import NodeStatus
 from hostprep.errors import BadInputError, HostprepError
@@ -42,9 +44,13 @@ async def run(settings: Settings, log: Logger) -> int:
     Raises BadInputError for settings that cannot be, before anything is changed.
     """
     boot_id = settings.check()
-    lock = settings.lock()
+    metrics = Metrics()
+    place = await take_place(settings, log, metrics)
+    if place is None:
+        return 0
     try:
-        saved = _read_saved(settings, log)
+        saver = Saver(settings.state_dir, log)
+        saved = saver.read()
         configuration = await load_configuration(settings.kubeconfig)
         if configuration is None and saved is None:
             raise BadInputError(
@@ -53,23 +59,14 @@ async def run(settings: Settings, log: Logger) -> int:
                 remedy="give --kubeconfig, or run it in a pod; without a cluster use"
                 " `hostprep prepare`",
             )
-        metrics = Metrics()
         api = None
         if configuration is not None:
             api = NodeApi(settings.node_name, configuration, settings.kubeconfig, log)
             metrics.connected.set_function(lambda: api.connected)
-        agent = _Agent(settings, log, boot_id, saved, Brain(metrics), api, metrics)
+        agent = _Agent(settings, log, boot_id, saver, Brain(metrics), api, metrics, place)
         return await agent.run()
     finally:
-        os.close(lock)
-
-
-def _read_saved(settings: Settings, log: Logger) -> Desire | None:
-    try:
-        return read_saved(settings.state_dir)
-    except HostprepError as error:
-        log.warning("saved_state_unreadable", error=error.message, remedy=error.remedy)
-        return None
+        place.close()
 
 
 @dataclass
@@ -77,10 +74,11 @@ class _Agent:
     settings: Settings
     log: Logger
     boot_id: str
-    saved: Desire | None
+    saver: Saver
     brain: Brain
     api: NodeApi | None
     metrics: Metrics
+    place: Place
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _heard: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,9 +91,19 @@ class _Agent:
     _exit_code: int = 0
 
     def __post_init__(self) -> None:
+        self._alive_s = self.place.looked_s
         self.reporter = Reporter(self.brain, self.api, self.metrics, self.log)
+        settings = self.settings
         self.worker = Supervisor(
-            self.settings.root, self._take, self._worker_started, self._worker_lost, self.log
+            settings.root,
+            settings.state_dir,
+            self._take,
+            self._worker_started,
+            self._worker_lost,
+            self.log,
+        )
+        self.devices = DeviceSide(
+            settings.root, settings.kubelet_dir, self.metrics, self.log, self._wake.set
         )
         self.health = HealthServer(
             self.settings.listen, self.metrics, self._why_not_healthy, self._why_not_ready
@@ -128,6 +136,7 @@ class _Agent:
             self._rounds(),
             self.reporter.run(),
             self._saved_after_a_while(),
+            self.devices.run(),
         ]
         if self.api is not None:
             parts.append(self._watch(self.api))
@@ -166,18 +175,8 @@ class _Agent:
             return
         if desire == self.brain.desire:
             return
-        self._save(desire)
+        self.saver.keep(desire)
         self._adopt(desire)
-
-    def _save(self, desire: Desire) -> None:
-        if self.saved is not None and self.saved.says_the_same_as(desire):
-            return
-        try:
-            save(self.settings.state_dir, desire)
-        except HostprepError as error:
-            self.log.warning("not_saved", error=error.message, remedy=error.remedy)
-        else:
-            self.saved = desire
 
     async def _saved_after_a_while(self) -> None:
         """Work from the saved entries where the API server does not answer in time."""
@@ -186,16 +185,18 @@ class _Agent:
                 await asyncio.wait_for(self._heard.wait(), _API_PATIENCE_S)
         if self._heard.is_set():
             return
-        if self.saved is None:
+        saved = self.saver.saved
+        if saved is None:
             self.log.warning("api_away_nothing_saved")
             if self.settings.once:
                 self._end(1)
             return
-        self.log.warning("works_from_saved", generation=self.saved.generation)
-        self._adopt(self.saved)
+        self.log.warning("works_from_saved", generation=saved.generation)
+        self._adopt(saved)
 
     def _adopt(self, desire: Desire) -> None:
         self.brain.set_desire(desire)
+        self.devices.show(self.brain.device_pools())
         self._wake.set()
         self.reporter.wake.set()
 
@@ -205,7 +206,7 @@ class _Agent:
         """Ask for a round at every interval, and at once where something calls for it."""
         while True:
             self._turned_s = time.monotonic()
-            interval_s = self.settings.verify_interval_s
+            interval_s = self.devices.interval_s(self.settings.verify_interval_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), interval_s)
             now_s = time.monotonic()
@@ -218,8 +219,23 @@ class _Agent:
             self._wake.clear()
             if self._stop.is_set() or self.worker.pid is None:
                 continue
+            if not self._is_alone():
+                continue
+            self.saver.try_again()
             self._asked_s = now_s
             await self.worker.send(self.brain.request(now_s=now_s))
+
+    def _is_alone(self) -> bool:
+        """Whether no other agent works below the same root: then this one ends, and says so."""
+        try:
+            # About to make something, it is the one to make the root: two might otherwise.
+            makes = any(not entry.absent for entry in self.brain.desire.entries)
+            self.place.root.hold(make_root=makes)
+        except BadInputError as error:
+            self.log.warning("not_alone", error=error.message, remedy=error.remedy)
+            self._end(error.exit_code)
+            return False
+        return True
 
     def _take(self, message: Message) -> None:
         now_s = time.monotonic()
@@ -229,6 +245,8 @@ class _Agent:
             self._alive_s = now_s
         if self.brain.take(message, now_s=now_s, wall_s=time.time()):
             self._wake.set()
+        if isinstance(message, RoundDone | PoolDone):
+            self.devices.show(self.brain.device_pools())
         self.reporter.wake.set()
         if self.settings.once:
             self._end_if_done()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
+from hostprep.boot import BootUnit
 from hostprep.pool.spec import PoolSpec
 
 __all__ = [
@@ -41,6 +42,8 @@ class Wanted:
     """Of the entry that it was made from: an outcome with another key answers another entry."""
     leave_dirty: bool = False
     """The next claim scrubs, not the agent (`scrub.when: OnClaim`)."""
+    at_boot: bool = False
+    """Its pages are reserved at every boot, by a unit on the node (`boot: systemd`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +163,7 @@ class RoundDone:
     look: Look
     outcomes: tuple[Outcome, ...]
     busy: bool
+    boot: BootUnit = field(default_factory=BootUnit)
 
 
 @dataclass(frozen=True, slots=True)

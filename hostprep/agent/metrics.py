@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -11,12 +11,14 @@ import hostprep
 from hostprep.agent.messages import Look, PoolLook
 from hostprep.backing import GIB, MIB
 from hostprep.cluster.node_resource import NodeStatus, Phase
+from hostprep.deviceplugin.devices import HEALTHY, UNHEALTHY
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _PREPARE_BUCKETS_S = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 900)
 _VERIFY_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
+_HEALTHS = (HEALTHY, UNHEALTHY)
 _WRITE_RESULTS = ("written", "unchanged", "failed")
 
 
@@ -39,6 +41,10 @@ class Metrics:
         self._phase = gauge("pool_phase", "1 for the current phase.", "pool", "phase")
         self._region = gauge("region_bytes", "Size by state.", "pool", "backing", "state")
         self._leased = gauge("regions_leased", "Regions that engines hold.", "pool")
+        self.device_plugin_registered = gauge(
+            "device_plugin_registered", "1 while kubelet hands the pool's regions out.", "pool"
+        )
+        self._devices = gauge("devices", "Regions as kubelet knows them.", "pool", "health")
         self._pages = gauge("huge_pages", "Pages on the node, and ours.", "page_size", "kind")
         self._verified = gauge(
             "verify_last_timestamp_seconds", "End of the last verification round."
@@ -80,6 +86,15 @@ class Metrics:
             for region in pool.regions:
                 labels = (pool.name, region.backing, region.state)
                 self._region.labels(*labels).inc(region.size_bytes)
+
+    def show_devices(self, pools: Mapping[str, Iterable[str]]) -> None:
+        """Show how many devices of each health kubelet is told of, by pool."""
+        self._devices.clear()
+        for pool, healths in pools.items():
+            for health in _HEALTHS:
+                self._devices.labels(pool, health).set(0)
+            for health in healths:
+                self._devices.labels(pool, health).inc()
 
     def show_look(self, look: Look, before: Look | None, *, now_s: float) -> None:
         """Show a verification round; count the problems that the one before did not have."""

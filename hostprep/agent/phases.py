@@ -32,6 +32,8 @@ class Case:
     """Of this very wording of the entry."""
     refused: Failure | None = None
     withheld: bool = False
+    boot_failure: str = ""
+    """Why the node's boot unit does not do for the pool what it should."""
     previous: PoolStatus | None = None
     """What was said last, in this boot."""
 
@@ -87,6 +89,8 @@ def _judge_present(case: Case) -> Verdict:
 
 def _judge_absent(case: Case) -> Verdict | None:
     if case.look is None and not case.is_unanswered:
+        if case.boot_failure:  # or the next boot would reserve pages for nobody
+            return Verdict(Phase.RELEASING, "BootUnitNotRemoved", case.boot_failure)
         return None
     if case.withheld:
         return Verdict(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hostprep.agent.desired import Desire, Instruction, key_of
 from hostprep.agent.messages import Look, Outcome, Progress, RegionLook
 from hostprep.agent.phases import Case, Verdict, judge
+from hostprep.boot import BootUnit
 from hostprep.cluster.conditions import Condition, merged
 from hostprep.cluster.node_resource import (
     HugePageStatus,
@@ -45,6 +46,7 @@ class View:
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
     """By pool; one with another key than the entry's answers another wording."""
     progress: Mapping[str, Progress] = field(default_factory=dict)
+    boot: BootUnit = field(default_factory=BootUnit)
     agent_version: str = ""
 
 
@@ -68,7 +70,11 @@ def node_status(view: View, previous: NodeStatus, *, now_s: float) -> NodeStatus
             HugePageStatus(page_bytes=size.page_bytes, total=size.total, held=size.held)
             for size in view.look.huge_pages
         ),
-        conditions=merged(previous.conditions, _conditions(pools, present), now_s=now_s),
+        conditions=merged(
+            previous.conditions,
+            (*_conditions(pools, present), *_boot_unit(view.boot)),
+            now_s=now_s,
+        ),
     )
 
 
@@ -82,6 +88,7 @@ def _pool_status(
         outcome=outcome if outcome is not None and outcome.key == key_of(entry) else None,
         refused=view.instruction.refused.get(entry.name),
         withheld=entry.name in view.instruction.withheld,
+        boot_failure=dict(view.boot.failures).get(entry.name, ""),
         previous=before,
     )
     verdict = judge(case)
@@ -239,3 +246,22 @@ def _ready(pools: list[PoolStatus]) -> Condition:
         reason=worst.phase.value if common else worst.reason,
         message="; ".join(f"{pool.name}: {pool.message}" for pool in off)[:_MAX_MESSAGE],
     )
+
+
+def _boot_unit(boot: BootUnit) -> Iterator[Condition]:
+    """Yield how the node's next boot will go, where a pool has something done then."""
+    if boot.failures:
+        said = "; ".join(f"{pool}: {why}" for pool, why in boot.failures)
+        yield Condition(
+            type="BootUnit",
+            status="False",
+            reason="BootUnitNotInstalled",
+            message=said[:_MAX_MESSAGE],
+        )
+    elif boot.pools:
+        yield Condition(
+            type="BootUnit",
+            status="True",
+            reason="Installed",
+            message=f"reserves pages before kubelet at the next boot: {', '.join(boot.pools)}",
+        )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hostprep.agent.logs import Logger
-from hostprep.agent.messages import Message, Round, decode, encode
+from hostprep.agent.messages import Done, Message, Round, decode, encode
 from hostprep.agent.reporting import Backoff
 
 __all__ = ["Supervisor"]
@@ -26,6 +26,8 @@ class Supervisor:
     """Keeps one worker running; hands on what it says."""
 
     root: str
+    state_dir: str
+    """The agent's state folder, where the worker remembers which pools have a boot script."""
     on_message: Callable[[Message], None]
     on_start: Callable[[], None]
     on_lost: Callable[[], None]
@@ -33,6 +35,7 @@ class Supervisor:
     log: Logger
     _process: asyncio.subprocess.Process | None = None
     _stopping: bool = False
+    _complaint: str = ""
     _backoff: Backoff = field(default_factory=lambda: Backoff(first_s=0.2, most_s=30.0))
 
     @property
@@ -88,7 +91,7 @@ class Supervisor:
     async def _run_once(self) -> None:
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "hostprep.agent.worker", "--root", self.root),
+            *("-m", "hostprep.agent.worker", "--root", self.root, "--state-dir", self.state_dir),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_MAX_LINE_BYTES,
@@ -114,4 +117,14 @@ class Supervisor:
         except ValueError as error:
             self.log.warning("worker_said_nonsense", error=str(error))
             return
+        if isinstance(message, Done):
+            self._note(message)
         self.on_message(message)
+
+    def _note(self, done: Done) -> None:
+        """Say once what concerns no pool alone, and so shows in no pool's phase."""
+        error = done.error
+        said = error.message if error is not None and not error.waits else ""
+        if error is not None and said and said != self._complaint:
+            self.log.warning("work_failed", reason=error.reason, error=error.message)
+        self._complaint = said

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import BinaryIO
 
+from hostprep.agent.bad_pages import mark_bad_regions
 from hostprep.agent.looking import Seen, look
 from hostprep.agent.messages import (
     Done,
@@ -35,8 +36,12 @@ from hostprep.agent.messages import (
 )
 from hostprep.apply.reconcile import PoolOutcome, Reconciler, work_of
 from hostprep.apply.service import Node
+from hostprep.boot import BootUnit, keep_boot_unit
+from hostprep.claim.claims import claim_lock
+from hostprep.claim.tickets import has_waiters
 from hostprep.errors import BusyError, HostprepError
 from hostprep.kernel.parallel import Stopped
+from hostprep.paths import PoolPaths
 from hostprep.plan.actions import Action, AdoptRegion, Plan, ScrubRegion
 
 __all__ = ["Worker", "main"]
@@ -50,6 +55,10 @@ class Worker:
 
     node: Node
     output: BinaryIO
+    host: str | None = None
+    """The node's root folder, where it is not the one that `boot.install` finds."""
+    state: str | None = None
+    """The agent's state folder; None remembers nothing of the boot scripts."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _thread: threading.Thread | None = None
@@ -58,26 +67,29 @@ class Worker:
     _thorough: bool = True
     """Until what earlier workers left was looked after once."""
     _told_s: float = 0.0
+    _walked_bytes: int = 0
+    """HardwareCorrupted as of the last walk over all pages: of more, some may be ours."""
 
     def round(self, request: Round) -> None:
         """Look, say what was found, and begin whatever is to be done."""
         job = self._job
         seen = look(self.node.root, scrubbing=frozenset(job[1].scrubbing) if job else ())
+        boot = self._keep_boot_unit(request)
         if job is not None:
             if request.wanted != job[0].wanted:
                 self._stop.set()
-            self._say(RoundDone(request.number, seen.look, (), busy=True))
+            self._say(RoundDone(request.number, seen.look, (), busy=True, boot=boot))
             return
         reconciler = self._reconciler(request, seen)
         wanted = reconciler.plan(seen.facts)
         free = [pool.name for pool in wanted.pools if pool.name not in reconciler.held]
         work = {name: work_of(wanted, name) for name in free}
         reconciler.thorough = self._thorough and bool(seen.facts.pools) and bool(free)
-        begins = reconciler.thorough or any(work.values())
+        begins = reconciler.thorough or any(work.values()) or self._must_walk(seen)
         outcomes = tuple(_outcomes(request, seen, wanted, work))
-        self._say(RoundDone(request.number, seen.look, outcomes, begins))
+        self._say(RoundDone(request.number, seen.look, outcomes, begins, boot))
         if begins:
-            self._begin(request, reconciler)
+            self._begin(request, reconciler, seen)
 
     def finish(self) -> None:
         """Stop after the pieces in flight; nothing is released."""
@@ -85,29 +97,48 @@ class Worker:
         if self._thread is not None:
             self._thread.join()
 
-    def _begin(self, request: Round, reconciler: Reconciler) -> None:
+    def _begin(self, request: Round, reconciler: Reconciler, seen: Seen) -> None:
         self._stop.clear()
         self._job = (request, reconciler)
-        self._thread = threading.Thread(target=self._work, args=(reconciler,))
+        self._thread = threading.Thread(target=self._work, args=(reconciler, seen))
         self._thread.start()
+
+    def _must_walk(self, seen: Seen) -> bool:
+        """Whether the kernel found more bad memory: only a walk tells whether it is in a region."""
+        return bool(seen.facts.pools) and self._corrupted(seen) != self._walked_bytes
+
+    def _corrupted(self, seen: Seen) -> int:
+        return seen.facts.memory.corrupted_bytes
+
+    def _keep_boot_unit(self, request: Round) -> BootUnit:
+        wanted = [one.spec for one in request.wanted if one.at_boot]
+        others = [one.spec.name for one in request.wanted if not one.at_boot]
+        return keep_boot_unit(wanted, others, root=self.node.root, host=self.host, state=self.state)
 
     def _reconciler(self, request: Round, seen: Seen) -> Reconciler:
         keys = {one.spec.name: one.key for one in request.wanted}
         return Reconciler(
             node=self.node,
             specs=[one.spec for one in request.wanted if one.spec.name not in seen.unseen],
-            leave_dirty={one.spec.name for one in request.wanted if one.leave_dirty},
+            leave_dirty={
+                one.spec.name
+                for one in request.wanted
+                # A pod cannot scrub by itself: it waits, and then it is done here.
+                if one.leave_dirty and not _is_waited_for(PoolPaths(self.node.root, one.spec.name))
+            },
             held=frozenset(request.held),
             stop=self._stop,
             tell=self._tell,
             on_pool=lambda outcome: self._pool_done(outcome, keys[outcome.plan.name]),
         )
 
-    def _work(self, reconciler: Reconciler) -> None:
+    def _work(self, reconciler: Reconciler, seen: Seen) -> None:
         done = Done()
         try:
+            failure = self._walk(seen) if self._must_walk(seen) else None
             reconciler.run()
             self._thorough = False
+            done = Done(error=failure)
         except Stopped:
             done = Done(stopped=True)
         except HostprepError as error:
@@ -117,6 +148,23 @@ class Worker:
             done = Done(error=Failure("Unexpected", f"{type(error).__name__}: {error}"))
         self._job = None
         self._say(done)
+        if self.node.stranded:
+            self._give_way(self.node.stranded)
+
+    def _give_way(self, why: str) -> None:
+        """End this process, as SIGTERM would: the agent starts another one in its own cgroup."""
+        sys.stderr.write(f"worker {os.getpid()} ends: {why}\n")
+        main = threading.main_thread().ident
+        assert main is not None  # noqa: S101 - it runs
+        signal.pthread_kill(main, signal.SIGTERM)
+
+    def _walk(self, seen: Seen) -> Failure | None:
+        """Mark what went bad. What could not be looked at or marked is walked again next time."""
+        failures = mark_bad_regions(self.node.root, stop=self._stop)
+        if not failures:
+            self._walked_bytes = self._corrupted(seen)
+            return None
+        return Failure("NotMarked", "; ".join(f"{pool}: {why}" for pool, why in failures))
 
     def _pool_done(self, outcome: PoolOutcome, key: str) -> None:
         seen = look(self.node.root)
@@ -133,6 +181,14 @@ class Worker:
         with self._lock, contextlib.suppress(BrokenPipeError):
             self.output.write(encode(message))
             self.output.flush()
+
+
+def _is_waited_for(paths: PoolPaths) -> bool:
+    try:
+        with claim_lock(paths):
+            return has_waiters(paths)
+    except HostprepError:
+        return False  # there is no such pool yet
 
 
 def _outcomes(
@@ -179,14 +235,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve requests until standard input ends or SIGTERM comes. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m hostprep.agent.worker")
     parser.add_argument("--root", required=True)
-    root = parser.parse_args(arguments).root
+    parser.add_argument("--state-dir", help="the agent's state folder")
+    parser.add_argument("--host", help="the node's root folder, instead of looking for it")
+    options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
     # Whatever else is printed in this process must not mix with the messages.
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     gc.freeze()
-    worker = Worker(Node(root), output)
+    worker = Worker(Node(options.root), output, options.host, options.state_dir)
     try:
         for line in sys.stdin.buffer:
             request = decode(line)

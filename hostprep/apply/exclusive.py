@@ -1,4 +1,4 @@
-"""One worker at a time below a root."""
+"""One worker at a time below a root, and one agent that has it to itself for life."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-from hostprep.errors import BadInputError, BusyError
+from hostprep.apply.debris import clear_debris, is_debris
+from hostprep.errors import BadInputError, BusyError, HostprepError
 from hostprep.kernel.files import closing_fd, from_os_error, open_folder, remove_file
 from hostprep.kernel.locks import try_lock
 
-__all__ = ["exclusive", "remove_root"]
+__all__ = ["AgentLock", "exclusive", "remove_root"]
 
 _NAME = ".lock"
+_AGENT = ".agent.lock"
 _MADE = ".made"
 """Tells that the root is ours to remove: we made it."""
 _PAUSE_S = 0.05
@@ -51,16 +53,28 @@ def exclusive(
 
 def remove_root(root: str, names: tuple[str, ...]) -> None:
     """Remove the root, once no pool is left in it; to be called while holding it."""
-    ours = (*names, _NAME, _MADE)
+    ours = (*names, _NAME, _MADE, _AGENT)
+    for name in os.listdir(root):
+        path = f"{root}/{name}"
+        if name in names or _is_left_of_mounts(path):
+            clear_debris(path)
     entries = set(os.listdir(root))
     if entries - set(ours):
         return
     for name in ours:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
             os.unlink(f"{root}/{name}")
     if _MADE in entries:
         with contextlib.suppress(OSError):
             os.rmdir(root)
+
+
+def _is_left_of_mounts(folder: str) -> bool:
+    """Tell whether containers with regions left it: each has a view below `devices` mounted.
+
+    One without may be what kubelet made for a pod that waits for its pool, and has it mounted.
+    """
+    return is_debris(f"{folder}/devices") and is_debris(folder)
 
 
 def _sweep(root: str) -> None:
@@ -120,14 +134,87 @@ def _try(root: str, path: str) -> int | None:
     if not same:
         os.close(fd)
         return None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, str(os.getpid()).encode(), 0)
+    _sign(fd)
     return fd
 
 
-def _holder(path: str) -> str:
+def _sign(fd: int) -> None:
+    """Put our number into a lock's file: for people, and no reason to fail where /run is full."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+
+
+def _holder(path: str, who: str = "hostprep") -> str:
     with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
         pid = file.read().strip()
         if pid:
-            return f"another hostprep (process {pid})"
-    return "another hostprep"
+            return f"another {who} (process {pid})"
+    return f"another {who}"
+
+
+class AgentLock:
+    """Held by the one agent of a root: two with different wishes would undo each other's work.
+
+    A root that nobody has worked below yet gets none: an agent that has nothing to do leaves no
+    trace.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._path = f"{root}/{_AGENT}"
+        self._fd: int | None = None
+
+    def hold(self, *, make_root: bool = False) -> None:
+        """Take the lock unless it is held; again where the root was made anew since.
+
+        With `make_root`, for whoever is about to work below it, also where there is no root yet.
+        Raises BadInputError where another agent has it.
+        """
+        # Whoever had it may take the file away in between: then the next one counts.
+        while not self._is_held():
+            self._drop()
+            try:
+                if make_root:
+                    _make_root(self._root)
+                elif not os.path.lexists(f"{self._root}/{_NAME}"):
+                    return
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                self._fd = os.open(self._path, flags, 0o600)
+            except FileNotFoundError:
+                continue  # the root went in between
+            except (HostprepError, OSError):
+                return  # the worker meets the same, and says it
+            self._lock(self._fd)
+
+    def _lock(self, fd: int) -> None:
+        if not try_lock(fd, exclusive=True):
+            self._drop()
+            raise BadInputError(
+                f"{_holder(self._path, 'agent')} works below {self._root}",
+                reason="AlreadyRunning",
+                remedy="end it first; two nodes on one machine need a --root and a --state-dir"
+                " each",
+            )
+        _sign(fd)
+
+    def close(self) -> None:
+        """Let go of it; where nothing else is left below the root, take the file away."""
+        if self._is_held():
+            with contextlib.suppress(OSError):
+                if set(os.listdir(self._root)) <= {_AGENT, _MADE}:
+                    remove_root(self._root, ())
+        self._drop()
+
+    def _is_held(self) -> bool:
+        if self._fd is None:
+            return False
+        try:
+            return os.path.samestat(os.lstat(self._path), os.fstat(self._fd))
+        except OSError:
+            return False
+
+    def _drop(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd = None

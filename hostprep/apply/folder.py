@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 
+from hostprep.apply.debris import is_debris
 from hostprep.apply.mounts import remove_mount
+from hostprep.claim.sidecar import make_state_folder
 from hostprep.errors import BadInputError, FailedError
 from hostprep.facts import PoolFacts
 from hostprep.kernel.files import (
     closing_fd,
     from_os_error,
+    make_folder,
     open_beneath,
     open_folder,
     open_state_file,
@@ -20,7 +23,7 @@ from hostprep.plan.actions import MakePool
 
 __all__ = ["make_pool", "remove_pool", "set_access"]
 
-_OURS = frozenset({*POOL_MARKS, "handoff.json", "tickets", "state", "links"})
+_OURS = frozenset({*POOL_MARKS, "handoff.json", "tickets", "state", "links", "devices"})
 
 
 def make_pool(paths: PoolPaths, action: MakePool) -> None:
@@ -29,27 +32,41 @@ def make_pool(paths: PoolPaths, action: MakePool) -> None:
     Raises BadInputError where the root cannot take it, or holds something else of that name.
     """
     try:
-        if not _is_ours(paths):
-            remove_file(paths.making)
-            os.mkdir(paths.making, 0o700)
-            with open(f"{paths.making}/claim.lock", "xb"):
+        if not os.path.lexists(paths.folder):
+            _make_folder(paths, action)
+        elif not _is_ours(paths):
+            with open(paths.claim_lock, "xb"):
                 pass
-            # One step: a folder of this name is a pool's from its first instant.
-            os.rename(paths.making, paths.folder)
-        _set_modes(paths, action)
+        _set_modes(paths.folder, action)
     except OSError as error:
         raise from_os_error(error, f"make the folder {paths.folder}") from error
 
 
+def _make_folder(paths: PoolPaths, action: MakePool) -> None:
+    """Make the folder in one step: a pool's, and its group's, from its first instant.
+
+    An engine that looks in before it has its mode would be told that it has no permission.
+    """
+    remove_file(paths.making)
+    os.mkdir(paths.making, 0o700)
+    with open(f"{paths.making}/claim.lock", "xb"):
+        pass
+    make_folder(paths.making, mode=0o750 if action.gid is not None else 0o755, gid=action.gid)
+    os.rename(paths.making, paths.folder)
+
+
 def _is_ours(paths: PoolPaths) -> bool:
-    """Tell whether the pool's folder is there. Raises BadInputError for one of somebody else."""
-    if not os.path.lexists(paths.folder):
-        return False
+    """Tell whether the folder is a pool's already. Raises BadInputError for somebody else's.
+
+    One of nothing but empty folders is taken as it is: kubelet and container runtimes make
+    missing host paths (hostPath DirectoryOrCreate; containerd's WithMounts), and a pod that has
+    it mounted would never see the one that took its place.
+    """
     with closing_fd(open_folder(paths.folder)) as fd:
         names = os.listdir(fd)
     if any(mark in names for mark in POOL_MARKS):
         return True
-    if names:
+    if not is_debris(paths.folder):
         raise BadInputError(
             f"{paths.folder} exists and is no pool",
             reason="BadRoot",
@@ -58,20 +75,14 @@ def _is_ours(paths: PoolPaths) -> bool:
     return False
 
 
-def _set_modes(paths: PoolPaths, action: MakePool) -> None:
-    gid = -1 if action.gid is None else action.gid
+def _set_modes(folder: str, action: MakePool) -> None:
     shared = action.gid is not None
-    for folder, mode in (
-        (paths.folder, 0o750 if shared else 0o755),
-        (paths.tickets, 0o2770 if shared else 0o755),
-        (paths.state, 0o2770 if shared else 0o755),
-        (paths.links, 0o2770 if shared else 0o755),
-    ):
-        os.makedirs(folder, exist_ok=True)
-        os.chown(folder, -1, gid)
-        os.chmod(folder, mode)
-    with closing_fd(open_state_file(paths.claim_lock, os.O_RDWR | os.O_CREAT)) as lock:
-        os.fchown(lock, -1, gid)
+    make_folder(folder, mode=0o750 if shared else 0o755, gid=action.gid)
+    for name, open_mode in (("tickets", 0o2770), ("state", 0o750), ("links", 0o2770)):
+        make_folder(f"{folder}/{name}", mode=open_mode if shared else 0o755, gid=action.gid)
+    lock_path = f"{folder}/claim.lock"
+    with closing_fd(open_state_file(lock_path, os.O_RDWR | os.O_CREAT)) as lock:
+        os.fchown(lock, -1, -1 if action.gid is None else action.gid)
         os.fchmod(lock, action.mode)
 
 
@@ -90,6 +101,7 @@ def set_access(paths: PoolPaths, action: MakePool, pool: PoolFacts) -> None:
                 with closing_fd(open_beneath(folder, path, os.O_RDONLY)) as fd:
                     os.fchown(fd, -1, gid)
                     os.fchmod(fd, action.mode)
+                make_state_folder(paths, region.name)
                 users = open_state_file(paths.users_lock(region.name), os.O_RDONLY)
                 with closing_fd(users):
                     os.fchown(users, -1, gid)

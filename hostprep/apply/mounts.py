@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from hostprep.apply.debris import clear_debris
 from hostprep.errors import FailedError
 from hostprep.facts import Mount
 from hostprep.kernel.files import from_os_error
@@ -48,6 +49,7 @@ def remove_mount(paths: PoolPaths, mount_dir: str) -> None:
     target = f"{paths.folder}/{mount_dir}"
     for _ in _mounts_at(target):
         unmount(target)
+    clear_debris(target)  # with folders in it for regions that were not there
     if os.path.isdir(target):
         try:
             os.rmdir(target)

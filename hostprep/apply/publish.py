@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 import hostprep
+from hostprep.apply.debris import clear_debris
 from hostprep.apply.zipapp import NAME, build_zipapp
 from hostprep.errors import FailedError, HostprepError
 from hostprep.facts import Facts, PoolFacts, RegionFacts
@@ -96,7 +97,7 @@ def publish_zipapp(root: str) -> None:
             if file.read() == data:
                 return
     except OSError:
-        pass
+        clear_debris(path)
     try:
         atomic_write(path, data, mode=0o755)
     except HostprepError:

@@ -96,14 +96,15 @@ class Reconciler:
         """
         with exclusive(self.node.root, wait_timeout_s=self.wait_timeout_s, on_wait=lambda _: None):
             self.node.settle()
+            if any(spec.state is PoolState.PRESENT for spec in self.specs):
+                # Before the pools: engines of the first one do not wait for the last one.
+                publish_zipapp(self.node.root)
             left = [spec.name for spec in self.specs if spec.name not in self.held]
             while left:
                 wanted = self.plan(self.node.facts())
                 name = next(pool.name for pool in wanted.pools if pool.name in left)
                 left.remove(name)
                 self.on_pool(self._one(name))
-            if any(spec.state is PoolState.PRESENT for spec in self.specs):
-                publish_zipapp(self.node.root)
             self.node.clear_if_empty()
 
     def _one(self, name: str) -> PoolOutcome:

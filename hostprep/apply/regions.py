@@ -9,14 +9,24 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 
+from hostprep.apply.debris import clear_debris
 from hostprep.apply.errors import ShortfallError
 from hostprep.backing import MIB, Backing
 from hostprep.claim.claims import claim_lock
-from hostprep.claim.lease import open_users_lock, remove_stale_links
+from hostprep.claim.lease import open_users_lock
 from hostprep.claim.quiescent import why_not_quiescent
 from hostprep.claim.scrub import scrub_file
-from hostprep.claim.sidecar import forget_members, mark_clean, mark_dirty
+from hostprep.claim.sidecar import (
+    forget_members,
+    make_state_folder,
+    mark_bad,
+    mark_clean,
+    mark_dirty,
+    read_bad_mark,
+)
+from hostprep.claim.stale_links import remove_stale_links
 from hostprep.errors import BusyError, FailedError, HostprepError
+from hostprep.facts import PoolFacts
 from hostprep.handoff import Region, open_region
 from hostprep.kernel.files import closing_fd, from_os_error, remove_file
 from hostprep.kernel.locks import try_lock
@@ -26,7 +36,7 @@ from hostprep.kernel.parallel import run_pieces
 from hostprep.paths import PoolPaths
 from hostprep.plan.actions import CreateRegion, RemoveRegion
 
-__all__ = ["create_region", "remove_region", "scrub_region"]
+__all__ = ["create_region", "mark_damaged", "remove_region", "scrub_region"]
 
 _PIECE_BYTES = {
     Backing.HUGETLB_1GI: 1 << 30,
@@ -71,7 +81,15 @@ def create_region(
             _finish(paths, action, fd)
         except OSError as error:
             raise from_os_error(error, f"make the files beside {action.region}") from error
-    os.rename(part, f"{paths.folder}/{action.mount_dir}/{action.region}")
+    _put_in_place(part, f"{paths.folder}/{action.mount_dir}/{action.region}")
+
+
+def _put_in_place(part: str, path: str) -> None:
+    clear_debris(path)
+    try:
+        os.rename(part, path)
+    except OSError as error:
+        raise from_os_error(error, f"put the region at {path}") from error
 
 
 def _populate(
@@ -151,6 +169,7 @@ def _check_huge(address: int, action: CreateRegion) -> None:
 def _finish(paths: PoolPaths, action: CreateRegion, fd: int) -> None:
     """Give the region its access and its small files; the mark names the inode made here."""
     gid = -1 if action.gid is None else action.gid
+    make_state_folder(paths, action.region)
     users = paths.users_lock(action.region)
     for path in (users, paths.bad_mark(action.region), paths.sidecar(action.region)):
         remove_file(path)
@@ -162,6 +181,18 @@ def _finish(paths: PoolPaths, action: CreateRegion, fd: int) -> None:
             os.fchmod(open_fd, action.mode)
     status = os.fstat(fd)
     mark_clean(paths, action.region, st_dev=status.st_dev, st_ino=status.st_ino, gid=status.st_gid)
+
+
+def mark_damaged(paths: PoolPaths, pool: PoolFacts) -> None:
+    """Leave word of what is damaged, before the handoff that shows it makes room for another.
+
+    A region that was shrunk looks sound by itself: of its size, only the handoff knew better.
+    """
+    for region in pool.regions:
+        if region.finished and region.damage and read_bad_mark(paths, region.name) is None:
+            with contextlib.suppress(HostprepError):
+                size_bytes = region.place_bytes or region.size_bytes
+                mark_bad(paths, region.name, region.damage, size_bytes=size_bytes)
 
 
 def scrub_region(
@@ -224,10 +255,4 @@ def _delete(paths: PoolPaths, action: RemoveRegion) -> None:
     remove_stale_links(paths, action.region)
     remove_file(f"{paths.folder}/{action.mount_dir}/{action.region}")
     remove_file(paths.part_of(action.mount_dir, action.region))
-    for beside in (
-        paths.clean_mark(action.region),
-        paths.sidecar(action.region),
-        paths.bad_mark(action.region),
-        paths.users_lock(action.region),
-    ):
-        remove_file(beside)
+    remove_file(paths.state_of(action.region))

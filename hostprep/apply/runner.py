@@ -19,8 +19,9 @@ from hostprep.apply.hugepages import HugePageControl
 from hostprep.apply.mounts import ensure_mount, remove_mount
 from hostprep.apply.progress import NoProgress, Progress
 from hostprep.apply.publish import publish
-from hostprep.apply.regions import create_region, remove_region, scrub_region
+from hostprep.apply.regions import create_region, mark_damaged, remove_region, scrub_region
 from hostprep.backing import GIB, Backing
+from hostprep.claim.sidecar import make_state_folder
 from hostprep.errors import BusyError
 from hostprep.facts import Facts
 from hostprep.handoff import Region
@@ -144,11 +145,12 @@ class Runner:
     @_do.register
     def _(self, action: DropHandoff, paths: PoolPaths) -> None:
         _ = action
+        mark_damaged(paths, observe_pool(paths))
         remove_file(paths.handoff)
         record = read_record(paths)
         if record is not None and record.boot_id != self.facts.kernel.boot_id:
             # Of another boot: its huge pages, leases and marks went with it.
-            for folder in (paths.state, paths.tickets, paths.links):
+            for folder in (paths.state, paths.tickets, paths.links, paths.devices):
                 shutil.rmtree(folder, ignore_errors=True)
             remove_file(paths.ledger)
 
@@ -194,7 +196,9 @@ class Runner:
 
     @_do.register
     def _(self, action: AdoptRegion, paths: PoolPaths) -> None:
-        # Observing it was the work. A half-made namesake, though, is in nobody's plan.
+        # Observing it was the work. What is beside it, though, may have been tampered with, and a
+        # half-made namesake is in nobody's plan.
+        make_state_folder(paths, action.region)
         for entry in os.listdir(paths.folder):
             if entry.startswith("mem"):
                 remove_file(paths.part_of(entry, action.region))

@@ -13,6 +13,7 @@ from hostprep.apply.exclusive import exclusive, remove_root
 from hostprep.apply.hugepages import HugePageControl
 from hostprep.apply.progress import NoProgress, Progress
 from hostprep.apply.publish import publish_zipapp
+from hostprep.apply.regions import mark_damaged
 from hostprep.apply.rollback import roll_back
 from hostprep.apply.runner import Runner
 from hostprep.apply.zipapp import NAME as ZIPAPP
@@ -48,6 +49,9 @@ class Node:
     host: HostRoot = field(default_factory=lambda: HostRoot("/"))
     huge_pages: HugePageControl = field(default_factory=HugePageControl)
     write_handoff: Callable[..., None] = atomic_write
+    stranded: str = ""
+    """Why this process is left in the host-level cgroup, outside of its own one's limits: it should
+    end. Empty where it is not."""
 
     def __post_init__(self) -> None:
         self.root = canonical_root(self.root)
@@ -152,17 +156,23 @@ class Node:
         )
         populates = wanted.expected_bytes_to_populate > 0
         try:
-            with host_cgroup(facts) if populates else contextlib.nullcontext():
+            with contextlib.ExitStack() as stack:
+                if populates:
+                    stack.enter_context(host_cgroup(facts, on_stranded=self._strand))
                 runner.run(wanted)
         except ShortfallError as short:
             roll_back(PoolPaths(self.root, short.pool), short.backing, self.huge_pages)
             return short
         return None
 
+    def _strand(self, why: str) -> None:
+        self.stranded = why
+
     def settle(self) -> None:
-        """Finish the accounts of changes during which earlier runs were killed."""
+        """Finish the accounts of changes during which earlier runs were killed; note damage."""
         for pool in observe_pools(self.root):
             paths = PoolPaths(self.root, pool.name)
+            mark_damaged(paths, pool)
             record = read_record(paths)
             if record is not None and record.pending is not None:
                 with contextlib.suppress(FileNotFoundError):

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 
-from hostprep.claim.quiescent import why_not_quiescent
+from hostprep.claim.quiescent import why_locked, why_not_quiescent
 from hostprep.claim.request import Request
 from hostprep.claim.sidecar import (
     add_member,
@@ -17,15 +17,10 @@ from hostprep.claim.sidecar import (
     retire,
     write_sidecar,
 )
+from hostprep.claim.stale_links import remove_stale_links
 from hostprep.errors import FailedError, HostprepError, NotReadyError
 from hostprep.handoff import Handoff, Region, check_region, open_region
-from hostprep.kernel.files import (
-    closing_fd,
-    from_os_error,
-    open_beneath,
-    open_folder,
-    open_state_file,
-)
+from hostprep.kernel.files import closing_fd, from_os_error, open_state_file
 from hostprep.kernel.locks import try_lock
 from hostprep.kernel.processes import may_scrub
 from hostprep.paths import PoolPaths
@@ -158,7 +153,7 @@ def _try_region(
     clean = is_clean(paths, region)
     kept, discarded = (False, None) if clean else _own_bytes(paths, request, region)
     if not clean and not kept and not scrubber:
-        return "dirty: waits to be scrubbed by the agent or by root"
+        return why_locked(paths, region) or "dirty: waits to be scrubbed by the agent or by root"
     if scrubber:
         why = why_not_quiescent(paths, region)
         if why is not None:
@@ -221,33 +216,6 @@ def _sign(paths: PoolPaths, request: Request, held: Held, lease_id: str) -> None
     remove_stale_links(paths, held.region.name)
     write_sidecar(paths, held.region.name, new_sidecar(lease_id, owner), gid=gid)
     mark_dirty(paths, held.region.name)
-
-
-def remove_stale_links(paths: PoolPaths, region: str) -> None:
-    """Take away the links of the region's earlier leases, where they still lead to them."""
-    prefix = f"{region}@"
-    with contextlib.suppress(OSError):
-        for name in os.listdir(paths.links):
-            if name.startswith(prefix):
-                os.unlink(f"{paths.links}/{name}")
-    sidecar = read_sidecar(paths, region)
-    for link in sidecar.links if sidecar else ():
-        with contextlib.suppress(OSError, HostprepError):
-            _remove_link(link, f"{paths.links}/{prefix}")
-
-
-def _remove_link(link: str, leads_to: str) -> None:
-    """Delete an engine's link, if it is one and still leads there.
-
-    Its path was written by whoever had the lease, and this may be root: no other link is
-    followed on the way to it, and the folder is held while it is looked at and deleted.
-    """
-    folder, name = os.path.split(link)
-    with closing_fd(open_folder("/")) as top:
-        flags = os.O_RDONLY | os.O_DIRECTORY
-        with closing_fd(open_beneath(top, folder.strip("/"), flags)) as fd:
-            if os.readlink(name, dir_fd=fd).startswith(leads_to):
-                os.unlink(name, dir_fd=fd)
 
 
 def open_users_lock(paths: PoolPaths, region: Region) -> int:

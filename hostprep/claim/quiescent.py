@@ -7,7 +7,13 @@ import errno
 import os
 import stat
 
-from hostprep.claim.sidecar import MAX_MEMBERS_BYTES, NOBODY, read_members, read_sidecar
+from hostprep.claim.sidecar import (
+    MAX_MEMBERS_BYTES,
+    NOBODY,
+    make_state_folder,
+    read_members,
+    read_sidecar,
+)
 from hostprep.errors import HostprepError
 from hostprep.handoff import Region, open_region
 from hostprep.kernel.files import closing_fd, open_state_file, remove_file
@@ -18,17 +24,18 @@ from hostprep.paths import PoolPaths
 __all__ = ["why_locked", "why_not_quiescent"]
 
 
-def why_not_quiescent(paths: PoolPaths, region: Region) -> str | None:
+def why_not_quiescent(paths: PoolPaths, region: Region, *, repair: bool = True) -> str | None:
     """Return what keeps the region in use, or None if nothing does. For scrubbers only.
 
-    Asked under the claim lock. The order matters: a holder has the file open for writing, so
+    With `repair` a users lock that is gone is made anew; else that is the answer. Asked under the
+    claim lock. The order matters: a holder has the file open for writing, so
     the locks are asked first to name it; then anybody at all who could write, in any namespace
     (configuration-only engines hold no lock of ours); then processes on their way out, whose
     pages a driver may still be unpinning after their files were closed.
     """
     try:
         with closing_fd(open_region(paths, region, writable=False)) as fd:
-            why = _why_locked(paths, region, fd, repair=True)
+            why = _why_locked(paths, region, fd, repair=repair)
             if why is None and not has_no_writer(fd):
                 why = "open for writing by a process without a lease"
     except HostprepError as error:
@@ -73,6 +80,8 @@ def _users_lock(paths: PoolPaths, region: Region, fd: int, *, repair: bool) -> i
         if not repair or error.errno not in (errno.ENOENT, errno.ELOOP, errno.EINVAL):
             raise
     remove_file(path)
+    if not os.path.isdir(os.path.dirname(path)):
+        make_state_folder(paths, region.name)
     status = os.fstat(fd)
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     os.fchown(lock, -1, status.st_gid)

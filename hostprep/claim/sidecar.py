@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from hostprep.handoff import Region
 from hostprep.kernel.files import (
     atomic_write,
     closing_fd,
+    make_folder,
     open_state_file,
     read_limited,
     remove_file,
@@ -38,9 +40,12 @@ __all__ = [
     "current_command",
     "forget_members",
     "is_clean",
+    "make_state_folder",
+    "mark_bad",
     "mark_clean",
     "mark_dirty",
     "read_bad_mark",
+    "read_bad_size",
     "read_members",
     "read_sidecar",
     "retire",
@@ -50,6 +55,8 @@ __all__ = [
 
 MAX_MEMBERS_BYTES = 1 << 20
 _COMMAND_WORDS = 3
+_MAX_BAD_WORDS = 400
+_MAX_SIZE_DIGITS = 17
 
 
 @value
@@ -63,6 +70,17 @@ class Sidecar:
     owner: OwnerRecord | None = None
     links: tuple[str, ...] = ()
     """Paths of the engine's choice that lead to the region while the lease lives."""
+
+
+def make_state_folder(paths: PoolPaths, region: str) -> None:
+    """Make the folder of a region's small files, or give it the access that it should have.
+
+    A pool's own folder tells: it is its group's, and closed to others, or it is everybody's to
+    read. Raises OSError.
+    """
+    pool = os.stat(paths.folder)
+    shared = not pool.st_mode & stat.S_IXOTH
+    make_folder(paths.state_of(region), mode=0o2770 if shared else 0o755, gid=pool.st_gid)
 
 
 def new_sidecar(lease_id: str, owner: OwnerRecord | None, links: Sequence[str] = ()) -> Sidecar:
@@ -221,11 +239,32 @@ def is_clean(paths: PoolPaths, region: Region) -> bool:
     )
 
 
+def mark_bad(paths: PoolPaths, region: str, why: str, *, size_bytes: int) -> None:
+    """State that the region may not be handed out: it is made anew once nobody is in it.
+
+    `size_bytes` is what it was published with, which a file that was shrunk no longer tells.
+    Raises FailedError.
+    """
+    words = " ".join(why.split())[:_MAX_BAD_WORDS]
+    atomic_write(paths.bad_mark(region), f"{words}\n{size_bytes}\n".encode())
+
+
 def read_bad_mark(paths: PoolPaths, region: str) -> str | None:
-    """Return what was found wrong with a region's pages; None where nothing was."""
+    """Return what was found wrong with a region; None where nothing was."""
     if not os.path.lexists(paths.bad_mark(region)):
         return None
-    return _read(paths.bad_mark(region))[:400].decode("utf-8", "replace").strip() or "a bad page"
+    return _bad_lines(paths, region)[0].strip() or "a bad page"
+
+
+def read_bad_size(paths: PoolPaths, region: str) -> int:
+    """Return the size in bytes that a bad region was published with; 0 where that is not known."""
+    text = _bad_lines(paths, region)[1]
+    return int(text) if _is_number(text) and len(text) <= _MAX_SIZE_DIGITS else 0
+
+
+def _bad_lines(paths: PoolPaths, region: str) -> list[str]:
+    text = _read(paths.bad_mark(region))[: 2 * _MAX_BAD_WORDS].decode("utf-8", "replace")
+    return [*text.split("\n"), "", ""][:2]
 
 
 def _read_json(path: str) -> dict[str, Any]:

@@ -47,9 +47,26 @@ LEVELS = ("debug", "info", "warning", "error")
     help="How often every region is held against the handoff, and repaired.",
 )
 @click.option(
+    "--wait",
+    "wait_s",
+    type=Seconds(min=0, max=86400),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to stand by for another agent that still runs, as in an upgrade.",
+)
+@click.option(
     "--kubeconfig",
     type=click.Path(dir_okay=False),
     help="Instead of KUBECONFIG, or of what a pod is given.",
+)
+@click.option(
+    "--kubelet-dir",
+    envvar="HOSTPREP_KUBELET_DIR",
+    default="",
+    metavar="PATH",
+    help="Kubelet's root folder, such as /var/lib/kubelet: hand regions out by its device"
+    " plugins, where pools ask for it (attach.mode: devicePlugin).",
 )
 @click.option(
     "--allow-cgroup-v1",
@@ -79,7 +96,9 @@ def agent(
     state_dir: str,
     listen: str,
     verify_interval_s: float,
+    wait_s: float,
     kubeconfig: str | None,
+    kubelet_dir: str,
     allow_cgroup_v1: bool,
     log_format: str,
     log_level: str,
@@ -112,8 +131,10 @@ def agent(
         state_dir=state_dir,
         listen=listen,
         verify_interval_s=verify_interval_s,
+        wait_s=wait_s,
         allow_cgroup_v1=allow_cgroup_v1,
         kubeconfig=kubeconfig,
+        kubelet_dir=kubelet_dir,
         once=once,
     )
     return asyncio.run(run(settings, make_logger(log_format, log_level, node=node_name)))

@@ -9,13 +9,12 @@ from typing import Any
 
 import click
 
-from hostprep.claim.sidecar import NOBODY, current_command, read_sidecar
+from hostprep.claim.sidecar import NOBODY, current_command, mark_bad, read_sidecar
 from hostprep.cli.options import output_option, root_option
 from hostprep.cli.output import print_json, print_table, say
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.facts import PoolFacts, RegionFacts
-from hostprep.handoff import read_handoff, verify_handoff
-from hostprep.kernel.files import atomic_write
+from hostprep.handoff import Region, read_handoff, verify_handoff
 from hostprep.observe.pools import observe_pools
 from hostprep.paths import PoolPaths, check_pool_name
 from hostprep.units import format_bytes, format_seconds
@@ -153,7 +152,7 @@ def _verify(paths: PoolPaths, *, pages: bool) -> list[dict[str, Any]]:
     results = []
     for region, problem in verify_handoff(paths, handoff, pages=pages):
         if problem is not None and problem.reason == "PoisonedPage":
-            _mark_bad(paths, region.name, problem)
+            _mark_bad(paths, region, problem)
         results.append(
             {
                 "pool": paths.pool,
@@ -167,8 +166,8 @@ def _verify(paths: PoolPaths, *, pages: bool) -> list[dict[str, Any]]:
     return results
 
 
-def _mark_bad(paths: PoolPaths, region: str, problem: HostprepError) -> None:
+def _mark_bad(paths: PoolPaths, region: Region, problem: HostprepError) -> None:
     """Leave word for prepare, which then rebuilds this region alone."""
     with contextlib.suppress(HostprepError):
-        if os.access(paths.state, os.W_OK):
-            atomic_write(paths.bad_mark(region), problem.message.encode())
+        if os.access(paths.state_of(region.name), os.W_OK):
+            mark_bad(paths, region.name, problem.message, size_bytes=region.size_bytes)

@@ -10,6 +10,7 @@ __all__ = [
     "API_VERSION",
     "CLUSTER_AUTOSCALER_TAINT",
     "COMPONENT_LABEL",
+    "DEVICE_RESOURCE_PREFIX",
     "GROUP",
     "HOST_MEMORY_READY",
     "HUGE_PAGES_ACCOUNTED",
@@ -56,6 +57,9 @@ KARPENTER_LABEL = "karpenter.sh/nodepool"
 """Label of every node that Karpenter made."""
 READINESS_CONTROLLER_TAINT = "readiness.k8s.io/hostprep"
 """node-readiness-controller's; set and removed by it, never by us."""
+
+DEVICE_RESOURCE_PREFIX = f"{GROUP}/"
+"""With a pool's name: the resource of its regions, where kubelet hands them out."""
 
 COMPONENT_LABEL = "app.kubernetes.io/component"
 AGENT_COMPONENT = "agent"

@@ -11,7 +11,6 @@ from hostprep.cluster.conditions import Condition
 from hostprep.cluster.times import format_time, parse_time
 
 __all__ = [
-    "POLICY_FIELDS",
     "HugePageStatus",
     "NodeStatus",
     "Phase",
@@ -20,30 +19,7 @@ __all__ = [
     "RegionStatus",
     "Step",
     "entries_of",
-    "policy_of",
 ]
-
-POLICY_FIELDS = (
-    "size",
-    "percent",
-    "backings",
-    "regions",
-    "reserve",
-    "priority",
-    "access",
-    "lease",
-    "scrub",
-    "attach",
-    "boot",
-    "deletionPolicy",
-)
-"""Fields of a HostMemoryPool's spec that a node needs: copied verbatim. Others, such as readiness
-and rollout, are the operator's own: changing them rewrites no HostMemoryNode."""
-
-
-def policy_of(pool_spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the node's part of a HostMemoryPool's spec."""
-    return {name: pool_spec[name] for name in POLICY_FIELDS if name in pool_spec}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +33,13 @@ class PoolEntry:
     absent: bool = False
     """`state: Absent`: the only instruction that releases memory."""
     policy: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def uses_devices(self) -> bool:
+        """Whether the regions are kubelet's to hand out (`attach.mode: devicePlugin`)."""
+        attach = self.policy.get("attach")
+        mode = attach.get("mode") if isinstance(attach, Mapping) else None
+        return mode == "devicePlugin" and not self.absent
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PoolEntry:

@@ -15,6 +15,7 @@ from hostprep.doctor.kernel import (
     check_thp,
 )
 from hostprep.doctor.memory import (
+    check_bad_memory,
     check_cma,
     check_fragmentation,
     check_huge_pages,
@@ -46,6 +47,7 @@ CHECKS: tuple[Check, ...] = (
     check_movable,
     check_cma,
     check_numa,
+    check_bad_memory,
     check_gpus,
     check_swap,
     check_thp,

@@ -10,6 +10,7 @@ from hostprep.facts import Facts, HugePageTotals, NumaNode
 from hostprep.units import format_bytes
 
 __all__ = [
+    "check_bad_memory",
     "check_cma",
     "check_fragmentation",
     "check_huge_pages",
@@ -31,6 +32,17 @@ def fragmented_nodes(facts: Facts) -> tuple[NumaNode, ...]:
         for node in facts.nodes
         if node.cpus and _grantable(facts, node) < _free_fixed(node) * _FRAGMENTED_SHARE
     )
+
+
+def check_bad_memory(facts: Facts) -> Iterator[Finding]:
+    """Tell what the hardware reported: such a page ends whoever touches it, and its region."""
+    name, bad = "bad-memory", facts.memory.corrupted_bytes
+    if bad:
+        what = f"the kernel took {format_bytes(bad)} with hardware errors out of use since the boot"
+        remedy = "hostprep verify --pages (agents do it by themselves); dmesg names the module"
+        yield Finding(Severity.WARNING, name, what, remedy)
+    else:
+        yield all_well(name, "no page was reported bad since the boot")
 
 
 def check_fragmentation(facts: Facts) -> Iterator[Finding]:

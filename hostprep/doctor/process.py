@@ -39,9 +39,13 @@ def check_cgroup(facts: Facts) -> Iterator[Finding]:
         remedy = "boot with systemd.unified_cgroup_hierarchy=1"
         yield Finding(Severity.WARNING, name, what, remedy)
     yield from _limits(facts)
-    if cgroup.in_kubepods and not cgroup.writable:
-        what = "this is a pod that cannot leave its cgroup: what it populates is charged to it"
-        remedy = "securityContext.privileged: true, with /sys/fs/cgroup of the host mounted"
+    if (cgroup.in_kubepods or cgroup.is_shut_in) and not cgroup.writable:
+        who = "a pod" if cgroup.in_kubepods else "a container with a cgroup namespace of its own,"
+        what = f"this is {who} that cannot leave its cgroup: what it populates is charged to it"
+        remedy = (
+            "hostPID: true and securityContext.privileged: true, with /sys/fs/cgroup of the host "
+            "mounted"
+        )
         yield Finding(Severity.WARNING, name, what, remedy)
     elif cgroup.version == 2:
         way = (

@@ -12,9 +12,11 @@ import os
 from collections.abc import Sequence
 
 from hostprep.claim import Lease
+from hostprep.claim.claims import claim_lock
 from hostprep.claim.sidecar import read_sidecar, write_sidecar
-from hostprep.errors import BadInputError
-from hostprep.kernel.files import from_os_error
+from hostprep.errors import BadInputError, HostprepError
+from hostprep.kernel.files import closing_fd, from_os_error, open_state_file
+from hostprep.kernel.locks import try_lock
 from hostprep.paths import PoolPaths
 from hostprep.values import replace
 
@@ -88,14 +90,35 @@ def _link(lease: Lease, path: str) -> None:
 
 
 def _check_free(root: str, path: str) -> None:
-    """Allow an empty place, and a link of ours that leads nowhere any more."""
+    """Allow an empty place, and a link of ours that leads nowhere, or to what nobody leases."""
     if not os.path.lexists(path):
         return
     ours = os.path.islink(path) and os.readlink(path).startswith(f"{root}/")
-    if ours and not os.path.exists(path):
+    if ours and not _leads_to_lease(root, path):
         return
     raise BadInputError(
         f"{path} exists" + (" and leads to a region that is leased" if ours else ""),
         reason="BadLink",
         remedy="choose another path for --link, or remove it",
     )
+
+
+def _leads_to_lease(root: str, path: str) -> bool:
+    """Tell whether somebody leases what the link leads to; True where that cannot be told.
+
+    A container that was killed finds its own link again when it is started anew, and that leads
+    to its region until the next claim or the agent's scrub.
+    """
+    target = os.path.realpath(path)
+    if not os.path.lexists(target):
+        return False
+    name = os.path.relpath(target, os.path.realpath(root)).split("/")[0]
+    pool = PoolPaths(root, name)
+    try:
+        # Trying a lock takes it for an instant: without this one a claimer would see a lease.
+        with claim_lock(pool), closing_fd(open_state_file(target, os.O_RDONLY)) as fd:
+            return not try_lock(fd, exclusive=False)
+    except FileNotFoundError:
+        return False
+    except (HostprepError, OSError):
+        return True

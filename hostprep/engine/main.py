@@ -100,7 +100,10 @@ _ATTACH = (
 
 
 def _add_common(parser: argparse.ArgumentParser, *, wait_default: float) -> None:
-    parser.add_argument("--pool", required=True, help="the pool's name")
+    given = os.environ.get("HOSTPREP_POOL") or None
+    parser.add_argument(
+        "--pool", required=given is None, default=given, help="the pool's name (HOSTPREP_POOL)"
+    )
     parser.add_argument("--root", default=None, help="parent folder of all pools (HOSTPREP_ROOT)")
     parser.add_argument("--size", help="the least that a region must have, such as 64Gi")
     parser.add_argument("--count", type=int, default=1, help="number of regions, all or none")

@@ -14,6 +14,9 @@ from hostprep.paths import PoolPaths
 __all__ = ["bad_pages", "check_region", "open_region", "verify_handoff", "walk_region"]
 
 _WALK_BYTES = 64 << 20
+_WINDOW_BYTES = 1 << 30
+"""Mapped at once: page tables of 4 KiB pages count against the limit of the walker's cgroup, and
+go with the mapping only."""
 
 
 def open_region(paths: PoolPaths, region: Region, *, writable: bool) -> int:
@@ -71,8 +74,12 @@ def walk_region(region: Region, fd: int) -> None:
     """Touch all pages of an open region. Raises NotReadyError naming the first bad ones."""
     from hostprep.kernel.memory import address_of, map_shared  # late: ctypes, for a walk only
 
-    with map_shared(fd, region.size_bytes, writable=False) as mapping:
-        bad = list(bad_pages(address_of(mapping), region.size_bytes, region.page_bytes))
+    bad: list[int] = []
+    for start in range(0, region.size_bytes, _WINDOW_BYTES):
+        size = min(_WINDOW_BYTES, region.size_bytes - start)
+        with map_shared(fd, size, writable=False, offset_bytes=start) as mapping:
+            found = bad_pages(address_of(mapping), size, region.page_bytes)
+            bad.extend(start + offset for offset in found)
     if bad:
         shown = ", ".join(f"{offset:#x}" for offset in bad[:8])
         raise _off(

@@ -15,6 +15,7 @@ __all__ = [
     "check_relative",
     "closing_fd",
     "from_os_error",
+    "make_folder",
     "open_beneath",
     "open_folder",
     "open_state_file",
@@ -151,6 +152,19 @@ def _sync_folder(folder: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def make_folder(path: str, *, mode: int, gid: int | None) -> None:
+    """Have a folder with that mode and group; None leaves the group. Raises OSError.
+
+    Nothing is touched where it is right already. For folders whose parents are ours alone to
+    write to: links would be followed.
+    """
+    os.makedirs(path, exist_ok=True)
+    if gid is not None and os.stat(path).st_gid != gid:
+        os.chown(path, -1, gid)
+    if stat.S_IMODE(os.stat(path).st_mode) != mode:
+        os.chmod(path, mode)
 
 
 def open_state_file(path: str, flags: int) -> int:

@@ -39,15 +39,17 @@ _memset.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
 _memset.restype = ctypes.c_void_p
 
 
-def map_shared(fd: int, size_bytes: int, *, writable: bool = True) -> mmap.mmap:
-    """Map the first `size_bytes` of an open file, kept out of forked children.
+def map_shared(
+    fd: int, size_bytes: int, *, writable: bool = True, offset_bytes: int = 0
+) -> mmap.mmap:
+    """Map `size_bytes` of an open file from the offset on, kept out of forked children.
 
     A forked child that kept the mapping would keep the lease alive after its parent's end.
     Raises FailedError in plain words.
     """
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     try:
-        mapping = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, protection)
+        mapping = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, protection, offset=offset_bytes)
     except (OSError, ValueError) as error:
         code = error.errno if isinstance(error, OSError) else None
         raise explain(code, "mapping the region") from error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hostprep.facts import CgroupFacts
-from hostprep.observe.mounts import MountEntry, below
+from hostprep.kernel.namespaces import HOST_CGROUP_NAMESPACE, first_cgroup_namespace
+from hostprep.observe.mounts import MountEntry, below, observe_mount_entries
 from hostprep.observe.parse import parse_int
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Hierarchy", "observe_cgroup", "parse_own_paths"]
 
-_INIT_NAMESPACE = "cgroup:[4026531835]"  # PROC_CGROUP_INIT_INO, include/linux/proc_ns.h
+_INIT_NAMESPACE = f"cgroup:[{HOST_CGROUP_NAMESPACE}]"
 _NO_LIMIT = 1 << 62
 """Version 1 has no word for none: it shows the largest page-aligned number instead."""
 _UNITS = {"KB": 10, "MB": 20, "GB": 30}
@@ -51,10 +53,28 @@ class Hierarchy:
 def observe_cgroup(
     host: HostRoot, entries: tuple[MountEntry, ...], euid: int, warn: Warn
 ) -> CgroupFacts:
-    """Return where memory that this process touches is charged; version 0 if that is not known."""
-    paths = parse_own_paths(host.read_text("/proc/self/cgroup") or "")
+    """Return where memory that this process touches is charged; version 0 if that is not known.
+
+    From within a cgroup namespace neither the path nor the limits above can be seen: it is left
+    for the look, where this process may.
+    """
     namespace = host.link("/proc/self/ns/cgroup")
     namespaced = namespace is not None and namespace != _INIT_NAMESPACE
+    if not namespaced or host.at("/") != "/":
+        return _observe(host, entries, euid, warn, namespaced=namespaced)
+    with contextlib.ExitStack() as stack:
+        crossed = False
+        with contextlib.suppress(OSError):
+            crossed = stack.enter_context(first_cgroup_namespace())
+        if crossed:  # the roots of the mounts look different from there
+            entries = observe_mount_entries(host, warn)
+        return _observe(host, entries, euid, warn, namespaced=not crossed)
+
+
+def _observe(
+    host: HostRoot, entries: tuple[MountEntry, ...], euid: int, warn: Warn, *, namespaced: bool
+) -> CgroupFacts:
+    paths = parse_own_paths(host.read_text("/proc/self/cgroup") or "")
     memory = _find(host, entries, paths, "memory")
     if memory is None:
         warn("the memory controller's cgroup is unknown: limits on this process are not seen")
@@ -68,6 +88,7 @@ def observe_cgroup(
         memory_limit_bytes=_memory_limit(host, memory),
         hugetlb_limit_bytes=_hugetlb_limits(host, hugetlb) if hugetlb else (),
         writable=euid == 0
+        and not (namespaced and memory.path == "/")  # CgroupFacts.is_shut_in
         and not memory.read_only
         and host.may_write(f"{memory.top}/cgroup.procs"),
         namespaced=namespaced,

@@ -28,6 +28,7 @@ def observe_memory(host: HostRoot, page_bytes: int, warn: Warn) -> MemoryFacts:
         swap_free_bytes=info.get("SwapFree", 0),
         shmem_bytes=info.get("Shmem", 0),
         page_bytes=page_bytes,
+        corrupted_bytes=info.get("HardwareCorrupted", 0),
     )
 
 

@@ -1,4 +1,4 @@
-"""Mounts, from /proc/self/mountinfo (format: proc(5))."""
+"""Mounts, from /proc/PID/mountinfo (format: proc(5))."""
 
 from __future__ import annotations
 
@@ -36,17 +36,20 @@ class MountEntry:
     fs_root: str
 
 
-def observe_mount_entries(host: HostRoot, warn: Warn) -> tuple[MountEntry, ...]:
+def observe_mount_entries(
+    host: HostRoot, warn: Warn, *, process: str = "self"
+) -> tuple[MountEntry, ...]:
     """Return all mounts in the kernel's order: a later one hides an earlier one at its path."""
-    text = host.read_text("/proc/self/mountinfo")
+    path = f"/proc/{process}/mountinfo"
+    text = host.read_text(path)
     if text is None:
-        warn("/proc/self/mountinfo cannot be read: mounts are unknown")
+        warn(f"{path} cannot be read: mounts are unknown")
         return ()
     # Not splitlines: the kernel leaves \r, \v and their like in paths as they are.
     lines = [line for line in text.split("\n") if line]
     entries = [entry for line in lines if (entry := parse_mountinfo_line(line))]
     if len(entries) < len(lines):
-        warn(f"/proc/self/mountinfo: {len(lines) - len(entries)} lines make no sense")
+        warn(f"{path}: {len(lines) - len(entries)} lines make no sense")
     return tuple(entries)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from hostprep.backing import GIB, Backing
 from hostprep.claim.claims import claim_lock
 from hostprep.claim.quiescent import why_locked, why_not_quiescent
-from hostprep.claim.sidecar import is_clean, read_bad_mark, read_sidecar
+from hostprep.claim.sidecar import is_clean, read_bad_mark, read_bad_size, read_sidecar
 from hostprep.claim.tickets import has_waiters
 from hostprep.errors import HostprepError
 from hostprep.facts import Mount, PoolFacts, RegionFacts
@@ -60,8 +60,10 @@ def _is_pool(folder: str) -> bool:
     return any(os.path.lexists(f"{folder}/{mark}") for mark in POOL_MARKS)
 
 
-def observe_pool(paths: PoolPaths, mounts: tuple[Mount, ...] | None = None) -> PoolFacts:
-    """Return the facts of one pool's folder."""
+def observe_pool(
+    paths: PoolPaths, mounts: tuple[Mount, ...] | None = None, *, repair: bool = True
+) -> PoolFacts:
+    """Return the facts of one pool's folder. Only with `repair` lost locks are made anew."""
     mounts = read_mounts() if mounts is None else mounts
     own_mounts = tuple(entry for entry in mounts if os.path.dirname(entry.path) == paths.folder)
     handoff = _handoff(paths)
@@ -72,7 +74,7 @@ def observe_pool(paths: PoolPaths, mounts: tuple[Mount, ...] | None = None) -> P
         regions = tuple(
             region
             for folder in _mem_folders(paths)
-            for region in _Folder(paths, folder, own_mounts, handoff).regions()
+            for region in _Folder(paths, folder, own_mounts, handoff, repair).regions()
         )
     record = read_record(paths)
     return PoolFacts(
@@ -142,6 +144,7 @@ class _Folder:
     name: str
     mounts: tuple[Mount, ...]
     handoff: Handoff | None
+    repair: bool
 
     def regions(self) -> list[RegionFacts]:
         path = f"{self.paths.folder}/{self.name}"
@@ -194,17 +197,28 @@ class _Folder:
         probe = as_region(region)
         clean = is_clean(self.paths, probe)
         scrubbable = may_scrub(owner_uid)
-        why = (why_not_quiescent if scrubbable else why_locked)(self.paths, probe)
+        if scrubbable:
+            why = why_not_quiescent(self.paths, probe, repair=self.repair)
+        else:
+            why = why_locked(self.paths, probe)
         sidecar = read_sidecar(self.paths, region.name)
         kept = not clean and sidecar is not None and sidecar.owner is not None
+        damage = self._damage(region)
         return replace(
             region,
             leased=why is not None,
             clean=clean,
             scrubbable=scrubbable,
             retained=kept and not has_waiters(self.paths),
-            damage=self._damage(region),
+            damage=damage,
+            place_bytes=self._place_bytes(region) if damage else 0,
         )
+
+    def _place_bytes(self, region: RegionFacts) -> int:
+        promised = self.handoff.region(region.name) if self.handoff else None
+        if promised is not None and promised.st_ino == region.inode:
+            return promised.size_bytes
+        return read_bad_size(self.paths, region.name)
 
     def _damage(self, region: RegionFacts) -> str | None:
         if region.resident_bytes < region.size_bytes or region.size_bytes == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hostprep.backing import Backing
 from hostprep.facts import RegionFacts
@@ -118,7 +118,11 @@ def _sort(spec: PoolSpec, layout: Layout, finished: Sequence[RegionFacts]) -> _S
             removed.append(Removal(region, why))
         else:
             blocked.append(region.name)
-            (kept if damage is None else held_out).append(region)
+            if damage is None:
+                kept.append(region)
+            else:
+                size_bytes = max(region.size_bytes, region.place_bytes)
+                held_out.append(replace(region, size_bytes=size_bytes))
     return _Sorted(tuple(kept), tuple(held_out), tuple(removed), tuple(blocked))
 
 

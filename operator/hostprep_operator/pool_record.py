@@ -9,7 +9,7 @@ from typing import Any
 
 from hostprep.cluster.conditions import Condition
 from hostprep.cluster.names import CLUSTER_AUTOSCALER_TAINT
-from hostprep.cluster.node_resource import policy_of
+from hostprep.cluster.pool_policy import policy_of
 from hostprep.cluster.times import parse_time
 from hostprep_operator.parsing import condition_from, shared_policy
 

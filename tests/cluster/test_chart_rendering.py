@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,34 @@ def test_rules_and_dashboards_arrive_unchanged() -> None:
         assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
+@pytest.mark.parametrize(
+    "options", ["agent.mode=privileged", "agent.mode=adopt,agent.devicePlugin.enabled=true"]
+)
+def test_the_agent_has_kubelets_folder_for_device_plugins(options: str) -> None:
+    options += ",agent.kubeletDir=/data/kubelet"
+    spec = pod(render("--set", options), "DaemonSet", "hostprep-agent")
+    (container,) = spec["containers"]
+    assert "--kubelet-dir=/data/kubelet" in container["args"]
+    folder = "/data/kubelet/device-plugins"
+    assert {"name": "device-plugins", "mountPath": folder} in container["volumeMounts"]
+    host = {"path": folder, "type": "DirectoryOrCreate"}
+    assert {"name": "device-plugins", "hostPath": host} in spec["volumes"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "agent.devicePlugin.enabled=false",
+        "agent.mode=adopt",
+        "agent.mode=adopt,agent.devicePlugin.enabled=auto",
+    ],
+)
+def test_without_device_plugins_the_agent_has_nothing_of_kubelets(options: str) -> None:
+    """Least privilege: whoever writes to that folder can register any resource."""
+    documents = render("--set", options)
+    assert "kubelet" not in json.dumps(pod(documents, "DaemonSet", "hostprep-agent"))
+
+
 def test_a_digest_goes_before_the_tag() -> None:
     digest = "sha256:" + "a" * 64
     options = f"image.registry=example.org/x,image.tag=v9,image.digest={digest}"
@@ -247,6 +276,9 @@ def test_a_digest_goes_before_the_tag() -> None:
         ("agent.modes=adopt", "modes"),
         ("agent.mode=premounted", "/agent/mode"),
         ("agent.root=run/hostprep", "/agent/root"),
+        ("agent.kubeletDir=var/lib/kubelet", "/agent/kubeletDir"),
+        (f"agent.kubeletDir=/{'k' * 70}", "/agent/kubeletDir"),
+        ("agent.devicePlugin.enabled=maybe", "/agent/devicePlugin/enabled"),
         ("agent.verifyInterval=0", "/agent/verifyInterval"),
         ("operator.replicas=0", "/operator/replicas"),
         ("operator.agentLiveness=lease", "/operator/agentLiveness"),

@@ -26,8 +26,8 @@ from hostprep.cluster.node_resource import (
     PoolEntry,
     PoolStatus,
     entries_of,
-    policy_of,
 )
+from hostprep.cluster.pool_policy import policy_of
 from hostprep.pool.resource import load_pools, spec_from_policy
 from tests.support.host_memory_nodes import full_status
 from tests.support.pool_corpus import (

@@ -21,11 +21,14 @@ pytestmark = pytest.mark.cluster
 _NOTHING_TO_SHOW = {
     "Damaged",
     "Problems found",
+    "Regions for kubelet to hand out",
     "Reconciles that failed",
     "Workers restarted",
 }
 """Panels that are empty while nothing of the kind has happened."""
 _NOT_CAUSED = {
+    "hostprep_device_plugin_registered",
+    "hostprep_devices",
     "hostprep_operator_reconcile_errors_total",
     "hostprep_verify_problems_total",
 }

@@ -15,6 +15,7 @@ import pytest
 
 from hostprep.agent.messages import Done, Message, PoolDone, RoundDone
 from hostprep.agent.phases import Case, judge
+from hostprep.apply.exclusive import AgentLock
 from hostprep.apply.hugepages import HugePageControl
 from hostprep.apply.reconcile import PoolOutcome, Reconciler, work_of
 from hostprep.apply.service import Node
@@ -180,6 +181,24 @@ def test_absent_pools_are_released_and_all_traces_with_the_last(
     worker.round(*wanted(_absent("kv"), _absent("batch")))
 
     assert not os.path.exists(node.root)
+
+
+def test_a_root_folder_that_was_there_before_is_left_empty(
+    node: Node, worker: WorkerProcess
+) -> None:
+    """As in a Pod, where kubelet made it: hostprep.pyz goes with the last pool as well."""
+    os.mkdir(node.root, 0o755)
+    lock = AgentLock(node.root)
+    try:
+        worker.round(*wanted(BATCH))
+        lock.hold()
+        assert {"batch", "hostprep.pyz", ".agent.lock"} <= set(os.listdir(node.root))
+        worker.round(*wanted(_absent("batch")))
+        lock.hold()
+        worker.round(*wanted(_absent("batch")))
+        assert os.listdir(node.root) == []
+    finally:
+        lock.close()
 
 
 def test_an_absent_pool_that_is_leased_stays(node: Node, worker: WorkerProcess) -> None:

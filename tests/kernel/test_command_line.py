@@ -110,6 +110,25 @@ def test_exec_passes_the_commands_own_exit_code_on(node: Node) -> None:
     assert run_hostprep(*command).returncode == 7
 
 
+def test_what_a_device_plugin_sets_need_not_be_said_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.prepare([pool_of()])
+    monkeypatch.setenv("HOSTPREP_ROOT", node.root)
+    for command in (("wait", "--wait", "0"), ("attach",), ("exec", "--", "true")):
+        told = _bad(*command)
+        assert "--pool" in told
+    monkeypatch.setenv("HOSTPREP_POOL", POOL)
+    for command in (("wait", "--wait", "0"), ("attach",), ("exec", "--", "true")):
+        done = run_hostprep(*command)
+        assert done.returncode == 0, done.stderr
+        node.prepare([pool_of()])
+    told = _bad("wait", "--wait", "0", "--pool", "other", code=1)
+    assert "other" in told
+    monkeypatch.setenv("HOSTPREP_POOL", "../x")
+    assert "../x" in _bad("wait", "--wait", "0")
+
+
 def test_exec_links_the_region_where_the_engine_looks(node: Node, tmp_path: Path) -> None:
     node.prepare([pool_of(regions=2)])
     link = f"{tmp_path}/engine-{{index}}.bin"

@@ -85,7 +85,7 @@ def test_links_planted_by_the_group_are_not_followed_by_root(shared: Node, tmp_p
     paths = PoolPaths(shared.root, POOL)
     with hostprep.attach(POOL, region="node0-0", root=shared.root) as memory:
         memory.buffer[:4] = b"dirt"
-    for name in ("node0-0.users", "node0-1.users", "node0-2.users", ".node0-2.clean.new"):
+    for name in ("node0-0/users", "node0-1/users", "node0-1/.clean.new"):
         planted = f"{paths.state}/{name}"
         if os.path.lexists(planted):
             os.unlink(planted)

@@ -75,13 +75,17 @@ class AgentProcess:
                 env=_environment(kubeconfig),
             )
         wait_for(self._has_started, 20, why="the agent did not start")
-        port = next(line["port"] for line in self.log() if line["event"] == "started")
-        self._url = f"http://127.0.0.1:{port}"
 
     def _has_started(self) -> bool:
         if self._process.poll() is not None:
             raise AssertionError(f"the agent ended:\n{self._log.read_text()}")
-        return any(line["event"] == "started" for line in self.log())
+        return any("port" in line for line in self.log())
+
+    @property
+    def _url(self) -> str:
+        """Its address: of the process that works, or that stands by for another one."""
+        port = [line["port"] for line in self.log() if "port" in line][-1]
+        return f"http://127.0.0.1:{port}"
 
     @property
     def pid(self) -> int:
@@ -97,6 +101,10 @@ class AgentProcess:
         """Everything it logged so far."""
         lines = self._log.read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def saw(self, event: str) -> bool:
+        """Whether that event is in its log."""
+        return any(line["event"] == event for line in self.log())
 
     def log_text(self) -> str:
         """Its log as it is, with whatever is no JSON."""

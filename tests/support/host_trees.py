@@ -36,6 +36,8 @@ class Tweaks(TypedDict, total=False):
     """All of them where not given."""
     huge_1gi_per_node: int
     reserved_2mi: int
+    huge_sizes: tuple[int, ...]
+    """Page sizes of hugetlbfs; none for a kernel without it."""
     swap_bytes: int
     release: str
     euid: int
@@ -244,6 +246,7 @@ def _write(tmp: Path, name: str, described: TreeMachine, tweaks: Tweaks) -> Path
             nodes=nodes,
             release=tweaks.get("release", described.release),
             swap_bytes=tweaks.get("swap_bytes", described.swap_bytes),
+            huge_sizes=tweaks.get("huge_sizes", described.huge_sizes),
             reserved={2 * MIB: tweaks.get("reserved_2mi", 0)},
             euid=euid,
             cap_eff=described.cap_eff if euid == 0 else 0,

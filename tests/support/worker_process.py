@@ -33,9 +33,9 @@ def wanted(*specs: PoolSpec, leave_dirty: bool = False) -> tuple[Wanted, ...]:
 class WorkerProcess:
     """A worker below one root; killed at the end if it still runs."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *options: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "hostprep.agent.worker", "--root", root],
+            [sys.executable, "-m", "hostprep.agent.worker", "--root", root, *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -47,12 +47,12 @@ def start(cluster: ControlPlane, memory: Node, hmn: Hmn, tmp_path: Path) -> Iter
     started: list[AgentProcess] = []
     cluster.api.create("/api/v1/nodes", {"metadata": {"name": hmn.name}})
 
-    def begin(*options: str, kubeconfig: Path | None = None, **more: Any) -> AgentProcess:
+    def begin(
+        *options: str, kubeconfig: Path | None = None, state: str = "state", **more: Any
+    ) -> AgentProcess:
         if kubeconfig is None:
             kubeconfig = cluster.token_kubeconfig(NAMESPACE, "hostprep-agent", node=hmn.name)
-        agent = AgentProcess(
-            hmn.name, memory.root, tmp_path / "state", kubeconfig, *options, **more
-        )
+        agent = AgentProcess(hmn.name, memory.root, tmp_path / state, kubeconfig, *options, **more)
         started.append(agent)
         return agent
 

@@ -90,13 +90,62 @@ def test_it_works_from_what_it_saved_where_the_api_server_is_away_at_its_start(
     alone.stop()
 
 
-def test_a_second_agent_is_refused(hmn: Hmn, start: Start, memory: Node, tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", ["state", "another"])
+def test_a_second_agent_is_refused_when_it_has_waited(
+    hmn: Hmn, start: Start, memory: Node, tmp_path: Path, state: str
+) -> None:
+    """With the same state folder, or by mistake with another one and the same root."""
+    hmn.create(entry())
     agent = start()
+    hmn.wait_phase("Ready")
+    before = inodes(memory)
 
-    done = run_agent(memory.root, tmp_path / "state", "--node-name", hmn.name, "--allow-cgroup-v1")
+    options = ("--node-name", hmn.name, "--allow-cgroup-v1", "--wait", "1")
+    done = run_agent(memory.root, tmp_path / state, *options)
 
     assert done.returncode == 2
     assert f"another agent (process {agent.pid})" in done.stderr
+    assert done.stderr.count("stands_by") == 1
+    assert inodes(memory) == before
+
+
+def test_a_new_agent_stands_by_ready_and_takes_over(hmn: Hmn, start: Start, memory: Node) -> None:
+    """An upgrade that surges ends the old one only once the new one is Ready."""
+    hmn.create(entry())
+    old = start()
+    hmn.wait_phase("Ready")
+    before = inodes(memory)
+
+    new = start()
+    wait_for(lambda: new.get("/readyz")[0] == 200, why=new.log_text())
+    assert (new.get("/healthz")[0], new.saw("takes_over")) == (200, False)
+    assert old.stop() == 0
+    wait_for(lambda: new.saw("started"), why=new.log_text())
+    assert new.get("/readyz")[0] == 200
+
+    assert inodes(memory) == before
+    assert old.stop() == new.stop() == 0
+
+
+def test_who_stands_by_ends_when_told(hmn: Hmn, start: Start) -> None:
+    old = start()
+    new = start()
+    assert new.stop() == 0
+    assert not new.saw("takes_over")
+    assert old.get("/healthz")[0] == 200
+
+
+def test_of_two_with_one_root_and_nothing_to_do_one_ends_once_there_is(
+    hmn: Hmn, start: Start, memory: Node
+) -> None:
+    """Nothing below the root, no lock: the first one to work there has it."""
+    first = start()
+    second = start(state="another")
+    hmn.create(entry())
+    hmn.wait_phase("Ready")
+    wait_for(lambda: first.saw("not_alone") or second.saw("not_alone"))
+    assert sorted([first.stop(), second.stop()]) == [0, 2]
+    assert len(inodes(memory)) == 2
 
 
 def test_dropped_watches_expired_versions_and_refusals_are_lived_through(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from hostprep.agent.messages import (
     RoundDone,
 )
 from hostprep.agent.metrics import Metrics
-from hostprep.cluster.node_resource import NodeStatus, Phase
+from hostprep.cluster.node_resource import NodeStatus, Phase, PoolEntry
 from hostprep.pool.spec import PoolState
 from tests.support.agent_values import desire_of, entry_of, look_of, outcome_of, pool_look, region
 
@@ -210,3 +211,50 @@ def test_a_pool_that_was_tried_and_ran_short_waits_longer_each_time_and_counts_o
     assert brain.request(now_s=2).held == ("kv",)
     assert brain.request(now_s=6).held == ()
     assert b'prepare_failures_total{pool="kv",reason="FoundShort"} 1.0' in brain.metrics.text()
+
+
+def _devices(mode: str = "devicePlugin", **more: Any) -> PoolEntry:
+    return replace(KV, policy={**KV.policy, "attach": {"mode": mode}, **more})
+
+
+def test_kubelet_hands_out_the_pools_that_say_so() -> None:
+    entry = _devices()
+    brain = _brain(desire=desire_of(entry, entry_of("tier")))
+    assert brain.device_pools() is None, "nothing was looked at yet"
+    _answer(brain, look_of(pool_look(region()), pool_look(region(), name="tier")))
+    pools = brain.device_pools()
+    assert pools is not None
+    assert set(pools) == {"kv"}
+    assert not pools["kv"].scrubbed_on_claim
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [_devices("hostPath"), _devices("other"), replace(_devices(), absent=True), KV],
+)
+def test_no_other_pool_is_handed_out(entry: PoolEntry) -> None:
+    brain = _brain(desire=desire_of(entry))
+    _answer(brain, READY)
+    assert brain.device_pools() == {}
+
+
+@pytest.mark.parametrize("attach", [None, "devicePlugin", [], {"mode": None}])
+def test_an_attach_that_makes_no_sense_is_no_device_plugin(attach: Any) -> None:
+    brain = _brain(desire=desire_of(replace(KV, policy={**KV.policy, "attach": attach})))
+    _answer(brain, READY)
+    assert brain.device_pools() == {}
+
+
+def test_without_an_instruction_kubelet_is_told_nothing_new() -> None:
+    brain = _brain(desire=desire_of(_devices()))
+    _answer(brain, READY)
+    brain.set_desire(Desire())
+    assert brain.device_pools() is None
+
+
+def test_pools_that_are_scrubbed_on_claim_are_named() -> None:
+    brain = _brain(desire=desire_of(_devices(scrub={"when": "OnClaim"})))
+    _answer(brain, READY)
+    pools = brain.device_pools()
+    assert pools is not None
+    assert pools["kv"].scrubbed_on_claim

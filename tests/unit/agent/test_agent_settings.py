@@ -100,6 +100,8 @@ def test_only_one_agent_works_with_a_state_folder(tmp_path: Path) -> None:
         (("--node-name", "a", "--allow-cgroup-v1"), "there is no API server to ask"),
         (("--node-name", "a", "--allow-cgroup-v1", "--kubeconfig", "/none"), "/none"),
         (("--node-name", "a", "--root", "relative"), "absolute"),
+        (("--node-name", "a", "--kubelet-dir", "kubelet"), "absolute"),
+        (("--node-name", "a", "--kubelet-dir", "/" + "k" * 90), "too long"),
         (("--node-name", "a", "--verify-interval", "0"), "0.1"),
         (("--node-name", "a", "--verify-interval", "nan"), "not a number"),
     ],

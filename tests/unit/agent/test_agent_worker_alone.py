@@ -22,10 +22,12 @@ pytestmark = pytest.mark.unit
 
 
 def _break(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    def probe(paths: PoolPaths, mounts: tuple[Mount, ...] | None = None) -> PoolFacts:
+    def probe(
+        paths: PoolPaths, mounts: tuple[Mount, ...] | None = None, *, repair: bool = True
+    ) -> PoolFacts:
         if paths.pool == broken:
             raise OSError(5, "Input/output error")
-        return observe_pool(paths, mounts)
+        return observe_pool(paths, mounts, repair=repair)
 
     monkeypatch.setattr(looking, "observe_pool", probe)
 

@@ -7,14 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostprep.cluster.node_resource import (
-    POLICY_FIELDS,
     NodeStatus,
     Phase,
     PoolEntry,
     PoolStatus,
     entries_of,
-    policy_of,
 )
+from hostprep.cluster.pool_policy import POLICY_FIELDS, policy_of
 from tests.support.host_memory_nodes import full_status, node_statuses
 
 pytestmark = pytest.mark.unit

@@ -377,3 +377,11 @@ def test_a_finding_prints_with_its_remedy_below(new: Facts) -> None:
     shown = str(Finding(Severity.WARNING, "swap", "swap is on", "swapoff -a"))
     assert shown == "warning  swap: swap is on\n         -> swapoff -a"
     assert str(_of(new, "swap")[0]).count("\n") == 0
+
+
+def test_pages_that_the_hardware_reported_are_told(healthy: Facts) -> None:
+    assert _one(healthy, "bad-memory", Severity.OK)
+    bad = replace(healthy, memory=replace(healthy.memory, corrupted_bytes=8192))
+    found = _one(bad, "bad-memory", Severity.WARNING)
+    assert "8 KiB" in found.what
+    assert "verify --pages" in found.remedy

@@ -180,6 +180,22 @@ def test_a_damaged_region_that_is_leased_is_neither_touched_nor_doubled() -> Non
     assert kinds(plan([spec(8 * GIB)], settled)) == ["AdoptRegion"]
 
 
+def test_a_region_that_was_shrunk_under_its_holder_keeps_the_place_of_its_whole_size() -> None:
+    shrunk = replace(
+        region("node0-0", GIB, leased=True, damage="has 1 GiB, 4 GiB were published"),
+        place_bytes=4 * GIB,
+    )
+    there = pool(shrunk, region("node0-1", 4 * GIB))
+    made = plan([spec(8 * GIB)], with_pool(there, free_pages=1536))
+    assert created(made) == []
+    assert made.pools[0].blocked == ("node0-0",)
+
+    freed = replace(shrunk, leased=False)
+    made = plan([spec(8 * GIB)], with_pool(pool(freed, there.regions[1]), free_pages=1536))
+    assert removed(made) == ["node0-0"]
+    assert created(made) == [("node0-0", 4)]
+
+
 def test_a_half_made_region_is_completed() -> None:
     half = region("node0-0", 8 * GIB, finished=False, resident=6 * GIB)
     there = pool(half, published=False, taken=[LedgerEntry(0, TWO_MI, 4096)])

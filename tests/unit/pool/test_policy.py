@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hostprep.backing import GIB, Backing
-from hostprep.cluster.node_resource import policy_of
+from hostprep.cluster.pool_policy import policy_of
 from hostprep.errors import BadInputError
 from hostprep.pool.resource import load_pools, spec_from_policy
 from hostprep.pool.spec import DEFAULT_BACKINGS, PoolSpec, PoolState, RegionLayout

@@ -15,7 +15,8 @@ from pydantic.fields import FieldInfo
 
 from hostprep.backing import Backing
 from hostprep.cluster import names
-from hostprep.cluster.node_resource import POLICY_FIELDS, PoolEntry
+from hostprep.cluster.node_resource import PoolEntry
+from hostprep.cluster.pool_policy import POLICY_FIELDS
 from hostprep.pool import resource, resource_checks
 from hostprep.pool.resource_model import PolicyModel, SpecModel
 from hostprep.units import parse_quantity
