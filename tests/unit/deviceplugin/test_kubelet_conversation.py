@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -126,8 +127,10 @@ def publish(paths: PoolPaths, *names: str, generation: int = 1) -> None:
 
 
 @pytest.fixture
-def kubelet_dir(tmp_path: Path) -> Path:
-    return tmp_path / "kubelet"
+def kubelet_dir() -> Iterator[Path]:
+    """A short one: sockets lie in it, and pytest's own folders leave too little of 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="hp-", dir="/tmp") as folder:
+        yield Path(folder, "kubelet")
 
 
 @pytest.fixture
