@@ -66,7 +66,7 @@ def test_kubelet_forbids_what_the_agent_does_elsewhere(
 ) -> None:
     """The trap is real: the limit in the agent's own cgroup, and in all of kubepods, is 0."""
     limits = node.run(
-        "for pid in $(pgrep -f 'hostprep agent'); do"
+        "for pid in $(pgrep -f '[h]ostprep agent'); do"
         " cat /sys/fs/cgroup/$(cut -d: -f3 /proc/$pid/cgroup)/../hugetlb.2MB.max; done"
     )
     assert set(limits.split()) == {"0"}

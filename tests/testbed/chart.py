@@ -16,6 +16,8 @@ __all__ = ["NAMESPACE", "RELEASE", "install_chart", "is_rolled_out", "wait_for_c
 NAMESPACE = "hostprep-system"
 RELEASE = "hostprep"
 _CHART = Path(__file__).parents[2] / "charts" / "hostprep"
+# An emulated agent that is replaced is away for longer than the minute that a real one is given.
+_PATIENT = ("--set", "operator.extraArgs={--agent-grace=300}")
 _PRIVILEGED = {"pod-security.kubernetes.io/enforce": "privileged"}
 
 
@@ -30,7 +32,7 @@ def install_chart(
     if not cluster.api.exists(f"/api/v1/namespaces/{NAMESPACE}"):
         metadata = {"name": NAMESPACE, "labels": _PRIVILEGED}
         cluster.api.create("/api/v1/namespaces", {"metadata": metadata})
-    cluster.helm("install", release, str(_CHART), "--namespace", NAMESPACE, *arguments)
+    cluster.helm("install", release, str(_CHART), "--namespace", NAMESPACE, *_PATIENT, *arguments)
 
 
 def wait_for_chart(cluster: ControlPlane, *, timeout_s: float = 300.0) -> None:

@@ -82,8 +82,8 @@ class Guest:
         hardware: Hardware,
         forwards: Mapping[int, int],
     ) -> None:
-        """`disks`: the first is the root; `folder`: for sockets and the console's log;
-        `forwards`: ports of this machine's loopback to ports of the guest.
+        """`disks`: the first is the root, the others have labels; `folder`: for sockets and the
+        console's log; `forwards`: ports of this machine's loopback to ports of the guest.
         """
         self._qemu = qemu
         self._kernel = kernel
@@ -186,7 +186,10 @@ class Guest:
             # snapshot=on: the file stays as it is; what the guest writes goes with QEMU.
             drive = f"if=none,id=d{number},format=raw,snapshot=on,cache=unsafe,file={disk}"
             command += ["-drive", drive]
-            command += ["-device", f"nvme,serial=d{number},drive=d{number}"]
+            # One NVMe disk only, the root: the kernel numbers several in any order. The others are
+            # found by their labels.
+            kind = "virtio-blk-pci" if number else "nvme"
+            command += ["-device", f"{kind},serial=d{number},drive=d{number}"]
         forwards = "".join(f",hostfwd=tcp:127.0.0.1:{h}-:{g}" for h, g in self._forwards.items())
         command += ["-netdev", f"user,id=n0{forwards}"]
         command += ["-device", "virtio-net-pci,netdev=n0,romfile="]

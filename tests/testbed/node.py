@@ -133,8 +133,9 @@ def _config_disk(
     for name, content in config_files(cluster, settings, kubelet_port).items():
         write_private(source / name, content)
     disk = folder / "config.ext4"
-    command = ["mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-d", str(folder / "config")]
-    done = subprocess.run([*command, str(disk), "4M"], capture_output=True, text=True, check=False)
+    command = ["mke2fs", "-q", "-t", "ext4", "-L", "config", "-O", "^has_journal"]
+    command += ["-d", str(folder / "config"), str(disk), "4M"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise FailedError(f"mke2fs failed: {done.stderr.strip()}", remedy="install e2fsprogs")
     return disk

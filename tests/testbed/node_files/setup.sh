@@ -1,10 +1,11 @@
 #!/bin/sh
-# Disks, modules and addresses of the testbed's node. Disk 1 is containerd's store, disk 2 what
+# Disks, modules and addresses of the testbed's node. One disk is containerd's store, another what
 # this very cluster gave the node: copied once, so that a test's changes survive a reboot.
 set -e
+modprobe virtio_blk
 mkdir -p /var/lib/containerd /run/config
-mount /dev/nvme1n1 /var/lib/containerd
-mount -o ro /dev/nvme2n1 /run/config
+mount LABEL=containerd /var/lib/containerd
+mount -o ro LABEL=config /run/config
 if [ ! -e /etc/kubernetes ]; then
     cp -r /run/config/kubernetes /etc/kubernetes.new
     sync
