@@ -83,7 +83,7 @@ def _judge_present(case: Case) -> Verdict:
     if failure is not None:
         return _stuck(case, failure)
     if outcome is None or outcome.pending:
-        return _underway(case)
+        return _still_ready(case) or _underway(case)
     return _blocked(case, outcome) if outcome.blocked else _settled(case, outcome)
 
 
@@ -108,6 +108,18 @@ def _judge_absent(case: Case) -> Verdict | None:
     if outcome is not None and outcome.error is not None:
         return Verdict(Phase.RELEASING, outcome.error.reason, outcome.error.message)
     return Verdict(Phase.RELEASING, "Releasing", "the memory is being given back")
+
+
+def _still_ready(case: Case) -> Verdict | None:
+    """Ready as before while an agent that started anew has yet to plan, if all of it is there."""
+    before, pool = case.previous, case.look
+    if before is None or not case.was_ready_for_this or before.phase is not Phase.READY:
+        return None
+    if pool is None or not pool.published or not all(region.sound for region in pool.regions):
+        return None
+    if case.sound_bytes < before.ready_bytes:
+        return None
+    return Verdict(Phase.READY, before.reason, before.message)
 
 
 def _underway(case: Case) -> Verdict:

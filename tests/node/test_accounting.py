@@ -29,6 +29,7 @@ def test_pages_made_after_kubelets_start_are_not_in_its_books(
     assert _allocatable(cluster)["hugepages-2Mi"] == 0
 
 
+@pytest.mark.long
 def test_system_reserved_then_pages_before_kubelet_then_a_placeholder(
     cluster: ControlPlane, node: VirtualNode, kv: JsonObject
 ) -> None:

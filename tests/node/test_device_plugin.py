@@ -185,6 +185,7 @@ def test_kubelet_restarts_and_is_told_again(devices: Devices, node: VirtualNode)
     assert all(s["restartCount"] == 0 for s in there["status"]["containerStatuses"])
 
 
+@pytest.mark.long
 def test_an_agent_that_is_replaced_registers_again(devices: Devices) -> None:
     ((pod, _),) = devices.wait_mapped().items()
     devices.kubectl("-n", "hostprep-system", "rollout", "restart", "daemonset/hostprep-agent")
@@ -197,6 +198,7 @@ def test_an_agent_that_is_replaced_registers_again(devices: Devices) -> None:
     assert there["metadata"]["name"] == pod, "the engine was not to notice"
 
 
+@pytest.mark.long
 def test_a_reboot_fails_the_pod_for_good_and_its_replacement_runs(
     devices: Devices, node: VirtualNode, cluster: ControlPlane
 ) -> None:

@@ -226,6 +226,7 @@ def test_the_other_ways_to_attach(kv: JsonObject, engines: EnginePods, name: str
             assert engines.execute(name, "cat", "/proc/self/uid_map").split()[1] != "0"
 
 
+@pytest.mark.long
 def test_a_second_container_joins(kv: JsonObject, engines: EnginePods) -> None:
     name = "engine-containers"
     with engines.running(documents(f"{name}.yaml")):
@@ -237,6 +238,7 @@ def test_a_second_container_joins(kv: JsonObject, engines: EnginePods) -> None:
         assert engines.restarts(name) == 0
 
 
+@pytest.mark.long
 def test_a_group_takes_two_regions_in_one_step(kv: JsonObject, engines: EnginePods) -> None:
     name = "engine-tensor-parallel"
     with engines.running(documents(f"{name}.yaml")):

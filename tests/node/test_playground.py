@@ -58,6 +58,7 @@ def _is_running(run: str) -> bool:
     return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_broken_off_while_booting_it_leaves_no_trace(
     person: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals

@@ -138,6 +138,7 @@ def _upgrade(scene: Scene, tag: str) -> None:
     wait_for_chart(scene.cluster)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unit", ["kubelet", "containerd"])
 def test_a_unit_of_the_node_is_restarted(scene: Scene, unit: str) -> None:
     agent = scene.agent()
@@ -177,6 +178,7 @@ def test_the_worker_is_killed(scene: Scene) -> None:
     assert _restarts(scene.agent()) == _restarts(before)
 
 
+@pytest.mark.long
 def test_the_agents_shim_is_killed(scene: Scene) -> None:
     """Containerd's process between it and the pod: kubelet makes the pod's containers anew."""
     before = scene.agent()
