@@ -115,6 +115,20 @@ def test_what_was_ready_and_is_lost_is_degraded_while_it_is_made_anew() -> None:
     assert pool.ready_bytes == 0
 
 
+@pytest.mark.parametrize("outcomes", [(), ({"pending": True},)])
+def test_an_agent_that_starts_anew_leaves_ready_what_is_all_there(
+    outcomes: tuple[dict[str, Any], ...],
+) -> None:
+    """Before its first plan, or while it looks after what the last one may have left."""
+    ready = _ready()
+    found = tuple(outcome_of(KV, **changes) for changes in outcomes)
+    status = _status(view_of(KV, look=READY_LOOK, outcomes=found), previous=ready)
+
+    assert _pool(status).phase is Phase.READY
+    assert _pool(status).message == _pool(ready).message
+    assert _pool(_status(view_of(KV, look=look_of()), previous=ready)).phase is Phase.DEGRADED
+
+
 def test_after_a_reboot_the_same_is_prepared_not_repaired() -> None:
     previous = replace(_ready(), boot_id="another")
     outcome = outcome_of(KV, pending=True)
