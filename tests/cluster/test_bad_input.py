@@ -173,7 +173,8 @@ def test_a_pool_larger_than_its_smallest_node_fails_there_alone(
     assert _condition(told, "Ready") == ("False", "SomeFailed", "2 of 3 nodes ready.")
     assert _condition(told, "Degraded")[2] == "1 node in trouble: TooLarge (1 node)."
     wait_for(lambda: "TooLarge" in _warnings(api, pool).get("NodeFailed", ""))
-    assert not os.path.exists(memory.root), "something was made"
+    # The agent's own lock keeps a second one away, whatever becomes of its pools.
+    assert set(os.listdir(memory.root)) <= {".lock", ".made", ".agent.lock"}, "something was made"
     agents.close()
 
 
