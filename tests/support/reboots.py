@@ -55,7 +55,7 @@ def go_through(
     engines = EnginePods(cluster.kubectl)
     engines.prepare()
     wait_open(cluster, node)
-    node.run(f"mkdir -p {_RECORD}; chmod 1777 {_RECORD}")
+    node.run(f"rm -rf {_RECORD}; mkdir -m 1777 {_RECORD}")
     with engines.running([_witness_pod()]):
         boots = [node.guest.boot_id]
         _wait_for_words(node, boots)
