@@ -120,6 +120,7 @@ def test_the_agents_pod_is_deleted(scene: Scene) -> None:
     )
 
 
+@pytest.mark.long
 def test_an_upgrade_to_the_next_image_and_back(scene: Scene) -> None:
     for tag, what in ((NEXT, "helm upgrade"), ("", "helm upgrade, back")):
         before = scene.agent()["metadata"]["uid"]
@@ -150,6 +151,7 @@ def test_a_unit_of_the_node_is_restarted(scene: Scene, unit: str) -> None:
     assert scene.agent()["metadata"]["uid"] == agent["metadata"]["uid"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "pattern", "labels"),
     [
@@ -166,6 +168,7 @@ def test_a_container_is_killed(scene: Scene, what: str, pattern: str, labels: st
     )
 
 
+@pytest.mark.long
 def test_the_worker_is_killed(scene: Scene) -> None:
     """The agent's own child: the agent starts another, its container lives on."""
     before = scene.agent()
