@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks.control_plane.report import document, print_points, write_docs
 from benchmarks.control_plane.scale import Point, Run, measure
-from tests.support.operator_process import free_port
 from tests.testbed.control_plane import ControlPlane
+from tests.testbed.ports import free_port
 
 _CRDS = Path(__file__).parents[2] / "charts" / "hostprep" / "files" / "crds"
 _SIZES = (100, 1000, 5000)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from hostprep.deviceplugin.allocation import view_name
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.handoff import Handoff, Region, read_handoff
-from hostprep.kernel.files import atomic_write, from_os_error, remove_file
+from hostprep.kernel.files import atomic_write, from_os_error, make_folder, remove_file
 from hostprep.paths import PoolPaths
 from hostprep.values import replace
 
@@ -104,12 +104,8 @@ def _make_folders(paths: PoolPaths, view: str, regions: Sequence[Region]) -> Non
 
 
 def _folder_like(folder: str, model: str) -> None:
-    os.makedirs(folder, exist_ok=True)
-    wanted, is_now = os.stat(model), os.stat(folder)
-    if is_now.st_gid != wanted.st_gid:
-        os.chown(folder, -1, wanted.st_gid)
-    if stat.S_IMODE(os.stat(folder).st_mode) != stat.S_IMODE(wanted.st_mode):
-        os.chmod(folder, stat.S_IMODE(wanted.st_mode))
+    wanted = os.stat(model)
+    make_folder(folder, mode=stat.S_IMODE(wanted.st_mode), gid=wanted.st_gid)
 
 
 def _link_lock(paths: PoolPaths, view: str) -> None:

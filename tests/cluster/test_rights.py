@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.support.waiting import wait_for
 from tests.testbed.api import Api
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.nodes import create_node, node_object
+from tests.testbed.ports import free_port
 from tests.testbed.tokens import service_account_token
 
 pytestmark = pytest.mark.cluster
@@ -148,12 +148,6 @@ def _is_ready(port: int) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
     connection.request("GET", "/readyz")
     return connection.getresponse().status == 200
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def _wait_until(api: Api, act: Act, *, refused: bool) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import socket
 import sys
 import urllib.request
 from pathlib import Path
@@ -14,13 +13,13 @@ from typing import Any
 from tests.support.waiting import wait_for
 from tests.testbed.child import Child
 from tests.testbed.control_plane import ControlPlane
+from tests.testbed.ports import free_port
 
 __all__ = [
     "HMNS",
     "NODES",
     "POOLS",
     "OperatorProcess",
-    "free_port",
     "parse_last_json",
     "pool_object",
     "run_command",
@@ -141,10 +140,3 @@ def parse_last_json(text: str) -> Any:
 def _environ() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HOSTPREP_", "KUBE"))}
     return kept | {"PYTHONUNBUFFERED": "1"}
-
-
-def free_port() -> int:
-    """Return a port of loopback that nobody uses now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

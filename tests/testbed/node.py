@@ -8,7 +8,6 @@ with ControlPlane(controllers=True, scheduler=True) as cluster, VirtualNode(clus
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ from tests.testbed.guest import Guest, Hardware
 from tests.testbed.kubeconfig import write_private
 from tests.testbed.node_config import NODE, NodeSettings, config_files
 from tests.testbed.node_image import NodeImage
+from tests.testbed.ports import free_port
 from tests.testbed.qemu import Qemu
 
 __all__ = ["NODE", "VirtualNode"]
@@ -47,7 +47,7 @@ class VirtualNode:
         self._settings = settings or NodeSettings()
         folder = cluster.folder / "node"
         folder.mkdir()
-        kubelet_port = _free_port()
+        kubelet_port = free_port()
         config = _config_disk(cluster, folder, self._settings, kubelet_port)
         self.guest = Guest(
             qemu=qemu,
@@ -139,10 +139,3 @@ def _config_disk(
     if done.returncode != 0:
         raise FailedError(f"mke2fs failed: {done.stderr.strip()}", remedy="install e2fsprogs")
     return disk
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

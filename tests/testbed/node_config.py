@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hostprep.cluster.names import CLUSTER_AUTOSCALER_TAINT
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.credentials import HOST_FROM_GUEST
 
 __all__ = ["NODE", "NodeSettings", "config_files"]
 
 NODE = "node-a"
-STARTUP_TAINT = "startup-taint.cluster-autoscaler.kubernetes.io/hostprep"
 _ADDRESS = "10.0.2.15"
 _DNS = "169.254.20.10"
 _PODS = "10.244.0.0/16"
@@ -83,7 +83,7 @@ def _kubelet(settings: NodeSettings, port: int) -> dict[str, Any]:
         "imageGCHighThresholdPercent": 100,
     }
     if settings.tainted:
-        config["registerWithTaints"] = [{"key": STARTUP_TAINT, "effect": "NoSchedule"}]
+        config["registerWithTaints"] = [{"key": CLUSTER_AUTOSCALER_TAINT, "effect": "NoSchedule"}]
     return config | dict(settings.kubelet)
 
 
