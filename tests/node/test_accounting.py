@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hostprep_operator.parsing import memory_of
 from tests.support.node_scene import KV, apply, condition, wait_open
 from tests.support.operator_process import HMNS
 from tests.support.waiting import wait_for
@@ -22,47 +23,71 @@ _HELD = 128 << 20
 _MIB = 1 << 20
 
 
-def test_pages_made_after_kubelets_start_are_not_in_its_books(
-    cluster: ControlPlane, node: VirtualNode, kv: JsonObject
-) -> None:
-    _wait_accounts(cluster, memory="False", pages="True", how="after kubelet's start")
-    assert _allocatable(cluster)["hugepages-2Mi"] == 0
-
-
-@pytest.mark.long
-def test_system_reserved_then_pages_before_kubelet_then_a_placeholder(
-    cluster: ControlPlane, node: VirtualNode, kv: JsonObject
-) -> None:
-    usual = _allocatable(cluster)["memory"]
-    cluster.kubectl("delete", "hmp", "kv")
-    wait_for(lambda: not cluster.api.exists(f"{HMNS}/{NODE}"), 90, why="kv was not released")
-    _set_kubelet(node, '"systemReserved": {"memory": "128Mi"}')
-    _wait_allocatable(cluster, "memory", usual - _HELD)
+@pytest.fixture(scope="module")
+def usual(cluster: ControlPlane, node: VirtualNode, kv: JsonObject) -> dict[str, int]:
+    """What kubelet offers when it started beside no huge pages at all; then pool kv, as ever."""
+    _release(cluster)
+    _restart_kubelet(node)
+    _wait_allocatable(cluster, "hugepages-2Mi", 0)
+    offered = _allocatable(cluster)
+    _print_row("none", "nothing", offered)
     apply(cluster, KV)
     wait_open(cluster, node)
-    _wait_accounts(cluster, memory="True", pages="True", how="after it, systemReserved 128Mi")
-    # Kubelet starts again: now the pages were there before.
-    _set_kubelet(node, '"systemReserved": {}')
+    return offered
+
+
+def test_pages_made_after_kubelets_start_are_not_in_its_books(
+    cluster: ControlPlane, usual: dict[str, int]
+) -> None:
+    _wait_accounts(cluster, "after kubelet's start", "nothing", memory="False", pages="True")
+    assert _allocatable(cluster) == usual
+
+
+def test_what_is_set_aside_for_the_system_covers_them(
+    cluster: ControlPlane, node: VirtualNode, usual: dict[str, int]
+) -> None:
+    _release(cluster)
+    _set_aside(node, '{"memory": "128Mi"}')
+    try:
+        _wait_allocatable(cluster, "memory", usual["memory"] - _HELD)
+        apply(cluster, KV)
+        wait_open(cluster, node)
+        told = "`systemReserved: {memory: 128Mi}`"
+        _wait_accounts(cluster, "after kubelet's start", told, memory="True", pages="True")
+    finally:
+        _set_aside(node, "")
+
+
+def test_pages_from_before_kubelets_start_are_offered_until_a_placeholder_asks_for_them(
+    cluster: ControlPlane, node: VirtualNode, usual: dict[str, int]
+) -> None:
+    _restart_kubelet(node)
     _wait_allocatable(cluster, "hugepages-2Mi", _HELD)
-    _wait_allocatable(cluster, "memory", usual - _HELD)
-    _wait_accounts(cluster, memory="True", pages="False", how="before kubelet's start")
+    _wait_allocatable(cluster, "memory", usual["memory"] - _HELD)
+    _wait_accounts(cluster, "before kubelet's start", "nothing", memory="True", pages="False")
     _upgrade(cluster, "--set", "agent.resources.limits.hugepages-2Mi=128Mi")
-    _wait_accounts(cluster, memory="True", pages="True", how="before it, with a placeholder")
-    _upgrade(cluster, "--set", "agent.resources.limits=null")
+    try:
+        told = "a placeholder: the agent's Pod asks for 128 MiB of `hugepages-2Mi`"
+        _wait_accounts(cluster, "before kubelet's start", told, memory="True", pages="True")
+    finally:
+        _upgrade(cluster, "--set", "agent.resources.limits.hugepages-2Mi=null")
 
 
-def _wait_allocatable(cluster: ControlPlane, name: str, size_bytes: int) -> None:
-    def is_so() -> bool:
-        return abs(_allocatable(cluster)[name] - size_bytes) <= _MIB
-
-    wait_for(is_so, 180, every_s=0.5, why=f"kubelet never offered {size_bytes} of {name}")
+def _release(cluster: ControlPlane) -> None:
+    cluster.kubectl("delete", "hmp", "kv")
+    wait_for(lambda: not cluster.api.exists(f"{HMNS}/{NODE}"), 90, why="kv was not released")
 
 
-def _set_kubelet(node: VirtualNode, setting: str) -> None:
-    """Change one line of kubelet's configuration and restart it, as an administrator does."""
+def _set_aside(node: VirtualNode, memory: str) -> None:
+    """Change systemReserved in kubelet's configuration and restart it, as an administrator does."""
     file = "/etc/kubernetes/kubelet.yaml"
-    key = setting.partition(":")[0]
-    node.run(f"sed -i '/^ {key}/d' {file} && sed -i '1a\\ {setting},' {file}")
+    node.run(f"sed -i '/^ \"systemReserved/d' {file}")
+    if memory:
+        node.run(f"sed -i '1a\\ \"systemReserved\": {memory},' {file}")
+    _restart_kubelet(node)
+
+
+def _restart_kubelet(node: VirtualNode) -> None:
     node.run("systemctl restart kubelet")
     node.wait_ready()
 
@@ -75,18 +100,28 @@ def _upgrade(cluster: ControlPlane, *arguments: str) -> None:
 
 
 def _allocatable(cluster: ControlPlane) -> dict[str, int]:
-    from hostprep_operator.parsing import memory_of
-
     return memory_of(cluster.api.get(f"/api/v1/nodes/{NODE}")["status"]["allocatable"])
 
 
-def _wait_accounts(cluster: ControlPlane, *, memory: str, pages: str, how: str) -> None:
-    def look() -> bool:
-        said = [
-            condition(cluster, kind)["status"] for kind in ("MemoryAccounted", "HugePagesAccounted")
-        ]
-        return said == [memory, pages]
+def _wait_allocatable(cluster: ControlPlane, name: str, size_bytes: int) -> None:
+    def is_so() -> bool:
+        return abs(_allocatable(cluster)[name] - size_bytes) <= _MIB
 
-    wait_for(look, 120, every_s=0.5, why=f"{how}: never MemoryAccounted={memory}, pages {pages}")
-    found = {name: size // _MIB for name, size in _allocatable(cluster).items()}
-    print(f"{how}: allocatable {found} MiB, MemoryAccounted {memory}, HugePagesAccounted {pages}")
+    wait_for(is_so, 180, every_s=0.5, why=f"kubelet never offered {size_bytes} of {name}")
+
+
+def _wait_accounts(cluster: ControlPlane, when: str, told: str, *, memory: str, pages: str) -> None:
+    kinds = ("MemoryAccounted", "HugePagesAccounted")
+
+    def look() -> bool:
+        return [condition(cluster, kind)["status"] for kind in kinds] == [memory, pages]
+
+    wait_for(look, 120, every_s=0.5, why=f"{when}, {told}: never {memory} and {pages}")
+    _print_row(when, told, _allocatable(cluster), memory, pages)
+
+
+def _print_row(
+    when: str, told: str, offered: dict[str, int], memory: str = "", pages: str = ""
+) -> None:
+    sizes = [f"{offered[name] // _MIB} MiB" for name in ("memory", "hugepages-2Mi")]
+    print("\n|", " | ".join([when, told, *sizes, memory, pages]), "|")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine_pods import EnginePods, pod_of
-from tests.support.node_pools import NodePools
+from tests.support.node_pools import NodePools, pool_object
 from tests.support.node_scene import (
     POOL_LABEL,
     agent_pod,
@@ -114,3 +114,68 @@ def test_a_second_agent_on_the_node_does_not_fight_the_first(
     )
     assert "another agent (process" in answer
     assert "ended with 2" in answer
+
+
+def test_a_full_disk_under_the_pools_stops_that_pool_until_there_is_room(
+    cluster: ControlPlane, node: VirtualNode, kv: JsonObject
+) -> None:
+    pools = NodePools(cluster.kubectl, node)
+    node.run("fallocate -l $(df --output=avail -B1 /run | tail -1) /run/full")
+    try:
+        with pools.held(pool_object("late", "16Mi", gid=4242, backings=["Base"]), wait=False):
+            wait_for(lambda: pool_status(cluster, "late").get("phase") == "Failed", 60, every_s=0.5)
+            assert "no space is left" in pool_status(cluster, "late")["message"]
+            assert pool_status(cluster, "kv")["phase"] == "Ready"
+            node.run("rm /run/full")
+            wait_for(lambda: pool_status(cluster, "late").get("phase") == "Ready", 60, every_s=0.5)
+    finally:
+        node.run("rm -f /run/full")
+
+
+def test_a_node_with_swap_keeps_its_pools_in_memory(
+    cluster: ControlPlane, node: VirtualNode, kv: JsonObject
+) -> None:
+    """Pages of tmpfs may be swapped where the mount does not forbid it (tmpfs(5), noswap)."""
+    pools = NodePools(cluster.kubectl, node)
+    node.run(
+        "dd if=/dev/zero of=/swapfile bs=1M count=64 status=none && chmod 600 /swapfile"
+        " && mkswap -q /swapfile && swapon /swapfile"
+    )
+    try:
+        with pools.held(pool_object("small", "64Mi", gid=4242, backings=["Base"])):
+            wait_for(lambda: pool_status(cluster, "small").get("phase") == "Ready", 60, every_s=0.5)
+            (mount,) = node.run("grep ' /run/hostprep/small/' /proc/mounts").splitlines()
+            assert "noswap" in mount
+            assert int(node.run("awk '/^Unevictable/ {print $2}' /proc/meminfo")) >= 64 << 10
+    finally:
+        node.run("swapoff /swapfile; rm -f /swapfile")
+
+
+def test_containerd_dies_while_the_agent_populates(
+    cluster: ControlPlane, node: VirtualNode, kv: JsonObject
+) -> None:
+    pools = NodePools(cluster.kubectl, node)
+    before, agent = pools.inodes("kv"), agent_pod(cluster)
+    with pools.held(pool_object("large", "1Gi", gid=4242, backings=["Base"]), wait=False):
+        wait_for(lambda: _is_populating(node), 60, every_s=0.1, why="nothing was populated")
+        node.run("systemctl kill --signal=KILL containerd")
+        wait_for(lambda: pool_status(cluster, "large").get("phase") == "Ready", 120, every_s=0.5)
+        assert pools.inodes("kv") == before
+        node.wait(
+            lambda: node.run("systemctl is-active containerd || true").strip() == "active",
+            "containerd to run again",
+            timeout_s=60,
+        )
+    assert agent_pod(cluster) == agent
+    # The runtime is there again as well: it can run a program in the agent's container.
+    wait_for(lambda: _version(cluster, agent), 60, every_s=1, why="containerd does not serve")
+
+
+def _is_populating(node: VirtualNode) -> bool:
+    """Whether region files of pool `large` have some of their pages, and not all."""
+    blocks = node.run("stat -c %b /run/hostprep/large/mem/* 2>/dev/null || true").split()
+    return 0 < sum(map(int, blocks)) * 512 < 1 << 30
+
+
+def _version(cluster: ControlPlane, agent: str) -> str:
+    return cluster.kubectl("-n", "hostprep-system", "exec", agent, "--", "hostprep", "--version")

@@ -49,7 +49,8 @@ def test_pages_are_on_their_nodes_and_charged_to_no_pod(
         for pod in engines.some("engine", 2):
             region = _region_of(engines.wait_line(pod, "attached"))
             number = region[len("node") : region.index("-")]
-            maps = node.run(f"grep -h 'mem/{region} ' /proc/[0-9]*/numa_maps | sort -u")
+            # -s: a process that ends meanwhile has no file any more.
+            maps = node.run(f"grep -hs 'mem/{region} ' /proc/[0-9]*/numa_maps | sort -u")
             for line in maps.splitlines():
                 placed = [word for word in line.split() if word[0] == "N" and "=" in word]
                 assert placed == [f"N{number}={_REGION_BYTES >> 21}"], line
