@@ -100,7 +100,7 @@ def _base_pages(node: Node, size_bytes: int) -> float:
 def _why(node: Node, spec: PoolSpec) -> tuple[str, ...]:
     (pool,) = node.plan([spec]).pools
     passed = tuple(f"passed over {over.backing}: {over.why}" for over in pool.passed_over)
-    return (*passed, f"chose {pool.backing}")
+    return (*passed, f"chose {pool.backing_words}")
 
 
 def _touch(size_bytes: int) -> None:

@@ -218,7 +218,7 @@ def _outcome(outcome: PoolOutcome, key: str) -> Outcome:
         wanted_bytes=pool.wanted_bytes,
         planned_bytes=pool.planned_bytes,
         regions=outcome.regions,
-        backing=str(pool.backing or ""),
+        backing=pool.backing_words,
         unmet=Failure(unmet.reason, f"{unmet.why}; {unmet.remedy}") if unmet else None,
         error=_failure(outcome.error) if outcome.error else None,
         blocked=pool.blocked,

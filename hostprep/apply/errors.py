@@ -1,20 +1,18 @@
-"""What can go wrong while a plan is carried out, beyond what every part can meet."""
+"""What apply raises beyond hostprep.errors."""
 
 from __future__ import annotations
 
-from hostprep.backing import Backing
 from hostprep.errors import FailedError
+from hostprep.plan.actions import Shortfall
 
 __all__ = ["ShortfallError"]
 
 
 class ShortfallError(FailedError):
-    """A backing turned out short of pages: plan again without it."""
+    """A backing turned out short of pages: plan again without it, or without it on that node."""
 
     default_reason = "Shortfall"
 
-    def __init__(self, pool: str, backing: Backing, why: str) -> None:
-        super().__init__(f"{backing} for pool {pool}: {why}")
-        self.pool = pool
-        self.backing = backing
-        self.why = why
+    def __init__(self, short: Shortfall) -> None:
+        super().__init__(f"{short.backing} for pool {short.pool}: {short.why}")
+        self.short = short

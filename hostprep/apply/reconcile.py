@@ -21,6 +21,7 @@ from hostprep.plan.actions import (
     Plan,
     PoolPlan,
     ScrubRegion,
+    Shortfall,
 )
 from hostprep.pool.spec import PoolSpec, PoolState
 
@@ -74,11 +75,11 @@ class Reconciler:
     """Also look after pools that are right already: clear away what killed runs left in them."""
     scrubbing: set[tuple[str, str]] = field(default_factory=set)
     """(pool, region) being zeroed at this moment, and locked for that by this process."""
-    _refused: dict[tuple[str, Backing], str] = field(default_factory=dict)
+    _shortfalls: list[Shortfall] = field(default_factory=list)
 
     def plan(self, facts: Facts) -> Plan:
         """Return the plan for all pools, less scrubbing what shall stay dirty."""
-        wanted = plan(self.specs, facts, refused=self._refused)
+        wanted = plan(self.specs, facts, shortfalls=self._shortfalls)
         return replace(
             wanted,
             actions=tuple(
@@ -135,12 +136,12 @@ class Reconciler:
                     regions=_regions_of(actions),
                     populated=meter.populated,
                 )
-            self._refused[short.pool, short.backing] = short.why
+            self._shortfalls.append(short)
 
     def _short(self, pool: PoolPlan) -> HostprepError | None:
         """Return the failure of a pool that was tried and ran short of everything it may have.
 
         Only trying shows it: the next plan takes the same pages for free again.
         """
-        was_tried = any(name == pool.name for name, _ in self._refused)
+        was_tried = any(short.pool == pool.name for short in self._shortfalls)
         return unmet_error(pool, pool.unmet) if was_tried and pool.unmet else None

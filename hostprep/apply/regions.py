@@ -34,7 +34,7 @@ from hostprep.kernel.memory import address_of, explain, map_shared, populate
 from hostprep.kernel.numa import bind_memory, interleave_memory
 from hostprep.kernel.parallel import run_pieces
 from hostprep.paths import PoolPaths
-from hostprep.plan.actions import CreateRegion, RemoveRegion
+from hostprep.plan.actions import CreateRegion, RemoveRegion, Shortfall
 
 __all__ = ["create_region", "mark_damaged", "remove_region", "scrub_region"]
 
@@ -136,8 +136,12 @@ def _populate_error(error: OSError, action: CreateRegion) -> Exception:
 def _as_shortfall(explained: HostprepError, action: CreateRegion) -> HostprepError:
     """Return what to raise: where pages ran out, another backing may still do."""
     if explained.reason in ("OutOfPages", "OutOfMemory"):
-        return ShortfallError(action.pool, action.backing, explained.message)
+        return _shortfall(action, explained.message)
     return explained
+
+
+def _shortfall(action: CreateRegion, why: str) -> ShortfallError:
+    return ShortfallError(Shortfall(action.pool, action.backing, why, action.placement.node))
 
 
 def _check_resident(fd: int, action: CreateRegion) -> None:
@@ -159,10 +163,8 @@ def _check_huge(address: int, action: CreateRegion) -> None:
     match = re.compile(r"ShmemPmdMapped:\s+(\d+) kB").search(text, max(start, 0))
     huge_bytes = int(match[1]) * 1024 if match else 0
     if huge_bytes < action.size_bytes * _MIN_HUGE_SHARE:
-        raise ShortfallError(
-            action.pool,
-            action.backing,
-            f"only {huge_bytes // MIB} of {action.size_bytes // MIB} MiB became 2 MiB pages",
+        raise _shortfall(
+            action, f"only {huge_bytes // MIB} of {action.size_bytes // MIB} MiB became 2 MiB pages"
         )
 
 

@@ -6,23 +6,25 @@ import os
 
 from hostprep.apply.hugepages import HugePageControl
 from hostprep.apply.mounts import remove_mount
-from hostprep.backing import Backing
 from hostprep.kernel.files import remove_file
 from hostprep.observe.pools import observe_pool
 from hostprep.paths import PoolPaths
+from hostprep.plan.actions import Shortfall
 from hostprep.record import Recorder, read_record
 
 __all__ = ["roll_back"]
 
 
-def roll_back(paths: PoolPaths, backing: Backing, huge_pages: HugePageControl) -> None:
-    """Remove the pool's unfinished regions of that backing, its mount if it is empty, its pages.
+def roll_back(paths: PoolPaths, short: Shortfall, huge_pages: HugePageControl) -> None:
+    """Remove the pool's unfinished regions of what was short, its mount if it is empty, its pages.
 
     Finished regions stay, and with them the pages under them: what is given back is never more
-    than what this pool added and what lies free on the node.
+    than what this pool added and what lies free on the node. So does what other nodes have of it.
     """
+    backing = short.backing
     for region in observe_pool(paths).regions:
-        if region.backing is backing and not region.finished:
+        is_there = short.node_id is None or region.placement.node in (None, short.node_id)
+        if region.backing is backing and not region.finished and is_there:
             remove_file(paths.part_of(region.mount_dir, region.name))
     pool = observe_pool(paths)
     used = {region.mount_dir for region in pool.regions}
@@ -36,7 +38,7 @@ def roll_back(paths: PoolPaths, backing: Backing, huge_pages: HugePageControl) -
         return
     recorder = Recorder(paths, record)
     for entry in record.taken:
-        if entry.page_bytes == backing.page_bytes:
+        if entry.page_bytes == backing.page_bytes and short.node_id in (None, entry.node_id):
             free = huge_pages.free_pages(entry.node_id, entry.page_bytes)
             huge_pages.give_back(
                 recorder,

@@ -43,6 +43,7 @@ from hostprep.plan.actions import (
     ReserveHugePages,
     ReturnHugePages,
     ScrubRegion,
+    Shortfall,
     UnmountMemory,
 )
 from hostprep.pool.spec import PoolSpec
@@ -170,12 +171,11 @@ class Runner:
         )
         if came < action.pages:
             backing = Backing.HUGETLB_1GI if action.page_bytes == GIB else Backing.HUGETLB_2MI
-            raise ShortfallError(
-                action.pool,
-                backing,
+            why = (
                 f"node {action.node_id} gave {came} of {action.pages} pages, even after"
-                " compacting its free memory",
+                " compacting its free memory"
             )
+            raise ShortfallError(Shortfall(action.pool, backing, why, action.node_id))
 
     @_do.register
     def _(self, action: ReturnHugePages, paths: PoolPaths) -> None:

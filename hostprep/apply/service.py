@@ -17,7 +17,6 @@ from hostprep.apply.regions import mark_damaged
 from hostprep.apply.rollback import roll_back
 from hostprep.apply.runner import Runner
 from hostprep.apply.zipapp import NAME as ZIPAPP
-from hostprep.backing import Backing
 from hostprep.errors import BadInputError, BusyError, HostprepError, NotReadyError
 from hostprep.facts import Facts
 from hostprep.kernel.files import atomic_write
@@ -26,7 +25,7 @@ from hostprep.observe.host import HostRoot
 from hostprep.observe.pools import observe_pools
 from hostprep.paths import PoolPaths, canonical_root
 from hostprep.plan import plan
-from hostprep.plan.actions import Plan, PoolPlan, Unmet
+from hostprep.plan.actions import Plan, PoolPlan, Shortfall, Unmet
 from hostprep.pool.spec import PoolSpec, PoolState
 from hostprep.record import Recorder, read_record
 
@@ -120,16 +119,16 @@ class Node:
             remove_root(self.root, (ZIPAPP,))
 
     def _apply(self, specs: Sequence[PoolSpec], progress: Progress) -> Outcome:
-        refused: dict[tuple[str, Backing], str] = {}
+        shortfalls: list[Shortfall] = []
         self.settle()
         while True:
             facts = self.facts()
-            wanted = plan(specs, facts, refused=refused)
+            wanted = plan(specs, facts, shortfalls=shortfalls)
             check_met(wanted, specs)
             short = self.carry_out(wanted, facts, specs, progress=progress)
             if short is None:
-                return Outcome(wanted, tuple(refused.values()))
-            refused[short.pool, short.backing] = short.why
+                return Outcome(wanted, tuple(found.why for found in shortfalls))
+            shortfalls.append(short)
 
     def carry_out(
         self,
@@ -139,7 +138,7 @@ class Node:
         *,
         progress: Progress,
         stop: threading.Event | None = None,
-    ) -> ShortfallError | None:
+    ) -> Shortfall | None:
         """Carry out a plan; while holding the root, after `settle`.
 
         Returns what ran short, rolled back: plan again without it. Raises Stopped,
@@ -160,9 +159,9 @@ class Node:
                 if populates:
                     stack.enter_context(host_cgroup(facts, on_stranded=self._strand))
                 runner.run(wanted)
-        except ShortfallError as short:
-            roll_back(PoolPaths(self.root, short.pool), short.backing, self.huge_pages)
-            return short
+        except ShortfallError as error:
+            roll_back(PoolPaths(self.root, error.short.pool), error.short, self.huge_pages)
+            return error.short
         return None
 
     def _strand(self, why: str) -> None:

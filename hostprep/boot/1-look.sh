@@ -10,12 +10,13 @@
 #     keeps the pool's reserve, and a 256th of its memory at the least.
 #   * 1 GiB pages need aligned free runs, which an hour of uptime destroys: they are tried first.
 #     If they come short they go back before anything else is tried, else they would be lost.
+#   * Node 0 has a hole below 4 GiB and so fewer of them than the others: each node falls back to
+#     smaller pages alone. Only regions that are interleaved over all nodes tie these together.
 #   * Nodes without CPUs are the memory of GPUs or of CXL expanders: left alone.
 #   * 2 MiB pages come out of ZONE_MOVABLE first, from where registering with CUDA would migrate
 #     every one: not taken on a node that has one.
 
 STATE=$ROOT/$POOL
-MEM=$STATE/mem
 RESULT=$STATE/boot.json
 LEDGER=$STATE/boot.ledger
 PROC=$HOSTPREP_SYSROOT/proc

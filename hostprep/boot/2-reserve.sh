@@ -37,12 +37,33 @@ persistent() {
     value=$((value > surplus ? value - surplus : 0))
 }
 
-# Sets $unreserved: free pages of the machine that nobody else has a claim on (mmap, no fault yet).
+# in_group NODE: whether it is one of the nodes that get the same pages: one node alone, but for
+# interleaved regions.
+in_group() {
+    case " $group " in
+    *" $1 "*) return 0 ;;
+    esac
+    return 1
+}
+
+is_ledger_of_this_boot() {
+    line "$LEDGER" && [ "$value" = "$boot_id" ]
+}
+
+# Sets $unreserved: free pages of the machine that nobody else has a claim on (mmap, no fault yet),
+# less those that this pool counts on outside of the group.
 find_unreserved() {
     number "$POOLS/hugepages-${page_kib}kB/resv_hugepages"
     reserved=$value
     number "$POOLS/hugepages-${page_kib}kB/free_hugepages"
-    unreserved=$((value > reserved ? value - reserved : 0))
+    unreserved=$((value - reserved))
+    if is_ledger_of_this_boot; then
+        while read_entry; do
+            [ "$l_page" = "$page_kib" ] && ! in_group "$l_node" &&
+                unreserved=$((unreserved - l_spare))
+        done < "$LEDGER"
+    fi
+    [ "$unreserved" -lt 0 ] && unreserved=0
 }
 
 # find_spare NODE NEED: sets $spare to the pages there already that the pool may use.
@@ -60,9 +81,9 @@ find_spare() {
 # Sets $settled to the page size that an earlier run of this boot settled on, empty for none.
 find_settled() {
     settled=''
-    line "$LEDGER" && [ "$value" = "$boot_id" ] || return
+    is_ledger_of_this_boot || return
     while read_entry; do
-        [ "$l_page" = 0 ] || settled=$l_page
+        [ "$l_page" = 0 ] || ! in_group "$l_node" || settled=$l_page
     done < "$LEDGER"
     case "$settled $BACKINGS " in
     '1048576 '*HugeTLB1Gi* | '2048 '*HugeTLB2Mi*) return ;;
@@ -73,10 +94,10 @@ find_settled() {
 
 # Forgets, then takes from the ledger what an earlier run of this boot wrote before it began.
 read_ledger() {
-    for node in $nodes; do eval "before_$node='' spare_$node=''"; done
+    for node in $group; do eval "before_$node='' spare_$node=''"; done
     [ "$settled" = "$page_kib" ] || return
     while read_entry; do
-        [ "$l_page" = "$page_kib" ] || continue
+        [ "$l_page" = "$page_kib" ] && in_group "$l_node" || continue
         eval "before_$l_node=\$l_before spare_$l_node=\$l_spare"
     done < "$LEDGER"
 }
@@ -85,25 +106,41 @@ read_ledger() {
 # First line: the boot. Then for each node: page size in KiB, node, pages that were there before,
 # those of them that the pool may use, pages that the pool needs.
 write_ledger() {
+    others=$(other_entries)
     {
-        printf '%s\n' "$boot_id"
-        for node in $nodes; do
+        printf '%s\n' "$boot_id" ${others:+"$others"}
+        for node in $group; do
             eval "l_before=\$before_$node l_spare=\$spare_$node l_need=\$need_$node"
             printf '%s %s %s %s %s\n' "$page_kib" "$node" "$l_before" "$l_spare" "$l_need"
         done
     } > "$LEDGER.tmp" 2> /dev/null && mv -f "$LEDGER.tmp" "$LEDGER" && settled=$page_kib
 }
 
-# Takes back what the ledger says was added, and no more: pages of others stay.
+# Prints the ledger's entries of nodes outside of the group.
+other_entries() {
+    is_ledger_of_this_boot || return
+    while read_entry; do
+        [ "$l_page" = 0 ] || in_group "$l_node" ||
+            printf '%s %s %s %s %s\n' "$l_page" "$l_node" "$l_before" "$l_spare" "$l_need"
+    done < "$LEDGER"
+}
+
+# Takes back what the ledger says was added for the group, and no more: pages of others stay.
 give_back() {
     while read_entry; do
-        [ "$l_page" = "$page_kib" ] || continue
+        [ "$l_page" = "$page_kib" ] && in_group "$l_node" || continue
         persistent "$l_node"
         added=$((value - l_before)) most=$((l_need - l_spare))
         [ "$added" -gt "$most" ] && added=$most
         [ "$added" -gt 0 ] && write_pages "$l_node" $((value - added))
     done < "$LEDGER"
-    rm -f "$LEDGER"
+    others=$(other_entries)
+    if [ -z "$others" ]; then
+        rm -f "$LEDGER"
+    else
+        { printf '%s\n' "$boot_id" "$others" > "$LEDGER.tmp"; } 2> /dev/null &&
+            mv -f "$LEDGER.tmp" "$LEDGER"
+    fi
     settled=''
 }
 
@@ -166,10 +203,10 @@ reserve() {
     fi
     read_ledger
     find_unreserved
-    for node in $nodes; do plan_node "$node" || return 1; done
+    for node in $group; do plan_node "$node" || return 1; done
     write_ledger || { why="cannot write $LEDGER" && return 1; }
     complete=true
-    for node in $nodes; do
+    for node in $group; do
         eval "got_$node=0"
         [ -z "$stopped" ] && add_pages "$node"
     done
@@ -177,13 +214,19 @@ reserve() {
     return 0
 }
 
+# Told once where the reason is the same on all nodes.
 pass_over() {
+    passed="{\"backing\": \"$1\", \"why\": \"$why\"}"
+    case $json_passed in
+    *"$passed"*) return ;;
+    esac
     say "$1 passed over: $why"
-    json_passed="$json_passed${json_passed:+, }{\"backing\": \"$1\", \"why\": \"$why\"}"
+    json_passed="$json_passed${json_passed:+, }$passed"
 }
 
-# Takes the first of the pool's backings that can be had; sets $backing, empty where none can.
+# Takes the first of the pool's backings that the group can have; sets $backing, empty for none.
 choose() {
+    backing=''
     find_settled
     left=$BACKINGS
     while [ -n "$left" ]; do
@@ -209,3 +252,38 @@ choose() {
     page_kib=0 complete=false
 }
 
+
+# Chooses for each node alone, or for all at once where a region is interleaved over them. Sets
+# $taken to the backings in use, $all_complete and $all_why.
+choose_by_node() {
+    taken='' all_complete=true all_why=''
+    if [ "$interleaved" -gt 0 ]; then
+        group=${nodes# }
+        choose
+        note_choice
+        return
+    fi
+    for group in $nodes; do
+        choose
+        note_choice
+    done
+}
+
+note_choice() {
+    [ "$complete" = true ] || all_complete=false
+    case "; $all_why; " in
+    *"; $why; "*) ;; # told already
+    *) all_why="$all_why${all_why:+${why:+; }}$why" ;;
+    esac
+    case " $taken " in
+    *" $backing "*) ;;
+    *) taken="$taken $backing" ;;
+    esac
+    [ "$page_kib" -gt 0 ] || return
+    for node in $group; do
+        eval "need=\$need_$node got=\$got_$node"
+        json_nodes="$json_nodes${json_nodes:+, }{\"node\": $node, \"backing\": \"$backing\","
+        json_nodes="$json_nodes \"wanted\": $need, \"got\": $got}"
+        [ "$got" -eq "$need" ] || say "node $node: $got of $need pages of $page_kib KiB"
+    done
+}

@@ -1,11 +1,3 @@
-describe_nodes() {
-    for node in $nodes; do
-        eval "need=\$need_$node got=\$got_$node"
-        json_nodes="$json_nodes${json_nodes:+, }{\"node\": $node, \"wanted\": $need, \"got\": $got}"
-        [ "$got" -eq "$need" ] || say "node $node: $got of $need pages of $page_kib KiB"
-    done
-}
-
 # mounted_here FOLDER: sets $fs_type to what is mounted on top there, and $fs_options.
 mounted_here() {
     fs_type='' fs_options=''
@@ -28,20 +20,46 @@ is_ours() {
     return 1
 }
 
+# mount_pages FOLDER: mounts hugetlbfs for $page_kib there.
 mount_pages() {
     case $page_kib in
     2048) options=$OPTIONS_2MI ;;
     *) options=$OPTIONS_1GI ;;
     esac
-    mkdir -p "$MEM" || return
-    real=$(cd -P "$MEM" && pwd -P) # mountinfo shows no symbolic links
-    is_ours && mounted=true && return
+    mkdir -p "$1" || { why="cannot make $1" && return 1; }
+    real=$(cd -P "$1" && pwd -P) # mountinfo shows no symbolic links
+    is_ours && return
     if [ -n "$fs_type" ]; then
-        why="$MEM has a mount of $fs_type already ($fs_options)" && return
+        why="$1 has a mount of $fs_type already ($fs_options)" && return 1
     fi
-    mount -t hugetlbfs -o "$options" "$SOURCE" "$MEM"
-    is_ours && mounted=true && return
-    why="mounting hugetlbfs at $MEM failed"
+    mount -t hugetlbfs -o "$options" "$SOURCE" "$1"
+    is_ours && return
+    why="mounting hugetlbfs at $1 failed" && return 1
+}
+
+# Mounts all that is taken where the agent would: the preferred backing in mem, a second one beside.
+# Sets $mounted, and $backing and $page_kib to the preferred one.
+mount_all() {
+    first='' first_kib=0
+    for name in $BACKINGS; do
+        case " $taken " in
+        *" $name "*) ;;
+        *) continue ;;
+        esac
+        case $name in
+        HugeTLB1Gi) page_kib=1048576 folder=mem-hugetlb1gi ;;
+        HugeTLB2Mi) page_kib=2048 folder=mem-hugetlb2mi ;;
+        *) page_kib=0 ;;
+        esac
+        [ -z "$first" ] && first=$name first_kib=$page_kib folder=mem
+        [ "$page_kib" -eq 0 ] && continue
+        if mount_pages "$STATE/$folder"; then
+            [ "$first" = "$name" ] && mounted=true
+        else
+            mounted=false
+        fi
+    done
+    backing=$first page_kib=$first_kib
 }
 
 # Renamed into place: a reader sees the old result or the new one, never half of one. Not synced to
@@ -89,11 +107,9 @@ main() {
     else
         add_deferred
         find_reserve
-        choose
-        if [ "$page_kib" -gt 0 ]; then
-            describe_nodes
-            mount_pages
-        fi
+        choose_by_node
+        complete=$all_complete why=$all_why
+        mount_all
     fi
     write_result
 }

@@ -59,7 +59,7 @@ class _Result:
     def document(self) -> dict[str, Any]:
         return {
             "size_bytes": self.size_bytes,
-            "backing": self.plan.pools[0].backing,
+            "backing": self.plan.pools[0].backing_words,
             "passed_over": self.plan.pools[0].passed_over,
             "prepare_s": self.prepare_s,
             "cold_s": self.cold_s,

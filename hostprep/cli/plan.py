@@ -53,7 +53,7 @@ def _show_pool(pool: PoolPlan) -> None:
     say(
         f"Pool {pool.name}: {format_bytes(pool.planned_bytes)} of "
         f"{format_bytes(pool.wanted_bytes)} asked for"
-        + (f", in {pool.backing} pages" if pool.backing else "")
+        + (f", in {pool.backing_words} pages" if pool.backings else "")
     )
     for over in pool.passed_over:
         say(f"  passed over {over.backing}: {over.why}; {over.remedy}")

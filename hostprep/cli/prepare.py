@@ -78,8 +78,8 @@ def _tell(outcome: Outcome, took_s: float) -> None:
             say(f"note: {note}")
         verb = "prepared" if outcome.plan.changes_anything else "adopted"
         say(
-            f"pool {pool.name}: {format_bytes(pool.planned_bytes)} {verb} in {pool.backing} pages "
-            f"({format_seconds(took_s)})"
+            f"pool {pool.name}: {format_bytes(pool.planned_bytes)} {verb} in "
+            f"{pool.backing_words} pages ({format_seconds(took_s)})"
         )
         if pool.blocked:
             say(f"  still to change once released: {', '.join(pool.blocked)}")

@@ -82,6 +82,6 @@ def _of_plan(facts: Facts, pool: PoolPlan) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, "plan", what, "end its users: hostprep status")
     if pool.page_table_bytes_per_process:
         yield _page_tables(facts, name, pool.page_table_bytes_per_process)
-    if pool.unmet is None and pool.backing is not None:
+    if pool.unmet is None and pool.backings:
         size = format_bytes(pool.planned_bytes)
-        yield all_well("plan", f"{name}: {size} can be had in {pool.backing}")
+        yield all_well("plan", f"{name}: {size} can be had in {pool.backing_words}")

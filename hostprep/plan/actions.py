@@ -24,6 +24,7 @@ __all__ = [
     "ReserveHugePages",
     "ReturnHugePages",
     "ScrubRegion",
+    "Shortfall",
     "Unmet",
     "UnmountMemory",
 ]
@@ -205,6 +206,17 @@ class RemovePool(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class Shortfall:
+    """What apply tried and found short: passed over by the next plan of the same run."""
+
+    pool: str
+    backing: Backing
+    why: str
+    node_id: int | None = None
+    """The one NUMA node that was short; None: all that the backing was to be on."""
+
+
+@dataclass(frozen=True, slots=True)
 class PassedOver:
     """A backing that was preferred and could not be had, and why."""
 
@@ -234,8 +246,8 @@ class PoolPlan:
     wanted_bytes: int
     planned_bytes: int
     """Held once the plan is carried out: adopted and new."""
-    backing: Backing | None
-    """Of the new regions; where there are none, of the adopted ones; None if there are neither."""
+    backings: tuple[Backing, ...] = ()
+    """Of the new regions, else of the adopted ones: several where NUMA nodes differ."""
     passed_over: tuple[PassedOver, ...] = ()
     notes: tuple[str, ...] = ()
     unmet: Unmet | None = None
@@ -243,6 +255,11 @@ class PoolPlan:
     """Regions that are leased and wait for their release before they change (ResizeBlocked)."""
     page_table_bytes_per_process: int = 0
     """What each engine process that maps the whole pool pays out of its own memory limit."""
+
+    @property
+    def backing_words(self) -> str:
+        """The backings for a person, such as `HugeTLB1Gi, HugeTLB2Mi`; empty without any."""
+        return ", ".join(str(backing) for backing in self.backings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,30 +1,37 @@
-"""The choice of backing: the first of the pool's preferences that can be had without stalling."""
+"""The choice of backings: for each placement the first preference that can be had without stalling.
+
+A NUMA node that is short of something falls back alone: 1 GiB pages on the others are worth having.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hostprep.backing import MIB, Backing
 from hostprep.plan.actions import PassedOver, Unmet
-from hostprep.plan.changes import compute_changes
+from hostprep.plan.changes import Changes, compute_changes
 from hostprep.plan.freeing import free_all
-from hostprep.plan.hugetlb import offer_hugetlb
+from hostprep.plan.hugetlb import take_hugetlb
 from hostprep.plan.placement import granule_bytes
 from hostprep.plan.question import Offer, Question, Refusal
-from hostprep.plan.tmpfs import offer_tmpfs
+from hostprep.plan.tmpfs import take_tmpfs
+from hostprep.pool.placement import Placement
 from hostprep.units import format_bytes
 
-__all__ = ["Choice", "choose", "consider", "unmet"]
+__all__ = ["Choice", "choose", "unmet"]
 
 _STEP = 2 * MIB
 _MENDED_BY_ASKING = frozenset({"TooSmall", "NoSuchPages", "NeedsRoot", "NotPinned"})
 """Reasons that no waiting mends: the pool, the user or the node's settings must change."""
 _REASONS = ("NotEnoughMemory", "Fragmented", "ZoneMovable", "CgroupLimit", "NotPinned")
 
+_Backings = Mapping[Placement, Backing]
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The backing that was taken, if any, and those that were passed over for it."""
+    """The offer that was taken, if any, and the backings that were passed over for it."""
 
     offer: Offer | None
     passed_over: tuple[PassedOver, ...]
@@ -32,47 +39,117 @@ class Choice:
 
 
 def choose(question: Question, wanted_bytes: int) -> Choice:
-    """Return the first backing in order that all new regions can have."""
-    passed: list[PassedOver] = []
-    reasons: list[str] = []
-    for backing in question.spec.backings:
-        answer = consider(question, backing, wanted_bytes)
+    """Return the first backing in order that can be had, for each placement.
+
+    Where that comes to nothing, one backing for all may still do: what is free of both huge pages
+    and ordinary memory is not always where a mixture looks for it.
+    """
+    mixed = _fall_back_by_node(question, wanted_bytes)
+    if mixed.offer is not None or len(question.layout.counts) == 1:
+        return mixed
+    return _one_for_all(question, wanted_bytes)
+
+
+def _fall_back_by_node(question: Question, wanted_bytes: int) -> Choice:
+    """Begin with the first preference everywhere; who is refused goes on to its next one."""
+    order = question.spec.backings
+    ranks = dict.fromkeys((placement for placement, _ in question.layout.counts), 0)
+    refusals: list[Refusal] = []
+    while all(rank < len(order) for rank in ranks.values()):
+        candidates = {placement: order[rank] for placement, rank in ranks.items()}
+        answer = _consider(question, candidates, wanted_bytes)
         if isinstance(answer, Offer):
-            return Choice(answer, tuple(passed) if answer.changes.new else (), tuple(reasons))
-        passed.append(PassedOver(backing, answer.why, answer.remedy))
-        reasons.append(answer.reason)
-    return Choice(None, tuple(passed), tuple(reasons))
+            return _chosen(answer, refusals)
+        refusals.append(answer)
+        for placement in _concerned(answer, candidates):
+            ranks[placement] += 1
+    return _chosen(None, refusals)
 
 
-def consider(question: Question, backing: Backing, wanted_bytes: int) -> Offer | Refusal:
-    """Return how the pool comes to `wanted_bytes` with new regions of that backing, or why not."""
+def _concerned(refusal: Refusal, candidates: _Backings) -> list[Placement]:
+    """Return the placements that must do without it; interleaved ones use all nodes."""
+    having = [place for place, backing in candidates.items() if backing is refusal.backing]
+    there = [place for place in having if place.node in (None, refusal.node_id)]
+    return having if refusal.node_id is None else there
+
+
+def _one_for_all(question: Question, wanted_bytes: int) -> Choice:
+    refusals: list[Refusal] = []
+    for backing in question.spec.backings:
+        answer = _consider_one(question, backing, wanted_bytes)
+        if isinstance(answer, Offer):
+            return _chosen(answer, refusals)
+        refusals.append(answer)
+    return _chosen(None, refusals)
+
+
+def _chosen(offer: Offer | None, refusals: list[Refusal]) -> Choice:
+    passed = tuple(PassedOver(r.backing, r.why, r.remedy) for r in refusals)
+    told = () if offer is not None and not offer.changes.new else passed
+    return Choice(offer, told, tuple(refusal.reason for refusal in refusals))
+
+
+def _consider_one(question: Question, backing: Backing, wanted_bytes: int) -> Offer | Refusal:
+    placements = (placement for placement, _ in question.layout.counts)
+    return _consider(question, dict.fromkeys(placements, backing), wanted_bytes)
+
+
+def _consider(question: Question, candidates: _Backings, wanted_bytes: int) -> Offer | Refusal:
+    """Return how the pool comes to `wanted_bytes` with such new regions, or what is in the way."""
     changes = compute_changes(
         question.spec,
         question.layout,
         question.regions,
         wanted_bytes=wanted_bytes,
-        backing=backing,
+        backings=candidates,
         base_page_bytes=question.facts.memory.page_bytes,
     )
-    if changes.too_small:
-        page = granule_bytes(backing, 0, question.facts.memory.page_bytes)
-        return Refusal(
-            f"what is missing at {', '.join(changes.too_small[:4])} is less than one page of "
-            f"{format_bytes(page)}",
-            "ask for more, for fewer regions, or allow smaller pages",
-            "TooSmall",
-        )
-    if not changes.new:
-        budget, returns = free_all(question, changes, backing)
-        return Offer(backing, changes, budget, returns=returns)
-    if backing in question.refused:
-        return Refusal(
-            f"tried in this run and found short: {question.refused[backing]}",
-            "run it again later, or at boot",
-            "FoundShort",
-        )
-    make_offer = offer_hugetlb if backing.is_hugetlb else offer_tmpfs
-    return make_offer(question, changes, backing)
+    refusal = _too_small(question, changes, candidates) or _found_short(question, changes)
+    if refusal is not None:
+        return refusal
+    budget, returns = free_all(question, changes)
+    offer = Offer(changes, budget, returns=returns)
+    asked = {slot.backing for slot in changes.new}
+    for backing in (backing for backing in question.spec.backings if backing in asked):
+        take = take_hugetlb if backing.is_hugetlb else take_tmpfs
+        answer = take(question, offer, backing)
+        if isinstance(answer, Refusal):
+            return answer
+        offer = answer
+    return offer
+
+
+def _too_small(question: Question, changes: Changes, candidates: _Backings) -> Refusal | None:
+    if not changes.too_small:
+        return None
+    first = changes.too_small[0]
+    backing = candidates[first]
+    page = granule_bytes(backing, 0, question.facts.memory.page_bytes)
+    having = [place for place, candidate in candidates.items() if candidate is backing]
+    everywhere = set(having) <= set(changes.too_small)
+    there = ", ".join(str(place) for place in (having[:4] if everywhere else [first]))
+    return Refusal(
+        backing,
+        f"what is missing at {there} is less than one page of {format_bytes(page)}",
+        "ask for more, for fewer regions, or allow smaller pages",
+        "TooSmall",
+        None if everywhere else first.node,
+    )
+
+
+def _found_short(question: Question, changes: Changes) -> Refusal | None:
+    for short in question.shortfalls:
+        for slot in changes.new:
+            somewhere = short.node_id is None or slot.placement.node in (None, short.node_id)
+            if slot.backing is short.backing and somewhere:
+                return Refusal(
+                    short.backing,
+                    f"tried in this run and found short: {short.why}",
+                    "run it again later, or at boot",
+                    "FoundShort",
+                    short.node_id,
+                )
+    return None
 
 
 def unmet(question: Question, wanted_bytes: int, choice: Choice) -> Unmet:
@@ -108,7 +185,7 @@ def _largest(question: Question, backing: Backing, wanted_bytes: int) -> int:
     """Return the largest size below `wanted_bytes` that the backing can give, by bisection."""
 
     def possible(size: int) -> bool:
-        return isinstance(consider(question, backing, size), Offer)
+        return isinstance(_consider_one(question, backing, size), Offer)
 
     low = next((size for size in _starts(question, backing) if possible(size)), wanted_bytes)
     if low >= wanted_bytes:

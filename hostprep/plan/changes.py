@@ -1,13 +1,13 @@
-"""What must go, what stays and what is missing, for one pool and one candidate backing."""
+"""What must go, what stays and what is missing, for one pool and candidate backings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hostprep.backing import Backing
 from hostprep.facts import RegionFacts
-from hostprep.plan.placement import Layout, cut, granule_bytes
+from hostprep.plan.placement import Layout, cut, granule_bytes, pages_per_node
 from hostprep.pool.placement import Placement
 from hostprep.pool.spec import PoolSpec
 
@@ -29,6 +29,7 @@ class Slot:
     name: str
     placement: Placement
     size_bytes: int
+    backing: Backing
     resumed: RegionFacts | None = None
 
 
@@ -40,8 +41,24 @@ class Changes:
     removed: tuple[Removal, ...] = ()
     blocked: tuple[str, ...] = ()
     new: tuple[Slot, ...] = ()
-    too_small: tuple[str, ...] = ()
-    """Placements where a page of the candidate backing is more than what is missing."""
+    too_small: tuple[Placement, ...] = ()
+    """Where a page of the candidate backing is more than what is missing."""
+
+    def new_bytes(self, backing: Backing) -> int:
+        """Return the size of the new regions of a backing."""
+        return sum(slot.size_bytes for slot in self.new if slot.backing is backing)
+
+    def pages_per_node(
+        self, backing: Backing, page_bytes: int, node_ids: tuple[int, ...]
+    ) -> dict[int, int]:
+        """Return the pages that the new regions of a backing take on each node."""
+        need: dict[int, int] = {}
+        for slot in self.new:
+            if slot.backing is backing:
+                taken = pages_per_node(slot.size_bytes, page_bytes, slot.placement, node_ids)
+                for node_id, pages in taken.items():
+                    need[node_id] = need.get(node_id, 0) + pages
+        return need
 
 
 def damage_of(region: RegionFacts) -> str | None:
@@ -65,10 +82,10 @@ def compute_changes(
     regions: Sequence[RegionFacts],
     *,
     wanted_bytes: int,
-    backing: Backing,
+    backings: Mapping[Placement, Backing],
     base_page_bytes: int,
 ) -> Changes:
-    """Return the changes that lead to `wanted_bytes`, new regions being of `backing`.
+    """Return the changes that lead to `wanted_bytes`; new regions have their placement's backing.
 
     Leased regions are never among the removed: those that should go are blocked, and kept. A
     damaged one that is leased is blocked too, is neither kept nor replaced, and holds its place.
@@ -84,7 +101,7 @@ def compute_changes(
     finest = min(granule(allowed) for allowed in spec.backings)
     kept, removed, blocked = list(found.kept), list(found.removed), list(found.blocked)
     cuts: list[tuple[Placement, int]] = []
-    too_small: list[str] = []
+    too_small: list[Placement] = []
     for placement, count in layout.counts:
         there = [region for region in occupied if region.placement == placement]
         going, stuck = _surplus(there, count * share)
@@ -93,12 +110,12 @@ def compute_changes(
         kept = [region for region in kept if region not in going]
         rest = [region for region in there if region not in going]
         own = max((granule(r.backing) for r in rest), default=finest)
-        sizes, short = _missing(rest, count, share, own, max(own, granule(backing)))
+        sizes, short = _missing(rest, count, share, own, max(own, granule(backings[placement])))
         cuts += [(placement, size) for size in sizes]
-        too_small += [str(placement)] if short else []
+        too_small += [placement] if short else []
     unfinished = [region for region in regions if not region.finished]
     staying = {region.name for region in (*kept, *found.held_out)}
-    new = _named(cuts, staying, [u for u in unfinished if u.backing is backing])
+    new = _named(cuts, staying, unfinished, backings)
     resumed = [slot.resumed for slot in new if slot.resumed is not None]
     removed += _leftovers(unfinished, resumed, regions)
     return Changes(tuple(kept), tuple(removed), tuple(blocked), new, tuple(too_small))
@@ -189,6 +206,7 @@ def _named(
     cuts: Sequence[tuple[Placement, int]],
     staying: set[str],
     unfinished: Sequence[RegionFacts],
+    backings: Mapping[Placement, Backing],
 ) -> tuple[Slot, ...]:
     """Give each new region the name of a half-made one that matches, else the lowest free."""
     used = set(staying)
@@ -199,6 +217,7 @@ def _named(
                 u
                 for u in unfinished
                 if (u.placement, u.size_bytes) == (placement, size)
+                and u.backing is backings[placement]
                 and u.name not in used
                 and not u.leased
             ),
@@ -206,7 +225,7 @@ def _named(
         )
         name = resumed.name if resumed else _free_name(placement, used)
         used.add(name)
-        slots.append(Slot(name, placement, size, resumed))
+        slots.append(Slot(name, placement, size, backings[placement], resumed))
     return tuple(slots)
 
 

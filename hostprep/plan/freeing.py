@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hostprep.backing import Backing
 from hostprep.facts import LedgerEntry, RegionFacts
 from hostprep.plan.capacity import Budget
-from hostprep.plan.changes import Changes
+from hostprep.plan.changes import Changes, Slot
 from hostprep.plan.mounts import is_own_mount
 from hostprep.plan.question import Question
-from hostprep.pool.placement import Placement
 
 __all__ = ["free_all", "free_regions", "return_pages"]
 
 
-def free_all(
-    question: Question, changes: Changes, backing: Backing
-) -> tuple[Budget, tuple[LedgerEntry, ...]]:
+def free_all(question: Question, changes: Changes) -> tuple[Budget, tuple[LedgerEntry, ...]]:
     """Return the budget once removals and returns are done, and the returns.
 
     Half-made regions that will be resumed count as removed too: their slot asks for the whole.
@@ -26,7 +22,7 @@ def free_all(
     gone += [slot.resumed for slot in changes.new if slot.resumed is not None]
     budget = free_regions(question, gone, question.budget)
     budget = _own_reservations(question, gone, budget)
-    return return_pages(question, changes, backing, budget)
+    return return_pages(question, changes, budget)
 
 
 def free_regions(question: Question, regions: Iterable[RegionFacts], budget: Budget) -> Budget:
@@ -77,7 +73,7 @@ def _own_reservations(question: Question, gone: list[RegionFacts], budget: Budge
 
 
 def return_pages(
-    question: Question, changes: Changes, backing: Backing, budget: Budget
+    question: Question, changes: Changes, budget: Budget
 ) -> tuple[Budget, tuple[LedgerEntry, ...]]:
     """Return pages that we added and that neither kept nor new regions need.
 
@@ -89,7 +85,7 @@ def return_pages(
             continue
         free = budget.nodes[entry.node_id].free_pages.get(entry.page_bytes, 0)
         free = min(free, budget.unreserved_pages.get(entry.page_bytes, 0))
-        spare = entry.pages - _needed(question, changes, backing, entry)
+        spare = entry.pages - _needed(question, changes, entry)
         pages = min(spare, free)
         if pages <= 0:
             continue
@@ -101,20 +97,14 @@ def return_pages(
     return budget, tuple(returns)
 
 
-def _needed(question: Question, changes: Changes, backing: Backing, entry: LedgerEntry) -> int:
+def _needed(question: Question, changes: Changes, entry: LedgerEntry) -> int:
     """Return the pages of the entry's size that the pool will use on the entry's node."""
     removed = {id(removal.region) for removal in changes.removed}
     resumed = {id(slot.resumed) for slot in changes.new}
-    stay: list[tuple[int, Placement]] = [
-        (region.size_bytes, region.placement)
-        for region in question.regions
-        if region.backing.is_hugetlb
-        and region.backing.page_bytes == entry.page_bytes
-        and id(region) not in removed | resumed
-    ]
-    if backing.is_hugetlb and backing.page_bytes == entry.page_bytes:
-        stay += [(slot.size_bytes, slot.placement) for slot in changes.new]
+    stay: list[RegionFacts | Slot] = [*changes.new]
+    stay += [region for region in question.regions if id(region) not in removed | resumed]
     return sum(
-        question.pages(size, entry.page_bytes, placement).get(entry.node_id, 0)
-        for size, placement in stay
+        question.pages(found.size_bytes, entry.page_bytes, found.placement).get(entry.node_id, 0)
+        for found in stay
+        if found.backing.is_hugetlb and found.backing.page_bytes == entry.page_bytes
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hostprep.backing import GIB, KIB, MIB, Backing
 from hostprep.facts import Mount, PoolFacts, RegionFacts
 
-__all__ = ["backing_of_mount", "folder_for", "folders", "is_own_mount"]
+__all__ = ["backing_of_mount", "folders", "folders_for", "is_own_mount"]
 
 _SUFFIXES = {"K": KIB, "M": MIB, "G": GIB}
 
@@ -26,13 +26,15 @@ def folders(pool: PoolFacts | None) -> dict[str, Backing | None]:
     return dict(sorted(found.items()))
 
 
-def folder_for(backing: Backing, pool: PoolFacts | None) -> str:
-    """Return where regions of a backing go: where such lie already, else `mem` if it is free."""
+def folders_for(backings: Iterable[Backing], pool: PoolFacts | None) -> dict[Backing, str]:
+    """Return where new regions go: where such lie already, else in `mem` if that is free."""
     there = folders(pool)
-    for name, held in there.items():
-        if held is backing:
-            return name
-    return "mem" if "mem" not in there else f"mem-{backing.value.lower()}"
+    found: dict[Backing, str] = {}
+    for backing in backings:
+        held = next((name for name, holds in there.items() if holds is backing), None)
+        found[backing] = held or ("mem" if "mem" not in there else f"mem-{backing.value.lower()}")
+        there[found[backing]] = backing
+    return found
 
 
 def is_own_mount(mount_dir: str, pool: PoolFacts | None) -> bool:

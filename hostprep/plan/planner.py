@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hostprep.backing import Backing
 from hostprep.errors import BadInputError
 from hostprep.facts import Facts, PoolFacts
-from hostprep.plan.actions import Action, Plan, PoolPlan, Unmet
+from hostprep.plan.actions import Action, Plan, PoolPlan, Shortfall, Unmet
 from hostprep.plan.backings import Choice, choose, unmet
 from hostprep.plan.capacity import Budget
 from hostprep.plan.changes import Changes, damage_of
@@ -35,13 +35,13 @@ def plan(
     specs: Sequence[PoolSpec],
     facts: Facts,
     *,
-    refused: Mapping[tuple[str, Backing], str] | None = None,
+    shortfalls: Sequence[Shortfall] = (),
 ) -> Plan:
     """Return what leads from the facts to the specs. Opens no file, reads no clock.
 
     Pools to be released come first, for their memory serves the others; then higher priorities
-    first, then by name. Pools of the facts that no spec names are left alone. `refused` holds
-    what apply tried in this run and found short: those backings are passed over.
+    first, then by name. Pools of the facts that no spec names are left alone. `shortfalls`: what
+    apply tried in this run and found short; it is passed over.
 
     Raises BadInputError when two specs have one name.
     """
@@ -55,8 +55,8 @@ def plan(
         if spec.state is PoolState.ABSENT:
             outcome = _release(spec, facts, budget)
         else:
-            tried = {b: why for (name, b), why in (refused or {}).items() if name == spec.name}
-            outcome = _provide(spec, facts, budget, tried)
+            found_short = [short for short in shortfalls if short.pool == spec.name]
+            outcome = _provide(spec, facts, budget, found_short)
         actions += outcome.actions
         pools.append(outcome.pool)
         budget = outcome.budget
@@ -73,7 +73,9 @@ def _wanted_bytes(spec: PoolSpec, facts: Facts) -> int:
     return int(facts.memory.total_bytes * (spec.percent or 0) / 100)
 
 
-def _provide(spec: PoolSpec, facts: Facts, budget: Budget, refused: dict[Backing, str]) -> _Outcome:
+def _provide(
+    spec: PoolSpec, facts: Facts, budget: Budget, shortfalls: Sequence[Shortfall]
+) -> _Outcome:
     wanted = _wanted_bytes(spec, facts)
     layout = lay_out(spec, facts)
     pool = facts.pool(spec.name)
@@ -85,7 +87,7 @@ def _provide(spec: PoolSpec, facts: Facts, budget: Budget, refused: dict[Backing
         pool=pool,
         layout=layout,
         budget=budget.keeping(reserve_of(spec.reserve_bytes, facts.memory.total_bytes)),
-        refused=refused,
+        shortfalls=shortfalls,
     )
     choice = choose(question, wanted)
     problem = _problem(question, wanted, choice)
@@ -124,7 +126,7 @@ def _unmet_pool(name: str, wanted: int, pool: PoolFacts | None, problem: Unmet) 
         name=name,
         wanted_bytes=wanted,
         planned_bytes=sum(region.size_bytes for region in held),
-        backing=held[0].backing if held else None,
+        backings=_distinct(region.backing for region in held),
         unmet=problem,
     )
 
@@ -132,19 +134,23 @@ def _unmet_pool(name: str, wanted: int, pool: PoolFacts | None, problem: Unmet) 
 def _summary(question: Question, wanted: int, offer: Offer) -> PoolPlan:
     kept, new = offer.changes.kept, offer.changes.new
     held = [(region.size_bytes, region.backing) for region in kept]
-    held += [(slot.size_bytes, offer.backing) for slot in new]
+    held += [(slot.size_bytes, slot.backing) for slot in new]
     page = question.facts.memory.page_bytes
     planned = sum(size for size, _ in held)
-    of_kept = kept[0].backing if kept else None
     return PoolPlan(
         name=question.spec.name,
         wanted_bytes=wanted,
         planned_bytes=planned,
-        backing=offer.backing if new else of_kept,
+        backings=_distinct(it.backing for it in (new or kept)),
         notes=(*question.layout.notes, *offer.notes, *_notes(question, wanted, planned, offer)),
         blocked=offer.changes.blocked,
         page_table_bytes_per_process=sum(page_table_bytes(s, b, page) for s, b in held),
     )
+
+
+def _distinct(backings: Iterable[Backing]) -> tuple[Backing, ...]:
+    """Return each once, largest pages first."""
+    return tuple(sorted(set(backings), key=lambda backing: -backing.page_bytes))
 
 
 def _notes(question: Question, wanted: int, planned: int, offer: Offer) -> Iterable[str]:
@@ -165,7 +171,7 @@ def _notes(question: Question, wanted: int, planned: int, offer: Offer) -> Itera
 
 def _release(spec: PoolSpec, facts: Facts, budget: Budget) -> _Outcome:
     pool = facts.pool(spec.name)
-    nothing = PoolPlan(name=spec.name, wanted_bytes=0, planned_bytes=0, backing=None)
+    nothing = PoolPlan(name=spec.name, wanted_bytes=0, planned_bytes=0)
     if pool is None:
         return _Outcome(nothing, budget)
     leased = tuple(region.name for region in pool.regions if region.leased)
@@ -174,7 +180,7 @@ def _release(spec: PoolSpec, facts: Facts, budget: Budget) -> _Outcome:
         kept = replace(
             nothing,
             planned_bytes=sum(region.size_bytes for region in held),
-            backing=held[0].backing if held else None,
+            backings=_distinct(region.backing for region in held),
             blocked=leased,
         )
         return _Outcome(kept, budget)
@@ -186,10 +192,12 @@ def _freed(spec: PoolSpec, facts: Facts, pool: PoolFacts, budget: Budget) -> Bud
     layout = Layout((), eligible_nodes(facts))
     if not layout.nodes:
         return budget
-    question = Question(spec=spec, facts=facts, pool=pool, layout=layout, budget=budget, refused={})
+    question = Question(
+        spec=spec, facts=facts, pool=pool, layout=layout, budget=budget, shortfalls=()
+    )
     free = [region for region in pool.regions if not region.leased]
     budget = free_regions(question, free, budget)
     if any(region.leased for region in pool.regions):
         return budget
     gone = replace(question, pool=replace(pool, regions=()))
-    return return_pages(gone, Changes(), Backing.BASE, budget)[0]
+    return return_pages(gone, Changes(), budget)[0]

@@ -1,11 +1,13 @@
-"""One pool's question to the machine, and the two kinds of answer about a backing."""
+"""One pool's question to the machine, and the two kinds of answer about backings."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hostprep.backing import Backing
 from hostprep.facts import Facts, LedgerEntry, PoolFacts, RegionFacts
+from hostprep.plan.actions import Shortfall
 from hostprep.plan.capacity import Budget
 from hostprep.plan.changes import Changes
 from hostprep.plan.placement import Layout, pages_per_node
@@ -17,22 +19,23 @@ __all__ = ["Offer", "Question", "Refusal"]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A backing cannot be had now."""
+    """A backing cannot be had now: on one NUMA node, or (`node_id` None) wherever it was to be."""
 
+    backing: Backing
     why: str
     remedy: str
     reason: str = "BackingUnavailable"
+    node_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A backing can be had: what changes, what it takes, and what is left for others."""
+    """The new regions can be had: what changes, what it takes, and what is left for others."""
 
-    backing: Backing
     changes: Changes
     budget: Budget
-    reserves: tuple[tuple[int, int], ...] = ()
-    """(node, huge pages of the backing's size) to be added."""
+    reserves: tuple[LedgerEntry, ...] = ()
+    """Huge pages to be added."""
     returns: tuple[LedgerEntry, ...] = ()
     notes: tuple[str, ...] = ()
     own_mount: bool = True
@@ -47,7 +50,7 @@ class Question:
     pool: PoolFacts | None
     layout: Layout
     budget: Budget
-    refused: dict[Backing, str]
+    shortfalls: Sequence[Shortfall]
 
     @property
     def regions(self) -> tuple[RegionFacts, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from hostprep.backing import Backing
 from hostprep.facts import Facts, LedgerEntry, PoolFacts, RegionFacts
 from hostprep.plan import estimate
 from hostprep.plan.actions import (
@@ -23,7 +24,7 @@ from hostprep.plan.actions import (
     UnmountMemory,
 )
 from hostprep.plan.changes import Slot, damage_of
-from hostprep.plan.mounts import emptied, folder_for, folders
+from hostprep.plan.mounts import emptied, folders, folders_for
 from hostprep.plan.question import Offer, Question
 from hostprep.plan.tmpfs import pins_with_noswap, takes_large_folios
 from hostprep.pool.spec import PoolSpec
@@ -34,9 +35,9 @@ __all__ = ["present_steps", "release_steps"]
 def present_steps(question: Question, offer: Offer) -> tuple[Action, ...]:
     """Return what makes the pool as it should be; only adoptions where it is so already."""
     spec, pool, changes = question.spec, question.pool, offer.changes
-    mount_dir = folder_for(offer.backing, pool)
-    used = {mount_dir} if changes.new else set()
-    empty = emptied(pool, _staying(question, offer), used)
+    asked = {slot.backing for slot in changes.new}
+    mount_dirs = folders_for((b for b in spec.backings if b in asked), pool)
+    empty = emptied(pool, _staying(question, offer), set(mount_dirs.values()))
     actions: list[Action] = list(_withdraw(question, offer))
     actions += [
         RemoveRegion(
@@ -56,9 +57,8 @@ def present_steps(question: Question, offer: Offer) -> tuple[Action, ...]:
     if changes.new or _must_make(question):
         actions.append(MakePool(pool=spec.name, gid=spec.gid, mode=spec.mode))
     actions += _reserves(spec, offer)
-    if changes.new:
-        actions.append(_mount(question, offer, mount_dir))
-    actions += [_create(question, offer, slot, mount_dir) for slot in changes.new]
+    actions += [_mount(question, offer, *mount) for mount in mount_dirs.items()]
+    actions += [_create(question, slot, mount_dirs[slot.backing]) for slot in changes.new]
     actions += [step for region in changes.kept for step in _scrub(question, region)]
     actions += [
         AdoptRegion(pool=spec.name, region=region.name, expected_bytes=region.size_bytes)
@@ -125,37 +125,36 @@ def _returns(pool: str, entries: Iterable[LedgerEntry]) -> list[Action]:
 
 
 def _reserves(spec: PoolSpec, offer: Offer) -> list[Action]:
-    page = offer.backing.page_bytes
     return [
         ReserveHugePages(
             pool=spec.name,
-            node_id=node_id,
-            page_bytes=page,
-            pages=pages,
-            expected_bytes=pages * page,
-            expected_s=estimate.reserve_s(pages * page),
+            node_id=entry.node_id,
+            page_bytes=entry.page_bytes,
+            pages=entry.pages,
+            expected_bytes=entry.pages * entry.page_bytes,
+            expected_s=estimate.reserve_s(entry.pages * entry.page_bytes),
         )
-        for node_id, pages in offer.reserves
+        for entry in offer.reserves
     ]
 
 
-def _mount(question: Question, offer: Offer, mount_dir: str) -> MountMemory:
+def _mount(question: Question, offer: Offer, backing: Backing, mount_dir: str) -> MountMemory:
     kept = [region for region in _staying(question, offer) if region.finished]
     held = sum(region.size_bytes for region in kept if region.mount_dir == mount_dir)
     return MountMemory(
         pool=question.spec.name,
         mount_dir=mount_dir,
-        backing=offer.backing,
-        size_bytes=held + sum(slot.size_bytes for slot in offer.changes.new),
-        noswap=not offer.backing.is_hugetlb and pins_with_noswap(question),
+        backing=backing,
+        size_bytes=held + offer.changes.new_bytes(backing),
+        noswap=not backing.is_hugetlb and pins_with_noswap(question),
         gid=question.spec.gid,
         mode=question.spec.mode,
-        large_folios=takes_large_folios(question, offer.backing),
+        large_folios=takes_large_folios(question, backing),
         own_mount=offer.own_mount,
     )
 
 
-def _create(question: Question, offer: Offer, slot: Slot, mount_dir: str) -> CreateRegion:
+def _create(question: Question, slot: Slot, mount_dir: str) -> CreateRegion:
     node = slot.placement.node
     node_ids = question.layout.node_ids if node is None else (node,)
     cpus = estimate.cpus_for(slot.placement, question.layout.nodes, question.facts.process)
@@ -166,17 +165,17 @@ def _create(question: Question, offer: Offer, slot: Slot, mount_dir: str) -> Cre
         pool=question.spec.name,
         region=slot.name,
         mount_dir=slot.resumed.mount_dir if slot.resumed else mount_dir,
-        backing=offer.backing,
+        backing=slot.backing,
         placement=slot.placement,
         size_bytes=slot.size_bytes,
         node_ids=node_ids,
         cpus=cpus,
         threads=threads,
-        large_folios=takes_large_folios(question, offer.backing),
+        large_folios=takes_large_folios(question, slot.backing),
         gid=question.spec.gid,
         mode=question.spec.mode,
         expected_bytes=missing,
-        expected_s=estimate.populate_s(missing, offer.backing, threads, len(node_ids)),
+        expected_s=estimate.populate_s(missing, slot.backing, threads, len(node_ids)),
     )
 
 

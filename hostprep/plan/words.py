@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hostprep.backing import Backing
 from hostprep.plan.question import Question, Refusal
 from hostprep.units import format_bytes
 
@@ -15,17 +16,23 @@ def page_words(page_bytes: int) -> str:
     return f"pages of {format_bytes(page_bytes)}"
 
 
-def short_refusal(node_id: int, needed: int, available: int, what: str) -> Refusal:
+def short_refusal(
+    backing: Backing, node_id: int, needed: int, available: int, what: str
+) -> Refusal:
     """Return that a node has too little memory."""
     return Refusal(
+        backing,
         f"node {node_id} can give {format_bytes(available)} of the {format_bytes(needed)} "
         f"needed in {what}",
         "ask for less, lower the reserve, or free memory",
         "NotEnoughMemory",
+        node_id,
     )
 
 
-def movable_refusal(question: Question, node_ids: Iterable[int]) -> Refusal | None:
+def movable_refusal(
+    question: Question, node_ids: Iterable[int], backing: Backing
+) -> Refusal | None:
     """Return that a node has a ZONE_MOVABLE, from which the kernel would take these pages first.
 
     Every long-term pin then migrates them (GFP_HIGHUSER_MOVABLE; mm/gup.c,
@@ -35,10 +42,12 @@ def movable_refusal(question: Question, node_ids: Iterable[int]) -> Refusal | No
         node = question.facts.node(node_id)
         if node is not None and node.movable_bytes:
             return Refusal(
+                backing,
                 f"node {node_id} has {format_bytes(node.movable_bytes)} of ZONE_MOVABLE, from "
                 "where such pages come first, and registering would migrate them",
                 "boot without movablecore, or online memory as online_kernel; "
                 "HugeTLB1Gi pages are not taken from there",
                 "ZoneMovable",
+                node_id,
             )
     return None

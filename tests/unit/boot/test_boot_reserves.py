@@ -12,7 +12,7 @@ import pytest
 from hostprep.backing import GIB, MIB, Backing
 from hostprep.observe import HostRoot, observe
 from hostprep.plan import plan
-from hostprep.plan.actions import ReserveHugePages
+from hostprep.plan.actions import MountMemory, ReserveHugePages, Shortfall
 from hostprep.pool.mount_options import mount_options
 from hostprep.pool.reserve import reserve_of
 from hostprep.pool.resource import spec_from_options
@@ -53,8 +53,8 @@ def test_each_node_gets_its_share_and_the_result_says_so(make_host: MakeHost) ->
         "complete": True,
         "mounted": True,
         "nodes": [
-            {"node": 0, "wanted": 16384, "got": 16384},
-            {"node": 1, "wanted": 16384, "got": 16384},
+            {"node": 0, "backing": "HugeTLB2Mi", "wanted": 16384, "got": 16384},
+            {"node": 1, "backing": "HugeTLB2Mi", "wanted": 16384, "got": 16384},
         ],
         "passed_over": [],
         "why": "",
@@ -174,19 +174,74 @@ def test_1_gib_pages_that_come_short_go_back_before_2_mib_ones_are_taken(
     host = make_host("two_socket_8gpu", huge_1gi_per_node=2)
     host.gives_none(1, 1 << 20)
     result = host.run(_spec(backings="HugeTLB1Gi,HugeTLB2Mi,Base"))
-    assert host.pages(0, kib=1 << 20) == [2]
-    assert host.pages(0, 1) == [16384, 16384]
-    assert (result["backing"], result["complete"], result["mounted"]) == ("HugeTLB2Mi", True, True)
+    assert host.pages(0, kib=1 << 20) == [32], "the other node keeps what it has"
+    assert host.pages(0, 1) == [0, 16384]
+    assert (result["backing"], result["complete"], result["mounted"]) == ("HugeTLB1Gi", True, True)
     assert result["passed_over"] == [
         {"backing": "HugeTLB1Gi", "why": "node 1 gave 2 of 32 pages of 1048576 KiB"}
     ]
+    assert [entry["backing"] for entry in result["nodes"]] == ["HugeTLB1Gi", "HugeTLB2Mi"]
+    mounts = [line.split()[-1] for line in host.mount_log.read_text().splitlines()]
+    assert mounts == [f"{host.root}/kv/mem", f"{host.root}/kv/mem-hugetlb2mi"]
+
+
+def test_a_second_run_keeps_what_each_node_settled_on(make_host: MakeHost) -> None:
+    host = make_host("two_socket_8gpu")
+    host.gives_none(1, 1 << 20)
+    wanted = _spec(backings="HugeTLB1Gi,HugeTLB2Mi")
+    first = host.run(wanted)
+    again = host.run(wanted)
+    assert again | {"passed_over": []} == first | {"passed_over": []}
+    assert (host.pages(0, kib=1 << 20), host.pages(0, 1)) == ([32], [0, 16384])
+    assert len(host.mount_log.read_text().splitlines()) == 2
+
+
+def test_an_interleaved_region_gets_the_same_pages_on_all_nodes(make_host: MakeHost) -> None:
+    host = make_host("two_socket_8gpu")
+    host.gives_none(1, 1 << 20)
+    result = host.run(_spec(backings="HugeTLB1Gi,HugeTLB2Mi", regions="Single"))
+    assert (host.pages(0, kib=1 << 20), host.pages(0, 1)) == ([0], [16384, 16384])
+    assert [entry["backing"] for entry in result["nodes"]] == ["HugeTLB2Mi"] * 2
+
+
+def test_free_pages_are_counted_once_for_all_nodes(make_host: MakeHost) -> None:
+    """What is free on node 0 and reserved by others may be reserved on either: it is not ours."""
+    host = make_host("two_socket_8gpu", huge_2mi_per_node=100, reserved_2mi=150)
+    host.run(_spec())
+    assert sum(host.pages(0, 1)) == 2 * 16384 + 150
+
+
+@pytest.mark.parametrize("short_kib", [2048, 1 << 20])
+def test_the_agent_plans_onto_what_the_script_has_mounted(
+    make_host: MakeHost, short_kib: int
+) -> None:
+    host = make_host("two_socket_8gpu")
+    host.gives_none(1, short_kib)
+    order = "HugeTLB1Gi,HugeTLB2Mi" if short_kib > 2048 else "HugeTLB2Mi,HugeTLB1Gi"
+    host.run(_spec(backings=order))
+    mounts = [
+        line.split()[-1].rpartition("/")[2] for line in host.mount_log.read_text().split("\n")[:-1]
+    ]
+    facts = observe(host=HostRoot(host.tree), root=str(host.root))
+    short = Shortfall("kv", Backing(order.split(",", maxsplit=1)[0]), "as the script saw", 1)
+    made = plan([_spec(backings=order)], facts, shortfalls=[short])
+    assert [a.mount_dir for a in made.actions if isinstance(a, MountMemory)] == mounts
 
 
 def test_pages_that_come_short_go_back_where_another_backing_serves(make_host: MakeHost) -> None:
     host = make_host("two_socket_8gpu", huge_2mi_per_node=10, huge_2mi_free_per_node=0)
     host.gives_none(1)
     result = host.run(_spec())
-    assert host.pages(0) == [10]
+    assert host.pages(0) == [10 + 16384], "the other node keeps what it has"
+    assert (result["backing"], result["mounted"], result["complete"]) == ("HugeTLB2Mi", True, True)
+    assert [entry["node"] for entry in result["nodes"]] == [0]
+
+
+def test_pages_that_come_short_go_back_on_the_node_that_was_short(make_host: MakeHost) -> None:
+    host = make_host("two_socket_8gpu", huge_2mi_per_node=10, huge_2mi_free_per_node=0)
+    host.gives_none(0)
+    host.gives_none(1)
+    result = host.run(_spec())
     assert (result["backing"], result["mounted"], result["page_bytes"]) == ("Base", False, 0)
 
 
@@ -196,7 +251,12 @@ def test_pages_that_come_short_stay_where_nothing_else_serves(make_host: MakeHos
     result = host.run(_spec(backings="HugeTLB2Mi"))
     assert host.pages(0) == [16384]
     assert (result["complete"], result["mounted"]) == (False, True)
-    assert result["nodes"][1] == {"node": 1, "wanted": 16384, "got": 0}
+    assert result["nodes"][1] == {
+        "node": 1,
+        "backing": "HugeTLB2Mi",
+        "wanted": 16384,
+        "got": 0,
+    }
     assert result["why"] == "node 1 gave 0 of 16384 pages of 2048 KiB"
 
 

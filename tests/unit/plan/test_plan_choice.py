@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from hostprep.backing import GIB, MIB, Backing
 from hostprep.facts import CgroupFacts, Facts, HugePages
 from hostprep.plan import plan
-from hostprep.plan.actions import CreateRegion, MountMemory, PoolPlan, ReserveHugePages
+from hostprep.plan.actions import (
+    CreateRegion,
+    MountMemory,
+    PoolPlan,
+    ReserveHugePages,
+    Shortfall,
+)
 from hostprep.pool.spec import PoolSpec, RegionLayout
 from tests.support.node_after import carried_out
 from tests.support.node_facts import machine, numa_node, pool, region
@@ -49,7 +56,7 @@ def test_free_surplus_pages_are_not_ours() -> None:
 
 def test_huge_pages_free_beside_little_memory_are_enough() -> None:
     node = numa_node(free=GIB, huge=[HugePages(TWO_MI, 8192, 8192, 0)])
-    assert outcome(machine(node), spec(16 * GIB)).backing is H2
+    assert outcome(machine(node), spec(16 * GIB)).backings == (H2,)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +64,7 @@ def test_huge_pages_free_beside_little_memory_are_enough() -> None:
 )
 def test_two_mebibyte_pages_need_half_of_them_in_blocks(contiguous: int, chosen: Backing) -> None:
     facts = machine(numa_node(contiguous=contiguous * GIB))
-    assert outcome(facts, spec(8 * GIB)).backing is chosen
+    assert outcome(facts, spec(8 * GIB)).backings == (chosen,)
 
 
 def test_one_compaction_is_announced_where_blocks_are_short() -> None:
@@ -75,19 +82,19 @@ def test_a_fragmented_node_is_not_fought_with_thp_faults() -> None:
 @pytest.mark.parametrize(("contiguous", "chosen"), [(10, H1), (9, BASE)])
 def test_one_gibibyte_pages_need_a_quarter_more_in_blocks(contiguous: int, chosen: Backing) -> None:
     facts = machine(numa_node(contiguous=contiguous * GIB))
-    assert outcome(facts, spec(8 * GIB, H1, BASE)).backing is chosen
+    assert outcome(facts, spec(8 * GIB, H1, BASE)).backings == (chosen,)
 
 
 def test_a_page_size_that_the_cpu_lacks_is_named() -> None:
     made = outcome(machine(hugepage_sizes=(TWO_MI,)), spec(8 * GIB, H1, H2))
-    assert made.backing is H2
+    assert made.backings == (H2,)
     assert "no pages of 1 GiB" in made.passed_over[0].why
 
 
 def test_without_root_the_roots_tmpfs_is_used_and_what_root_adds_is_said() -> None:
     facts = machine(euid=1000, can_mount=False)
     made = plan([spec()], facts)
-    assert made.pools[0].backing is BASE
+    assert made.pools[0].backings == (BASE,)
     assert any("as root" in note for note in made.pools[0].notes)
     assert [a.own_mount for a in made.actions if isinstance(a, MountMemory)] == [False]
 
@@ -127,12 +134,12 @@ def test_an_old_kernel_cannot_populate() -> None:
 
 def test_thp_is_passed_over_where_tmpfs_denies_it() -> None:
     made = outcome(machine(shmem="deny"), spec(8 * GIB, THP, BASE))
-    assert made.backing is BASE
+    assert made.backings == (BASE,)
 
 
 def test_a_node_with_movable_memory_gives_gigantic_pages_only() -> None:
     made = outcome(machine(numa_node(movable=8 * GIB)), spec(8 * GIB, H2, BASE, H1))
-    assert made.backing is H1
+    assert made.backings == (H1,)
     assert all("ZONE_MOVABLE" in passed.why for passed in made.passed_over)
 
 
@@ -145,9 +152,9 @@ def test_free_cma_memory_is_not_available() -> None:
 
 def test_a_cgroup_without_huge_pages_is_passed_over_unless_it_can_be_left() -> None:
     limited = CgroupFacts(2, "/kubepods/x", None, ((TWO_MI, 0),), writable=False)
-    assert outcome(machine(cgroup=limited), spec(8 * GIB, H2, BASE)).backing is BASE
+    assert outcome(machine(cgroup=limited), spec(8 * GIB, H2, BASE)).backings == (BASE,)
     free = replace(limited, writable=True)
-    assert outcome(machine(cgroup=free), spec(8 * GIB, H2, BASE)).backing is H2
+    assert outcome(machine(cgroup=free), spec(8 * GIB, H2, BASE)).backings == (H2,)
 
 
 def test_a_memory_limit_of_the_cgroup_counts_for_tmpfs() -> None:
@@ -158,9 +165,59 @@ def test_a_memory_limit_of_the_cgroup_counts_for_tmpfs() -> None:
 
 
 def test_what_apply_found_short_is_passed_over() -> None:
-    made = plan([spec()], machine(), refused={("kv", H2): "node 0 gave 3 of 4096 pages"})
-    assert made.pools[0].backing is THP
+    made = plan(
+        [spec()], machine(), shortfalls=[Shortfall("kv", H2, "node 0 gave 3 of 4096 pages", 0)]
+    )
+    assert made.pools[0].backings == (THP,)
     assert "3 of 4096" in made.pools[0].passed_over[0].why
+
+
+def by_region(facts: Facts, wanted: PoolSpec, **more: Any) -> dict[str, Backing]:
+    made = plan([wanted], facts, **more)
+    return {a.region: a.backing for a in made.actions if isinstance(a, CreateRegion)}
+
+
+def test_a_fragmented_node_falls_back_alone() -> None:
+    facts = machine(numa_node(0), numa_node(1, contiguous=GIB))
+    made = plan([spec(8 * GIB, H2, BASE)], facts)
+    assert by_region(facts, spec(8 * GIB, H2, BASE)) == {"node0-0": H2, "node1-0": BASE}
+    assert [a.mount_dir for a in made.actions if isinstance(a, MountMemory)] == ["mem", "mem-base"]
+    (reserve,) = (a for a in made.actions if isinstance(a, ReserveHugePages))
+    assert (reserve.node_id, reserve.pages) == (0, 2048)
+    (pool_plan,) = made.pools
+    assert pool_plan.backings == (H2, BASE)
+    assert [over.backing for over in pool_plan.passed_over] == [H2]
+    assert "node 1 is fragmented" in pool_plan.passed_over[0].why
+    # Only what is in base pages costs page tables.
+    assert pool_plan.page_table_bytes_per_process == 8 * MIB
+
+
+def test_the_low_hole_of_node_0_costs_the_other_nodes_no_gigantic_pages() -> None:
+    facts = machine(*(numa_node(n, contiguous=9 * GIB if n == 0 else None) for n in range(4)))
+    found = by_region(facts, spec(32 * GIB, H1, H2))
+    assert found == {"node0-0": H2, "node1-0": H1, "node2-0": H1, "node3-0": H1}
+
+
+def test_a_shortfall_that_only_trying_shows_is_one_nodes_too() -> None:
+    facts = machine(numa_node(0), numa_node(1))
+    short = [Shortfall("kv", H2, "node 1 gave 3 of 2048 pages", 1)]
+    found = by_region(facts, spec(8 * GIB, H2, BASE), shortfalls=short)
+    assert found == {"node0-0": H2, "node1-0": BASE}
+
+
+def test_an_interleaved_region_does_without_what_one_of_its_nodes_lacks() -> None:
+    facts = machine(numa_node(0), numa_node(1, contiguous=GIB))
+    wanted = spec(8 * GIB, H2, BASE, layout=RegionLayout.SINGLE)
+    assert by_region(facts, wanted) == {"interleave-0": BASE}
+
+
+def test_regions_that_are_there_keep_their_backing_beside_others() -> None:
+    facts = machine(numa_node(0), numa_node(1, contiguous=GIB))
+    wanted = spec(8 * GIB, H2, BASE)
+    after = carried_out(facts, plan([wanted], facts))
+    again = plan([wanted], after)
+    assert not again.changes_anything
+    assert again.pools[0].backings == (H2, BASE)
 
 
 def test_the_reserve_stays_available() -> None:

@@ -80,7 +80,7 @@ def test_without_hugetlbfs_the_next_in_the_list_is_taken_and_the_reason_told(
     without_hugetlbfs: Facts,
 ) -> None:
     made = _planned(without_hugetlbfs, GIB, H1, H2, BASE)
-    assert made.backing is BASE
+    assert made.backings == (BASE,)
     assert [passed.backing for passed in made.passed_over] == [H1, H2]
     assert all("this CPU or kernel has no pages" in passed.why for passed in made.passed_over)
 
@@ -105,7 +105,7 @@ def test_where_no_huge_page_is_to_be_had_base_pages_are_taken(tmp_path: Path) ->
     """Plenty of memory, in crumbs: none of it becomes a huge page."""
     facts = _facts(host_trees.fragmented(tmp_path, huge_2mi_per_node=64, huge_2mi_free_per_node=0))
     made = _planned(facts, 32 * GIB, H2, THP, BASE)
-    assert made.backing is BASE
+    assert made.backings == (BASE,)
     assert [passed.backing for passed in made.passed_over] == [H2, THP]
     assert _refused(facts, 32 * GIB, H2).reason == "Fragmented"
 
@@ -121,5 +121,5 @@ def test_swap_without_noswap_is_refused_with_what_to_do(swapping: Facts, backing
 
 def test_swap_without_noswap_leaves_huge_pages(swapping: Facts) -> None:
     made = _planned(swapping, GIB, BASE, H2)
-    assert made.backing is H2
+    assert made.backings == (H2,)
     assert "noswap" in made.passed_over[0].why

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -169,12 +171,32 @@ def test_the_regions_sum_up_to_the_planned_bytes(facts: Facts, wanted: list[Pool
 def test_preferred_backings_are_tried_in_order_and_each_refusal_is_told(
     facts: Facts, wanted: PoolSpec
 ) -> None:
-    made = plan([wanted], facts).pools[0]
-    told = tuple(passed.backing for passed in made.passed_over)
-    if made.unmet is None:
-        assert made.backing is not None
-        assert (*told, made.backing) == wanted.backings[: len(told) + 1]
-    assert all(passed.why and passed.remedy for passed in made.passed_over)
+    made = plan([wanted], facts)
+    outcome = made.pools[0]
+    told = [passed.backing for passed in outcome.passed_over]
+    for action in created(made, wanted.name):
+        rank = wanted.backings.index(action.backing)
+        assert set(wanted.backings[:rank]) <= set(told)
+    if outcome.unmet is None:
+        last = max(wanted.backings.index(backing) for backing in outcome.backings)
+        assert set(told) <= set(wanted.backings[: last + 1])
+    assert all(passed.why and passed.remedy for passed in outcome.passed_over)
+
+
+@given(facts=machines(), wanted=specs())
+def test_no_placement_has_less_than_one_backing_for_all_would_give_it(
+    facts: Facts, wanted: PoolSpec
+) -> None:
+    """Falling back by node is never worse than falling back as one."""
+    made = plan([wanted], facts)
+    if made.pools[0].unmet is not None:
+        return
+    ranks = [wanted.backings.index(a.backing) for a in created(made, wanted.name)]
+    for rank, backing in enumerate(wanted.backings):
+        alone = plan([replace(wanted, backings=(backing,))], facts).pools[0]
+        if alone.unmet is None:
+            assert max(ranks, default=0) <= rank
+            return
 
 
 @given(facts=machines(), wanted=specs())
