@@ -109,11 +109,16 @@ class Budget:
         )
 
     def spendable_bytes(self, node_id: int) -> int:
-        """Return the ordinary memory of a node above its part of the reserve."""
+        """Return the ordinary memory of a node above its part of the reserve.
+
+        Where other nodes have less left than their parts, no more than what is above the whole.
+        """
         node = self.nodes[node_id]
-        weights = sum(other.reserve_weight for other in self.nodes.values())
+        taking_part = [other for other in self.nodes.values() if other.reserve_weight]
+        weights = sum(other.reserve_weight for other in taking_part)
         kept = -(-self.reserve_bytes * node.reserve_weight // weights) if weights else 0
-        return max(0, node.available_bytes - kept)
+        together = sum(other.available_bytes for other in taking_part) - self.reserve_bytes
+        return max(0, min(node.available_bytes - kept, together))
 
     def keeping(self, reserve_bytes: int) -> Budget:
         """Return it with at least that reserve kept."""
