@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from hostprep.boot import boot_script
-from hostprep.cli.options import pool_options, root_option, specs_from
+from hostprep.cli.options import root_option
+from hostprep.cli.pool_options import pool_options, specs_from
 from hostprep.errors import BadInputError
 
 __all__ = ["boot"]

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
 import click
 
 import hostprep
-from hostprep.cli.agent import agent
-from hostprep.cli.boot import boot
-from hostprep.cli.demo import demo
-from hostprep.cli.doctor import doctor
 from hostprep.cli.output import report
-from hostprep.cli.plan import plan
-from hostprep.cli.prepare import prepare, release
-from hostprep.cli.status import status, verify
 from hostprep.engine.main import COMMANDS as ENGINE_COMMANDS
 from hostprep.errors import HostprepError
 from hostprep.kernel.parallel import Stopped
@@ -23,7 +17,35 @@ from hostprep.kernel.parallel import Stopped
 __all__ = ["cli", "main"]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+_MODULES = {
+    "plan": "plan",
+    "prepare": "prepare",
+    "status": "status",
+    "verify": "status",
+    "release": "prepare",
+    "doctor": "doctor",
+    "demo": "demo",
+    "agent": "agent",
+    "boot": "boot",
+}
+"""Each command's module below hostprep.cli."""
+
+
+class _Commands(click.Group):
+    """Reads the module of the command that is run and of no other: half a second, in the agent."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_MODULES])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _MODULES:
+            return super().get_command(ctx, cmd_name)
+        module = importlib.import_module(f"hostprep.cli.{_MODULES[cmd_name]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(hostprep.__version__, prog_name="hostprep")
 def cli() -> None:
     """Prepare this node's host memory once, hand it to every inference engine.
@@ -39,10 +61,6 @@ def cli() -> None:
     \b
     Exit codes: 0 done, 1 not ready or failed, 2 bad input (nothing was changed).
     """
-
-
-for command in (plan, prepare, status, verify, release, doctor, demo, agent, boot):
-    cli.add_command(command)
 
 
 def _engine_command(name: str, text: str) -> click.Command:

@@ -7,13 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from hostprep.errors import HostprepError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["print_json", "print_table", "report", "say", "warn"]
 
@@ -35,6 +34,9 @@ def _plain(value: Any) -> Any:
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Write a table to standard output; in a pipe, as wide as its content needs."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -66,4 +68,6 @@ def report(error: HostprepError, *, as_json: bool) -> None:
 
 
 def _console() -> Console:
+    from rich.console import Console  # not above: the agent prints nothing
+
     return Console(width=None if sys.stdout.isatty() else 200)

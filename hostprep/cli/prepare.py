@@ -8,16 +8,10 @@ from typing import Any
 import click
 
 from hostprep.apply.service import Node, Outcome, check_met
-from hostprep.cli.options import (
-    output_option,
-    pool_options,
-    progress_option,
-    root_option,
-    specs_from,
-    wait_option,
-)
+from hostprep.cli.options import output_option, progress_option, root_option, wait_option
 from hostprep.cli.output import print_json, say, warn
 from hostprep.cli.plan import plan_document, show_plan
+from hostprep.cli.pool_options import pool_options, specs_from
 from hostprep.cli.progress import showing
 from hostprep.plan.actions import Plan
 from hostprep.pool.spec import PoolSpec

@@ -27,9 +27,8 @@ from hostprep.apply.progress import Progress
 from hostprep.plan.actions import Action, CreateRegion, ScrubRegion
 from hostprep.units import format_bytes, format_rate, format_seconds
 
-__all__ = ["STYLES", "showing"]
+__all__ = ["showing"]
 
-STYLES = ("auto", "bar", "plain", "json", "none")
 _LINE_EVERY_S = 5.0
 
 
