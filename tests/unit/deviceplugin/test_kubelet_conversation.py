@@ -2,71 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import math
-import os
 import socket
-import tempfile
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
-from hostprep.backing import Backing
 from hostprep.deviceplugin import v1beta1_pb2 as api
 from hostprep.deviceplugin.devices import Device
-from hostprep.deviceplugin.plugins import PluginEvents, Plugins
-from hostprep.deviceplugin.views import make_view, refresh_views
-from hostprep.handoff import Handoff, Region
-from hostprep.kernel.processes import boot_id
 from hostprep.paths import PoolPaths
 from tests.support.kubelet_devices import KubeletDevices
+from tests.support.offering import FREE, RESOURCE, Offering
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.unit
-
-RESOURCE = "hostprep.dev/kv"
-FREE = (Device("node0-0", healthy=True, numa_node=0), Device("node1-0", healthy=True, numa_node=1))
-
-
-class Offering:
-    """Plugins that run in a loop of their own, as in the agent."""
-
-    def __init__(self, root: str, kubelet_dir: Path) -> None:
-        self.said: list[str] = []
-        events = PluginEvents(
-            registered=lambda pool: self.said.append(f"registered {pool}"),
-            failed=lambda pool, error: self.said.append(f"failed {pool}: {error.reason}"),
-            gone=lambda pool: self.said.append(f"gone {pool}"),
-        )
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self.plugins = Plugins(root, "hostprep.pyz", str(kubelet_dir), events)
-        self._task = asyncio.run_coroutine_threadsafe(self.plugins.run(), self._loop)
-
-    def show(self, **pools: tuple[Device, ...]) -> None:
-        async def tell() -> None:
-            self.plugins.show(pools)
-
-        asyncio.run_coroutine_threadsafe(tell(), self._loop).result(10)
-
-    def close(self) -> None:
-        self._task.cancel()
-        with contextlib.suppress(BaseException):
-            self._task.result(10)
-
-        async def rest() -> None:
-            await asyncio.sleep(0.05)
-
-        asyncio.run_coroutine_threadsafe(rest(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
 
 
 class SlowKubelet(KubeletDevices):
@@ -81,69 +33,6 @@ class SlowKubelet(KubeletDevices):
         self.asked.set()
         assert self.answers.wait(10)
         return super()._register(request, context)
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> PoolPaths:
-    """A pool's folder as the agent leaves it; its regions are files of one page."""
-    paths = PoolPaths(str(tmp_path / "root"), "kv")
-    for folder in (paths.mem, paths.tickets, paths.links):
-        os.makedirs(folder)
-    Path(paths.claim_lock).touch()
-    Path(paths.root, "hostprep.pyz").touch()
-    for name in ("node0-0", "node1-0"):
-        os.makedirs(paths.state_of(name))
-        Path(paths.mem, name).write_bytes(bytes(4096))
-    publish(paths, "node0-0", "node1-0")
-    return paths
-
-
-def publish(paths: PoolPaths, *names: str, generation: int = 1) -> None:
-    regions = []
-    for name in names:
-        status = os.stat(f"{paths.mem}/{name}")
-        regions.append(
-            Region(
-                name=name,
-                path=f"mem/{name}",
-                st_dev=status.st_dev,
-                st_ino=status.st_ino,
-                size_bytes=4096,
-                backing=Backing.BASE,
-                page_bytes=4096,
-                placement=name.replace("node", "node:").split("-")[0],
-                pinned=True,
-            )
-        )
-    handoff = Handoff(
-        pool=paths.pool,
-        pool_uid="",
-        generation=generation,
-        boot_id=boot_id(),
-        agent_version="1",
-        regions=tuple(regions),
-    )
-    Path(paths.handoff).write_bytes(handoff.to_bytes())
-
-
-@pytest.fixture
-def kubelet_dir() -> Iterator[Path]:
-    """A short one: sockets lie in it, and pytest's own folders leave too little of 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="hp-", dir="/tmp") as folder:
-        yield Path(folder, "kubelet")
-
-
-@pytest.fixture
-def offering(paths: PoolPaths, kubelet_dir: Path) -> Iterator[Offering]:
-    offering = Offering(paths.root, kubelet_dir)
-    yield offering
-    offering.close()
-
-
-@pytest.fixture
-def kubelet(kubelet_dir: Path) -> Iterator[KubeletDevices]:
-    with KubeletDevices(kubelet_dir) as kubelet:
-        yield kubelet
 
 
 def test_kubelet_hears_of_every_device_and_its_numa_node(
@@ -335,111 +224,3 @@ def test_a_folder_that_cannot_be_written_is_said(offering: Offering, kubelet_dir
         wait_for(lambda: offering.said == ["failed kv: NoSocket"])
         (kubelet.folder / "hostprep-kv.sock").rmdir()
         wait_for(lambda: kubelet.is_connected(RESOURCE))
-
-
-def test_a_container_gets_mounts_that_are_there(
-    offering: Offering, kubelet: KubeletDevices, paths: PoolPaths
-) -> None:
-    offering.show(kv=FREE)
-    wait_for(lambda: kubelet.is_connected(RESOURCE))
-    got = kubelet.allocate(RESOURCE, "node0-0")
-    assert dict(got.envs)["HOSTPREP_REGION"] == "node0-0"
-    assert all(os.path.exists(mount.host_path) for mount in got.mounts)
-    view = next(m.host_path for m in got.mounts if m.container_path == paths.folder)
-    assert os.path.samefile(f"{view}/claim.lock", paths.claim_lock)
-    for mount in got.mounts:  # nothing is made by the runtime in a folder that it sees read-only
-        below = mount.container_path.removeprefix(paths.folder + "/")
-        if below != mount.container_path:
-            assert os.path.exists(f"{view}/{below}"), mount
-
-
-def test_two_devices_are_one_pool_of_two_regions(
-    offering: Offering, kubelet: KubeletDevices, paths: PoolPaths
-) -> None:
-    offering.show(kv=FREE)
-    wait_for(lambda: kubelet.is_connected(RESOURCE))
-    got = kubelet.allocate(RESOURCE, "node1-0", "node0-0")
-    assert dict(got.envs)["HOSTPREP_REGION"] == "node0-0:node1-0"
-    view = next(m.host_path for m in got.mounts if m.container_path == paths.folder)
-    text = Path(view, "handoff.json").read_text()
-    assert '"node0-0"' in text
-    assert '"node1-0"' in text
-
-
-@pytest.mark.parametrize("device", ["node7-0", "../kv", ""])
-def test_a_device_that_is_not_published_fails_the_pod_and_says_why(
-    offering: Offering, kubelet: KubeletDevices, paths: PoolPaths, device: str
-) -> None:
-    offering.show(kv=FREE)
-    wait_for(lambda: kubelet.is_connected(RESOURCE))
-    before = sorted(os.listdir(paths.folder))
-    with pytest.raises(grpc.RpcError, match="not published"):
-        kubelet.allocate(RESOURCE, device)
-    assert sorted(os.listdir(paths.folder)) == before
-
-
-def test_a_pool_whose_handoff_was_dropped_gives_nothing_out(
-    offering: Offering, kubelet: KubeletDevices, paths: PoolPaths
-) -> None:
-    offering.show(kv=FREE)
-    wait_for(lambda: kubelet.is_connected(RESOURCE))
-    os.unlink(paths.handoff)
-    with pytest.raises(grpc.RpcError, match="not prepared"):
-        kubelet.allocate(RESOURCE, "node0-0")
-
-
-def test_a_handoff_that_is_published_anew_is_waited_for(
-    offering: Offering, kubelet: KubeletDevices, paths: PoolPaths
-) -> None:
-    """A pod would fail for good, only since another region is being rebuilt."""
-    offering.show(kv=FREE)
-    wait_for(lambda: kubelet.is_connected(RESOURCE))
-    os.unlink(paths.handoff)
-    again = threading.Timer(0.3, publish, (paths, "node0-0"), {"generation": 2})
-    again.start()
-    assert kubelet.allocate(RESOURCE, "node0-0").mounts
-    again.join()
-
-
-def test_kubelet_asks_which_devices_are_best(offering: Offering, kubelet: KubeletDevices) -> None:
-    offering.show(kv=FREE)
-    wait_for(lambda: kubelet.is_connected(RESOURCE))
-    assert kubelet.prefer(RESOURCE, ["node0-0", "node1-0"], ["node1-0"], count=1) == ["node1-0"]
-
-
-def test_views_follow_the_pools_handoff(
-    offering: Offering, kubelet: KubeletDevices, paths: PoolPaths
-) -> None:
-    offering.show(kv=FREE)
-    wait_for(lambda: kubelet.is_connected(RESOURCE))
-    for devices in (["node0-0"], ["node1-0"], ["node0-0", "node1-0"]):
-        kubelet.allocate(RESOURCE, *devices)
-
-    publish(paths, "node0-0", generation=2)
-    refresh_views(paths)
-
-    handoffs = {
-        view: Path(paths.devices, view, "handoff.json") for view in os.listdir(paths.devices)
-    }
-    assert set(handoffs) == {"node0-0", "node1-0", "node0-0+node1-0"}
-    assert '"generation": 2' in handoffs["node0-0"].read_text()
-    assert not handoffs["node1-0"].exists()
-    assert '"node1-0"' not in handoffs["node0-0+node1-0"].read_text()
-
-    publish(paths, "node0-0", "node1-0", generation=3)
-    refresh_views(paths)
-    assert '"node1-0"' in handoffs["node1-0"].read_text()
-    assert '"node1-0"' in handoffs["node0-0+node1-0"].read_text()
-
-    os.unlink(paths.handoff)
-    refresh_views(paths)
-    assert not any(handoff.exists() for handoff in handoffs.values())
-
-
-def test_a_view_that_says_the_same_is_not_written_again(paths: PoolPaths) -> None:
-    make_view(paths, ["node0-0"])
-    handoff = Path(paths.devices, "node0-0", "handoff.json")
-    before = handoff.stat().st_ino
-    make_view(paths, ["node0-0"])
-    refresh_views(paths)
-    assert handoff.stat().st_ino == before
