@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import hostprep
+from hostprep.agent.backoff import Backoff
 from hostprep.agent.desired import (
     Desire,
     Instruction,
@@ -26,7 +27,6 @@ from hostprep.agent.messages import (
     RoundDone,
 )
 from hostprep.agent.metrics import Metrics
-from hostprep.agent.reporting import Backoff
 from hostprep.agent.status import View, node_status
 from hostprep.boot import BootUnit
 from hostprep.cluster.node_resource import NodeStatus

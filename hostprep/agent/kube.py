@@ -23,9 +23,9 @@ import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
+from hostprep.agent.backoff import Backoff
 from hostprep.agent.kubeconfig import load_configuration
 from hostprep.agent.logs import Logger
-from hostprep.agent.reporting import Backoff
 from hostprep.cluster.names import GROUP, NODE_PLURAL, VERSION
 from hostprep.errors import BadInputError, FailedError
 

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import signal
 import time
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,8 +39,10 @@ _LAST_WORD_S = 2.0
 _NO_STATUS = NodeStatus()
 
 
-async def run(settings: Settings, log: Logger) -> int:
+async def run(settings: Settings, log: Logger, worker: Process | None = None) -> int:
     """Run until SIGTERM, or with `once` until all is done. Returns the exit code.
+
+    `worker` was started beforehand, for `settings.root`, and is taken over.
 
     Raises BadInputError for settings that cannot be, before anything is changed.
     """
@@ -63,7 +66,7 @@ async def run(settings: Settings, log: Logger) -> int:
         if configuration is not None:
             api = NodeApi(settings.node_name, configuration, settings.kubeconfig, log)
             metrics.connected.set_function(lambda: api.connected)
-        agent = _Agent(settings, log, boot_id, saver, Brain(metrics), api, metrics, place)
+        agent = _Agent(settings, log, boot_id, saver, Brain(metrics), api, metrics, place, worker)
         return await agent.run()
     finally:
         place.close()
@@ -79,6 +82,7 @@ class _Agent:
     api: NodeApi | None
     metrics: Metrics
     place: Place
+    early: Process | None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _heard: asyncio.Event = field(default_factory=asyncio.Event)
@@ -101,6 +105,7 @@ class _Agent:
             self._worker_started,
             self._worker_lost,
             self.log,
+            self.early,
         )
         self.devices = DeviceSide(
             settings.root, settings.kubelet_dir, self.metrics, self.log, self._wake.set

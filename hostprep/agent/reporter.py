@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hostprep.agent.backoff import Backoff
 from hostprep.agent.brain import Brain
 from hostprep.agent.kube import ApiError, NodeApi
 from hostprep.agent.logs import Logger
 from hostprep.agent.metrics import Metrics
-from hostprep.agent.reporting import Backoff, due_at, merge_patch
+from hostprep.agent.reporting import due_at, merge_patch
 from hostprep.cluster.node_resource import NodeStatus
 
 __all__ = ["Reporter"]

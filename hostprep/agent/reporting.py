@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from hostprep.cluster.node_resource import NodeStatus, Phase, PoolStatus
 
-__all__ = ["PROGRESS_EVERY_S", "Backoff", "due_at", "is_only_progress", "merge_patch"]
+__all__ = ["PROGRESS_EVERY_S", "due_at", "is_only_progress", "merge_patch"]
 
 PROGRESS_EVERY_S = 10.0
 _MOVING = (Phase.PREPARING, Phase.RESIZING, Phase.DEGRADED, Phase.RELEASING)
@@ -67,22 +66,3 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
         elif key not in old or before != value:
             patch[key] = value
     return patch
-
-
-@dataclass(slots=True)
-class Backoff:
-    """Pauses that double from `first_s` to `most_s`, each shortened by chance to spread a crowd."""
-
-    first_s: float
-    most_s: float
-    failures: int = 0
-
-    def next_s(self) -> float:
-        """Count a failure; return how long to wait."""
-        pause_s = min(self.most_s, self.first_s * 2.0 ** min(self.failures, 30))
-        self.failures += 1
-        return pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
-
-    def reset(self) -> None:
-        """Begin anew: it worked."""
-        self.failures = 0

@@ -7,18 +7,47 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from hostprep.agent.logs import Logger
+from hostprep.agent.backoff import Backoff
 from hostprep.agent.messages import Done, Message, Round, decode, encode
-from hostprep.agent.reporting import Backoff
 
-__all__ = ["Supervisor"]
+if TYPE_CHECKING:
+    from hostprep.agent.logs import Logger
+
+__all__ = ["Supervisor", "early_worker", "start_worker"]
 
 _MAX_LINE_BYTES = 16 << 20
 _STEADY_S = 60.0
 """A worker that lived so long is no sign of a fault that goes on: the pauses begin anew."""
+
+
+async def start_worker(root: str, state_dir: str) -> asyncio.subprocess.Process:
+    """Start a worker. It does nothing until it is asked, and ends when its input does."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "hostprep.agent.worker", "--root", root, "--state-dir", state_dir),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=_MAX_LINE_BYTES,
+        # One heap for all threads: its pieces come back, and it works on files, not on heaps.
+        env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+    )
+
+
+@contextlib.asynccontextmanager
+async def early_worker(root: str, state_dir: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start the first worker before the agent reads its own modules, and end it with the block."""
+    process = await start_worker(root, state_dir)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
 
 
 @dataclass
@@ -33,6 +62,8 @@ class Supervisor:
     on_lost: Callable[[], None]
     """Told when the worker ended unasked."""
     log: Logger
+    first: asyncio.subprocess.Process | None = None
+    """A worker that was started beforehand."""
     _process: asyncio.subprocess.Process | None = None
     _stopping: bool = False
     _complaint: str = ""
@@ -89,15 +120,8 @@ class Supervisor:
             await process.wait()
 
     async def _run_once(self) -> None:
-        process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "hostprep.agent.worker", "--root", self.root, "--state-dir", self.state_dir),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_MAX_LINE_BYTES,
-            # One heap for all threads: its pieces come back, and it works on files, not on heaps.
-            env={**os.environ, "MALLOC_ARENA_MAX": "1"},
-        )
+        process, self.first = self.first or await start_worker(self.root, self.state_dir), None
+        self._process = process
         self.log.info("worker_started", pid=process.pid)
         self.on_start()
         assert process.stdout is not None  # noqa: S101 - asked for above

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.agent.reporting import PROGRESS_EVERY_S, Backoff, due_at, merge_patch
+from hostprep.agent.backoff import Backoff
+from hostprep.agent.reporting import PROGRESS_EVERY_S, due_at, merge_patch
 from hostprep.cluster.conditions import Condition
 from hostprep.cluster.node_resource import (
     HugePageStatus,
