@@ -156,7 +156,7 @@ def test_containerd_dies_while_the_agent_populates(
 ) -> None:
     pools = NodePools(cluster.kubectl, node)
     before, agent = pools.inodes("kv"), agent_pod(cluster)
-    with pools.held(pool_object("large", "1Gi", gid=4242, backings=["Base"]), wait=False):
+    with pools.held(pool_object("large", "768Mi", gid=4242, backings=["Base"]), wait=False):
         wait_for(lambda: _is_populating(node), 60, every_s=0.1, why="nothing was populated")
         node.run("systemctl kill --signal=KILL containerd")
         wait_for(lambda: pool_status(cluster, "large").get("phase") == "Ready", 120, every_s=0.5)
@@ -174,7 +174,7 @@ def test_containerd_dies_while_the_agent_populates(
 def _is_populating(node: VirtualNode) -> bool:
     """Whether region files of pool `large` have some of their pages, and not all."""
     blocks = node.run("stat -c %b /run/hostprep/large/mem/* 2>/dev/null || true").split()
-    return 0 < sum(map(int, blocks)) * 512 < 1 << 30
+    return 0 < sum(map(int, blocks)) * 512 < 768 << 20
 
 
 def _version(cluster: ControlPlane, agent: str) -> str:

@@ -79,7 +79,6 @@ def _wait_sound(cluster: ControlPlane, node: VirtualNode, before: dict[str, str]
     return _inodes(node)
 
 
-@pytest.mark.long
 def test_a_bad_page_costs_its_free_region_only_and_that_is_replaced(
     cluster: ControlPlane, node: VirtualNode, kv: JsonObject
 ) -> None:
@@ -92,7 +91,6 @@ def test_a_bad_page_costs_its_free_region_only_and_that_is_replaced(
     assert int(node.run("awk '/HardwareCorrupted/ {print $2}' /proc/meminfo")) >= 4
 
 
-@pytest.mark.long
 def test_a_bad_page_under_a_lease_is_named_and_its_region_replaced_after_the_release(
     cluster: ControlPlane, node: VirtualNode, kv: JsonObject, engines: EnginePods
 ) -> None:

@@ -98,7 +98,6 @@ def test_after_a_reboot_pages_are_there_before_kubelet_counts_them(
     assert "ReserveHugePages" not in steps, "the agent found no pages to adopt"
 
 
-@pytest.mark.long
 def test_a_failing_script_and_a_power_cut_while_preparing_stop_no_boot(
     cluster: ControlPlane, node: VirtualNode, kv: JsonObject, operator: OperatorProcess
 ) -> None:

@@ -120,14 +120,14 @@ def test_the_agents_pod_is_deleted(scene: Scene) -> None:
     )
 
 
-@pytest.mark.long
-def test_an_upgrade_to_the_next_image_and_back(scene: Scene) -> None:
-    for tag, what in ((NEXT, "helm upgrade"), ("", "helm upgrade, back")):
-        before = scene.agent()["metadata"]["uid"]
-        scene.through(what, lambda tag=tag: _upgrade(scene, tag), _is_true)  # type: ignore[misc]
-        agent = scene.agent()
-        assert agent["metadata"]["uid"] != before
-        assert agent["spec"]["containers"][0]["image"].endswith(tag or "0.1.0")
+@pytest.mark.parametrize("tag", [NEXT, pytest.param("", marks=pytest.mark.long)])
+def test_an_upgrade_to_the_next_image_and_back(scene: Scene, tag: str) -> None:
+    before = scene.agent()["metadata"]["uid"]
+    what = f"helm upgrade{'' if tag else ', back'}"
+    scene.through(what, lambda: _upgrade(scene, tag), lambda: True)
+    agent = scene.agent()
+    assert agent["metadata"]["uid"] != before
+    assert agent["spec"]["containers"][0]["image"].endswith(tag or "0.1.0")
 
 
 def _upgrade(scene: Scene, tag: str) -> None:
@@ -139,7 +139,6 @@ def _upgrade(scene: Scene, tag: str) -> None:
     wait_for_chart(scene.cluster)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("unit", ["kubelet", "containerd"])
 def test_a_unit_of_the_node_is_restarted(scene: Scene, unit: str) -> None:
     agent = scene.agent()
@@ -151,12 +150,11 @@ def test_a_unit_of_the_node_is_restarted(scene: Scene, unit: str) -> None:
     assert scene.agent()["metadata"]["uid"] == agent["metadata"]["uid"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "pattern", "labels"),
     [
         ("agent", "hostprep agent", _AGENT),
-        ("operator", "hostprep-operator run", _OPERATOR),
+        pytest.param("operator", "hostprep-operator run", _OPERATOR, marks=pytest.mark.long),
     ],
 )
 def test_a_container_is_killed(scene: Scene, what: str, pattern: str, labels: str) -> None:
@@ -168,7 +166,6 @@ def test_a_container_is_killed(scene: Scene, what: str, pattern: str, labels: st
     )
 
 
-@pytest.mark.long
 def test_the_worker_is_killed(scene: Scene) -> None:
     """The agent's own child: the agent starts another, its container lives on."""
     before = scene.agent()
@@ -215,10 +212,6 @@ def _closings(cluster: ControlPlane) -> list[str]:
         if event["involvedObject"].get("name") == NODE
         and event["reason"] in ("MemoryClosed", "MemoryNotReady")
     )
-
-
-def _is_true() -> bool:
-    return True
 
 
 def _is_ready(pod: JsonObject) -> bool:
