@@ -31,10 +31,10 @@ lint: $(STAMP)
 	@$(VENV)/bin/lint-imports
 
 unit: $(STAMP)  ## pure code: a process for each CPU
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m unit -n auto tests/unit
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m unit -n auto tests/unit tests/register
 
 kernel: $(STAMP)  ## real memory: one test at a time, since they count the machine's huge pages
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel tests/kernel
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel tests/kernel tests/register
 
 testbed: $(STAMP)  ## build what the cluster and node tests need, once: about 25 minutes on two cores
 	@$(PY) -m tests.testbed build

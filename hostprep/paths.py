@@ -11,6 +11,7 @@ from hostprep.values import value
 __all__ = [
     "DEFAULT_ROOT",
     "POOL_MARKS",
+    "TURNSTILE",
     "PoolPaths",
     "canonical_root",
     "check_pool_name",
@@ -18,6 +19,8 @@ __all__ = [
 ]
 
 DEFAULT_ROOT = "/run/hostprep"
+TURNSTILE = "turnstile"
+"""Folder below the root in which engines take turns registering."""
 POOL_MARKS = ("claim.lock", "agent.json", "boot.json", "boot.ledger")
 """Any of these files makes a folder a pool's; no other folder is ever taken for one."""
 
@@ -32,8 +35,15 @@ def default_root() -> str:
 def check_pool_name(name: str) -> str:
     """Return the name if it can be a label, a folder and a resource name at once.
 
-    Raises BadInputError otherwise. Rule: a DNS label of RFC 1123, at most 63 characters.
+    Raises BadInputError otherwise. Rule: a DNS label of RFC 1123, at most 63 characters, and not
+    the name of a folder of ours.
     """
+    if name == TURNSTILE:
+        raise BadInputError(
+            f"a pool cannot be named {name}: engines take turns in a folder of that name",
+            reason="BadPoolName",
+            remedy="choose another name, such as kv",
+        )
     if _DNS_LABEL.fullmatch(name) is None:
         shown = name if len(name) <= 70 else name[:67] + "..."
         raise BadInputError(
@@ -137,6 +147,10 @@ class PoolPaths:
     def sidecar(self, region: str) -> str:
         """Who holds, or last held, the region. Advisory, except for the lease's id."""
         return f"{self.state_of(region)}/lease"
+
+    def board(self, region: str) -> str:
+        """Where the ranks of the engine that leases the region report how far they are."""
+        return f"{self.state_of(region)}/board"
 
     def part_of(self, mount_dir: str, region: str) -> str:
         """Where a region is made: its temporary name, which no handoff ever holds."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from hostprep.apply.exclusive import exclusive
 from hostprep.apply.meter import Meter, Tell
-from hostprep.apply.publish import publish_zipapp
 from hostprep.apply.service import Node, unmet_error
 from hostprep.backing import Backing
 from hostprep.errors import FailedError, HostprepError
@@ -99,7 +98,7 @@ class Reconciler:
             self.node.settle()
             if any(spec.state is PoolState.PRESENT for spec in self.specs):
                 # Before the pools: engines of the first one do not wait for the last one.
-                publish_zipapp(self.node.root)
+                self.node.furnish()
             left = [spec.name for spec in self.specs if spec.name not in self.held]
             while left:
                 wanted = self.plan(self.node.facts())

@@ -28,6 +28,7 @@ from hostprep.plan import plan
 from hostprep.plan.actions import Plan, PoolPlan, Shortfall, Unmet
 from hostprep.pool.spec import PoolSpec, PoolState
 from hostprep.record import Recorder, read_record
+from hostprep.register.turnstile import make_turnstiles, remove_turnstiles
 
 __all__ = ["Node", "Outcome", "check_met", "unmet_error"]
 
@@ -79,7 +80,7 @@ class Node:
         check_met(self.plan(specs), specs)
         with exclusive(self.root, wait_timeout_s=wait_timeout_s, on_wait=on_wait):
             outcome = self._apply(specs, progress or NoProgress())
-            publish_zipapp(self.root)
+            self.furnish()
         return outcome
 
     def release(
@@ -112,10 +113,17 @@ class Node:
             self.clear_if_empty()
         return outcome
 
+    def furnish(self) -> None:
+        """Have what engines find beside the pools; while holding the root."""
+        publish_zipapp(self.root)
+        with contextlib.suppress(OSError, HostprepError):  # engines register without it too
+            make_turnstiles(self.root)
+
     def clear_if_empty(self) -> None:
         """Remove what is left beside the pools once there is none; while holding the root."""
         if not observe_pools(self.root):
             remove_host_cgroup(self.facts())
+            remove_turnstiles(self.root)
             remove_root(self.root, (ZIPAPP,))
 
     def _apply(self, specs: Sequence[PoolSpec], progress: Progress) -> Outcome:

@@ -12,7 +12,7 @@ __all__ = ["NAME", "build_zipapp"]
 
 NAME = "hostprep.pyz"
 
-_PACKAGES = ("kernel", "handoff", "claim", "attachment", "engine")
+_PACKAGES = ("kernel", "handoff", "claim", "attachment", "register", "engine")
 _MODULES = ("__init__", "backing", "errors", "paths", "units", "values")
 _MAIN = "import sys\n\nfrom hostprep.engine.main import main\n\nsys.exit(main())\n"
 

@@ -12,7 +12,11 @@ from hostprep.errors import HostprepError
 from hostprep.handoff import Handoff, Region
 from hostprep.kernel.memory import address_of, explain, map_shared, populate
 
-__all__ = ["Attachment"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import threading  # late at run time: huge pages need none
+
+__all__ = ["Attachment", "make_present"]
 
 _PIECE_BYTES = 64 << 20
 
@@ -31,7 +35,7 @@ class Attachment:
         try:
             mapping = map_shared(lease.fd, lease.region.size_bytes, writable=writable)
             self._address = address_of(mapping)
-            _make_present(lease.region, self._address)
+            make_present(lease.region, self._address, lease.region.size_bytes)
         except BaseException:
             lease.retire()
             lease.close()
@@ -159,11 +163,15 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _make_present(region: Region, address: int) -> None:
+def make_present(
+    region: Region, address: int, size_bytes: int, *, stop: threading.Event | None = None
+) -> None:
     """Build this process's page tables: at once for huge pages, by threads for base ones.
 
-    Reading populates 2.5 times faster than writing, and the entries of a shared mapping are
-    writable all the same (research: memory, section 4.4). Raises in plain words.
+    `address` and `size_bytes` are of the region's mapping, or of a part of it. Reading populates
+    2.5 times faster than writing, and the entries of a shared mapping are writable all the same
+    (research: memory, section 4.4). Raises in plain words; `kernel.parallel.Stopped` if `stop`
+    was set before base pages were all present.
     """
 
     def read(offset: int, length: int) -> None:
@@ -173,13 +181,14 @@ def _make_present(region: Region, address: int) -> None:
 
     try:
         if region.page_bytes > os.sysconf("SC_PAGE_SIZE"):
-            read(0, region.size_bytes)
+            read(0, size_bytes)
             return
         run_pieces(
             read,
-            size_bytes=region.size_bytes,
+            size_bytes=size_bytes,
             piece_bytes=_PIECE_BYTES,
             threads=min(region.attach.populate_read_threads, len(os.sched_getaffinity(0))),
+            stop=stop,
         )
     except OSError as error:
         raise _explained(error, region) from error

@@ -37,11 +37,11 @@ def clean_node() -> Iterator[Node]:
     node = Node(f"{folder}/root")
     try:
         yield node
+    finally:
         pools = [pool.name for pool in observe_pools(node.root)]
         if pools:
             node.release(pools, force=True)
-        assert huge_pages_total() == before, "huge pages were left"
         left = [entry.path for entry in read_mounts() if entry.path.startswith(folder)]
-        assert not left, "mounts were left"
-    finally:
         shutil.rmtree(folder, ignore_errors=True)
+    assert huge_pages_total() == before, "huge pages were left"
+    assert not left, "mounts were left"

@@ -1,0 +1,65 @@
+"""The call that engines make."""
+
+from __future__ import annotations
+
+import os
+
+from hostprep.attachment.mapped import Attachment
+from hostprep.errors import BadInputError
+from hostprep.register.registration import Registration
+from hostprep.register.turnstile import Turnstile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypedDict, Unpack
+
+    from hostprep.register.chunks import ChunkPolicy
+    from hostprep.register.driver import Driver
+    from hostprep.register.job import Turns
+    from hostprep.register.progress import Progress
+    from hostprep.register.telling import Board
+
+    class Options(TypedDict, total=False):
+        """What Registration takes; see there."""
+
+        driver: Driver | None
+        context: int | None
+        offset_bytes: int
+        size_bytes: int | None
+        row_bytes: int
+        turnstile: Turns | None
+        deadline_s: float | None
+        on_registered: Callable[[], object] | None
+        on_progress: Callable[[Progress], object] | None
+        board: Board | None
+        policy: ChunkPolicy | None
+
+
+__all__ = ["register"]
+
+
+def register(
+    attachment: Attachment, *, mode: str = "background", **options: Unpack[Options]
+) -> Registration:
+    """Register an attachment, or a slice of it, with CUDA; return the Registration at work on it.
+
+    `mode="background"` returns within a millisecond of having the driver, `mode="sync"` once all
+    is registered, and raises what went wrong, as engines do by themselves. The options are those
+    of Registration; without `turnstile` it takes turns at the node's, with None at none. Close
+    the Registration before the engine lets go of the memory.
+    """
+    if mode not in ("background", "sync"):
+        raise BadInputError(
+            f"mode {mode!r} is unknown", reason="BadMode", remedy="give background or sync"
+        )
+    if "turnstile" not in options:
+        options["turnstile"] = Turnstile(_root_of(attachment))
+    registration = Registration(attachment, **options)
+    return registration.run() if mode == "sync" else registration.start()
+
+
+def _root_of(attachment: Attachment) -> str:
+    """Return the folder that holds all pools, as this process sees it."""
+    pool = attachment.path[: -len(attachment.region.path)].rstrip("/")
+    return os.path.dirname(pool)

@@ -1,0 +1,42 @@
+"""Descriptors that stand for this process being alive: a forked child must not keep them.
+
+A child that inherited a ticket or a slot of the board would hold its lock after the parent was
+killed, and the parent would pass for alive. Python's own forks close them here; programs that are
+started lose them by O_CLOEXEC.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+__all__ = ["close_own", "is_own", "own"]
+
+_fds: set[int] = set()
+
+
+def own(fd: int) -> int:
+    """Take note of a descriptor, and return it."""
+    _fds.add(fd)
+    return fd
+
+
+def close_own(fd: int) -> None:
+    """Close such a descriptor; nothing where that was done, as in a forked child it was."""
+    if fd in _fds:
+        _fds.discard(fd)
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def is_own(fd: int) -> bool:
+    """Tell whether it is still open here: in a forked child its number may be another file's."""
+    return fd in _fds
+
+
+def _after_fork() -> None:
+    for fd in tuple(_fds):
+        close_own(fd)
+
+
+os.register_at_fork(after_in_child=_after_fork)

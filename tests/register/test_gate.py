@@ -1,0 +1,322 @@
+"""The gate: closed until all are ready, and for good once one is not to be."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import timeit
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hostprep.errors import BadInputError
+from hostprep.kernel.processes import ProcessId
+from hostprep.register.board import BoardReader, BoardView, RankBoard, RankView
+from hostprep.register.board_layout import Slot
+from hostprep.register.gate import Gate, Report, judge
+from tests.register.test_board import a_rank
+from tests.support.processes import wait_until
+
+HANG_S = 30.0
+_STATES = ["Joined", "Initializing", "Ready", "Failed"]
+
+
+def view(world: int, *ranks: tuple[int, str, bool], removed: bool = False) -> BoardView:
+    return BoardView(
+        world=world,
+        generation=bytes(16),
+        created_at_s=0.0,
+        ranks=tuple(
+            RankView(rank, Slot(1, state, ProcessId(1, 1, 1), 0.0, reason="no room"), alive)
+            for rank, state, alive in ranks
+        ),
+        gate=None,
+        removed=removed,
+    )
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("reports", "board", "state", "why"),
+    [
+        ({}, None, "Closed", "0 of 2 ranks ready; waiting for 0 (not reported), 1 (not reported)"),
+        ({0: "Ready"}, None, "Closed", "1 of 2 ranks ready; waiting for 1 (not reported)"),
+        ({0: "Ready", 1: "Ready"}, None, "Open", ""),
+        ({}, view(2, (0, "Ready", True), (1, "Ready", True)), "Open", ""),
+        ({1: "Ready"}, view(2, (0, "Ready", True)), "Open", ""),
+        ({1: "Ready"}, view(2, (0, "Ready", True), (1, "Initializing", True)), "Closed", "1 of 2"),
+        ({0: "Initializing", 1: "Ready"}, view(2, (0, "Ready", True)), "Closed", "1 of 2"),
+        ({0: "Failed"}, None, "Degraded", "rank 0 failed: out of luck"),
+        ({1: "Failed"}, view(2, (0, "Ready", True), (1, "Ready", True)), "Degraded", "rank 1"),
+        ({}, view(2, (0, "Failed", True)), "Degraded", "rank 0 failed: no room"),
+        ({}, view(2, (0, "Initializing", False)), "Degraded", "rank 0 ended before it was ready"),
+        ({}, view(2, (0, "Ready", True), (1, "Ready", False)), "Degraded", "rank 1 ended after"),
+        ({}, view(4, (0, "Ready", True)), "Degraded", "for 4 ranks, this gate for 2"),
+        ({}, view(2, (0, "Ready", True), removed=True), "Degraded", "removed"),
+        ({}, view(2, (0, "Ready", True), (1, "Ready", True), removed=True), "Open", ""),
+    ],
+)
+def test_what_follows_from_what_is_known(
+    reports: dict[int, str], board: BoardView | None, state: str, why: str
+) -> None:
+    said = {rank: Report(told, "out of luck") for rank, told in reports.items()}
+    verdict = judge(2, said, board)
+    assert verdict.state == state
+    assert why in verdict.why
+    assert bool(verdict.why) == (state != "Open")
+
+
+@pytest.mark.unit
+@given(
+    st.integers(1, 5),
+    st.dictionaries(st.integers(0, 4), st.sampled_from(_STATES)),
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from(_STATES), st.booleans()), max_size=5),
+)
+def test_it_never_opens_unless_all_that_is_known_says_ready(
+    world: int, reports: dict[int, str], ranks: list[tuple[int, str, bool]]
+) -> None:
+    reports = {rank: state for rank, state in reports.items() if rank < world}
+    unique = {rank[0]: rank for rank in ranks if rank[0] < world}
+    board = view(world, *(unique[rank] for rank in sorted(unique)))
+    verdict = judge(world, {rank: Report(state) for rank, state in reports.items()}, board)
+    all_ready = all(
+        {reports.get(rank, "Ready"), unique.get(rank, (0, "Ready", True))[1]} == {"Ready"}
+        and (rank in reports or rank in unique)
+        and unique.get(rank, (0, "", True))[2]
+        for rank in range(world)
+    )
+    assert (verdict.state == "Open") == all_ready
+
+
+@pytest.mark.unit
+def test_it_opens_once_by_the_engines_own_channel() -> None:
+    opened: list[int] = []
+    gate = Gate(3, on_open=lambda: opened.append(1))
+    for rank in range(3):
+        assert (gate.is_open, gate.state) == (False, "Closed")
+        gate.report(rank, "READY")
+    assert (gate.is_open, gate.state, gate.why) == (True, "Open", "")
+    assert gate.opened_after_s is not None
+    gate.report(1, "Failed", "too late")
+    gate.report(0, "Ready")
+    gate.close()
+    assert (gate.is_open, gate.state, opened) == (True, "Open", [1])
+
+
+@pytest.mark.unit
+def test_degraded_it_stays_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate(2)
+    with caplog.at_level(logging.WARNING):
+        gate.report(0, "failed", "CUDA_ERROR_OUT_OF_MEMORY")
+        gate.report(1, "failed", "too")
+        gate.report(0, "Ready")
+        gate.report(1, "Ready")
+    assert (gate.is_open, gate.state) == (False, "Degraded")
+    assert gate.why == "rank 0 failed: CUDA_ERROR_OUT_OF_MEMORY"
+    assert len(caplog.records) == 1
+    assert "GPU memory alone" in caplog.text
+
+
+@pytest.mark.unit
+def test_a_rank_that_began_again_is_not_ready() -> None:
+    gate = Gate(2)
+    gate.report(0, "Ready")
+    gate.report(0, "Initializing")
+    gate.report(1, "Ready")
+    assert not gate.is_open
+    gate.report(0, "Ready")
+    assert gate.is_open
+
+
+@pytest.mark.unit
+def test_the_engines_mistakes_do_not_become_the_gates(caplog: pytest.LogCaptureFixture) -> None:
+    def wrong(_: str) -> None:
+        raise ZeroDivisionError
+
+    gate = Gate(1, on_degraded=wrong)
+    gate.report(0, "Failed", "x")
+    assert gate.state == "Degraded"
+    assert "callback" in caplog.text
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("rank", "state"), [(2, "Ready"), (-1, "Ready"), (0, "Open"), (0, ""), (0, "Closed")]
+)
+def test_a_report_that_cannot_be_is_refused(rank: int, state: str) -> None:
+    gate = Gate(2)
+    with pytest.raises(BadInputError):
+        gate.report(rank, state)
+    assert gate.state == "Closed"
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("world", [0, -1, 1025])
+def test_a_world_that_cannot_be_is_refused(world: int) -> None:
+    with pytest.raises(BadInputError):
+        Gate(world)
+
+
+@pytest.mark.unit
+def test_a_deadline_degrades_it_and_names_who_is_missing() -> None:
+    gate = Gate(2, deadline_s=0.1)
+    gate.report(1, "Ready")
+    assert not gate.wait(HANG_S)
+    assert gate.state == "Degraded"
+    assert "not open within 0.1 s" in gate.why
+    assert "waiting for 0 (not reported)" in gate.why
+
+
+@pytest.mark.unit
+def test_closing_it_ends_the_watching() -> None:
+    gate = Gate(1, deadline_s=600)
+    gate.close()
+    wait_until(
+        lambda: not any(thread.name == "hostprep-gate" for thread in threading.enumerate()),
+        timeout_s=HANG_S,
+    )
+    gate.report(0, "Ready")
+    assert not gate.is_open
+
+
+@pytest.mark.kernel
+def test_polling_costs_next_to_nothing_and_no_system_call(memory_folder: Path) -> None:
+    path = str(memory_folder / "board")
+    boards = [RankBoard.open(path, generation="run", world=8, rank=rank) for rank in range(8)]
+    gate = Gate(8, boards[0])
+    polls = 200_000
+    took_s = min(timeit.repeat(lambda: gate.is_open, number=polls, repeat=5)) / polls
+    print(f"a poll takes {took_s * 1e9:.0f} ns")
+    assert took_s < 10e-6
+    gate.close()
+    for board in boards:
+        board.close()
+
+
+@pytest.mark.kernel
+def test_a_poll_makes_no_system_call() -> None:
+    """Under strict seccomp (prctl(2)) any system call but read, write and exit kills."""
+    code = (
+        "import ctypes, os\n"
+        "from hostprep.register.gate import Gate\n"
+        "gate = Gate(2)\n"
+        "libc = ctypes.CDLL(None)\n"
+        "poll = lambda: [gate.is_open for _ in range(10)]\n"
+        "poll()\n"
+        "assert libc.prctl(22, 1, 0, 0, 0) == 0\n"
+        "poll()\n"
+        "os.write(1, b'polled')\n"
+        "libc.syscall(60, 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert (done.returncode, done.stdout) == (0, b"polled")
+
+
+@pytest.mark.kernel
+def test_eight_ranks_open_it_when_the_last_is_ready(memory_folder: Path) -> None:
+    path = str(memory_folder / "board")
+    gate = Gate(8, BoardReader(path, generation="run"))
+    with contextlib.ExitStack() as stack:
+        for rank in range(7):
+            stack.enter_context(a_rank(path, "run", 8, rank, "ready"))
+        wait_until(lambda: gate.why.startswith("7 of 8 ranks ready"), timeout_s=HANG_S)
+        assert not gate.is_open
+        stack.enter_context(a_rank(path, "run", 8, 7, "ready"))
+        assert gate.wait(HANG_S)
+        wait_until(lambda: (RankBoard.look(path).gate) is not None, timeout_s=HANG_S)
+        announced = RankBoard.look(path).gate
+        assert announced is not None
+        assert announced.state == "Open"
+    assert gate.is_open, "once open it stays open"
+
+
+@pytest.mark.kernel
+def test_one_of_eight_that_fails_degrades_it(memory_folder: Path) -> None:
+    path = str(memory_folder / "board")
+    said: list[str] = []
+    gate = Gate(8, BoardReader(path, generation="run"), on_degraded=said.append)
+    with contextlib.ExitStack() as stack:
+        for rank in range(8):
+            stack.enter_context(a_rank(path, "run", 8, rank, "fail" if rank == 5 else "ready"))
+        assert not gate.wait(HANG_S)
+        wait_until(lambda: bool(said), timeout_s=HANG_S)
+    assert gate.why == "rank 5 failed: no memory to pin"
+    assert said == [gate.why]
+    announced = RankBoard.look(path).gate
+    assert announced is not None
+    assert (announced.state, announced.reason) == ("Degraded", gate.why)
+
+
+@pytest.mark.kernel
+def test_after_kill_of_one_rank_that_runs_gate_never_opens(memory_folder: Path) -> None:
+    path = str(memory_folder / "board")
+    gate = Gate(2, BoardReader(path, generation="run"))
+    with a_rank(path, "run", 2, 0, "ready"):
+        with a_rank(path, "run", 2, 1, "hang"):
+            wait_until(lambda: "1 (initializing)" in gate.why, timeout_s=HANG_S)
+        assert not gate.wait(HANG_S)
+        assert gate.why == "rank 1 ended before it was ready"
+        with pytest.raises(BadInputError, match="has ended"):
+            RankBoard.open(path, generation="run", world=2, rank=1)
+        late = Gate(2, BoardReader(path, generation="run"))
+        assert not late.wait(HANG_S), "nor does a gate that looks later"
+    fresh = [RankBoard.open(path, generation="next", world=2, rank=rank) for rank in range(2)]
+    gate = Gate(2, fresh[0])
+    for board in fresh:
+        board.ready()
+    assert gate.wait(HANG_S), "the next run's does"
+    for board in fresh:
+        board.close()
+
+
+@pytest.mark.kernel
+def test_an_earlier_runs_ready_ranks_do_not_open_it(memory_folder: Path) -> None:
+    path = str(memory_folder / "board")
+    with a_rank(path, "old", 2, 0, "ready"), a_rank(path, "old", 2, 1, "ready"):
+        assert Gate(2, BoardReader(path, generation="old")).wait(HANG_S)
+        fresh = Gate(2, BoardReader(path, generation="new"), deadline_s=0.5)
+        assert not fresh.wait(HANG_S)
+
+
+@pytest.mark.kernel
+def test_without_the_readers_check_of_generations_they_would(
+    memory_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(memory_folder / "board")
+    monkeypatch.setattr("hostprep.register.board_view.generation_of", lambda _: EqualToAll())
+    with a_rank(path, "old", 2, 0, "ready"), a_rank(path, "old", 2, 1, "ready"):
+        assert Gate(2, BoardReader(path, generation="new"), deadline_s=HANG_S).wait(HANG_S)
+
+
+class EqualToAll:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+@pytest.mark.kernel
+def test_a_forked_child_has_no_gate_that_opens() -> None:
+    gate = Gate(1, deadline_s=600)
+    pid = os.fork()
+    if pid == 0:
+        gate.report(0, "Ready")
+        os._exit(0 if (gate.is_open, gate.state) == (False, "Degraded") else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    gate.report(0, "Ready")
+    assert gate.is_open
