@@ -19,15 +19,16 @@ from hostprep.cli.options import output_option, progress_option
 from hostprep.cli.output import print_json, print_table, say
 from hostprep.cli.plan import show_plan
 from hostprep.cli.progress import showing
-from hostprep.errors import FailedError
+from hostprep.errors import BadInputError, FailedError
 from hostprep.facts import Facts
 from hostprep.plan.actions import Plan
 from hostprep.pool.resource import spec_from_options
-from hostprep.units import format_bytes, format_rate, format_seconds
+from hostprep.units import format_bytes, format_rate, format_seconds, parse_quantity
 
 __all__ = ["demo"]
 
 _POOL = "demo"
+_RANKS = 4
 _SHM = "/dev/shm"  # noqa: S108 - a folder of our own in it
 _COLD = """
 import ctypes, json, mmap, os, sys, time
@@ -70,15 +71,22 @@ class _Result:
 
 @click.command()
 @click.option("--size", help="How much; a fifth of what is free, at most 4Gi, if not given.")
+@click.option("--gate", is_flag=True, help="Instead: four ranks register behind their gate.")
 @progress_option
 @output_option
-def demo(size: str | None, progress: str, output: str) -> None:
+def demo(size: str | None, progress: str, output: str, *, gate: bool) -> None:
     """Prepare memory here, attach to it from another process, and compare with a cold start.
 
-    Gives everything back at the end.
+    Gives everything back at the end. With --gate an engine of four ranks serves while they
+    register, and then again with one that fails; at most 1Gi if no size is given.
     """
     # One root for all runs: what a killed demo left, the next one adopts and gives back.
     root = "/run/hostprep-demo" if os.geteuid() == 0 else f"{_SHM}/hostprep-demo-{os.getuid()}"
+    if gate:
+        from hostprep.cli.demo_gate import run_gate_demo
+
+        run_gate_demo(root, _gate_size(root, size), as_json=output == "json")
+        return
     result = _run(root, size, progress, quiet=output == "json")
     if output == "json":
         print_json(result.document())
@@ -112,6 +120,18 @@ def _run(root: str, size: str | None, progress: str, *, quiet: bool) -> _Result:
     return _Result(
         outcome.plan, attach["size_bytes"], prepare_s, cold["cold_s"], attach["attach_s"]
     )
+
+
+def _gate_size(root: str, size: str | None) -> int:
+    """Return four equal slices of whole pages. Raises BadInputError."""
+    slices = _RANKS * 2 * MIB
+    wanted = parse_quantity(size) if size else min(GIB, _default_size(Node(root).facts()))
+    if wanted < slices:
+        raise BadInputError(
+            f"{format_bytes(wanted)} are not enough for {_RANKS} ranks",
+            remedy=f"give --size {format_bytes(slices)[:-1].replace(' ', '')} or more",
+        )
+    return wanted // slices * slices
 
 
 def _default_size(facts: Facts) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -10,23 +11,26 @@ from hostprep.apply.service import Node
 from hostprep.cli.options import output_option, root_option
 from hostprep.cli.output import print_json, print_table
 from hostprep.cli.pool_options import pool_options, specs_from
-from hostprep.doctor import diagnose
+from hostprep.doctor import Finding, diagnose
+from hostprep.doctor.finding import worst_first
+from hostprep.pool.spec import PoolSpec
 
 __all__ = ["doctor"]
 
 
 @click.command()
 @pool_options
+@click.option("--gpu", is_flag=True, help="What registering with CUDA takes here, too.")
 @root_option
 @output_option
-def doctor(root: str, output: str, **options: Any) -> int:
+def doctor(root: str, output: str, *, gpu: bool, **options: Any) -> int:
     """Say what on this node stands in the way, worst first, each with its remedy.
 
     With a pool (-f, or --name and --size) it is checked as well. Exit code 1 if anything is an
     error.
     """
     specs = specs_from(options) if options.get("file") or options.get("name") else ()
-    findings = diagnose(Node(root).facts(), specs)
+    findings = _findings(Node(root), specs, gpu=gpu)
     if output == "json":
         print_json({"findings": findings})
     else:
@@ -36,3 +40,15 @@ def doctor(root: str, output: str, **options: Any) -> int:
             [(f.severity, f.check, f.what, f.remedy) for f in findings],
         )
     return 1 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def _findings(node: Node, specs: Sequence[PoolSpec], *, gpu: bool) -> tuple[Finding, ...]:
+    facts = node.facts()
+    findings = diagnose(facts, specs)
+    if not gpu:
+        return findings
+    from hostprep.doctor.registering import check_registering
+    from hostprep.observe.nvidia import ask_cuda, observe_nvidia
+
+    nvidia = observe_nvidia(node.host, facts.gpus, ask=ask_cuda)
+    return worst_first((*findings, *check_registering(facts, nvidia, specs)))

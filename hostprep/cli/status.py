@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from hostprep.claim.sidecar import NOBODY, current_command, mark_bad, read_sidecar
+from hostprep.cli.gates import GATE_COLUMNS, gate_document, gate_row
 from hostprep.cli.options import output_option, root_option
 from hostprep.cli.output import print_json, print_table, say
 from hostprep.errors import HostprepError, NotReadyError
@@ -27,11 +28,12 @@ __all__ = ["status", "verify"]
 @root_option
 @output_option
 def status(pool: str | None, root: str, output: str) -> None:
-    """Show what is held on this node, in which state, and by whom it is leased."""
+    """Show what is held on this node, in which state, by whom it is leased, and engines' gates."""
     pools = _chosen(root, pool)
     documents = [_pool_document(PoolPaths(root, facts.name), facts) for facts in pools]
+    gates = [gate for facts in pools for gate in _gates(PoolPaths(root, facts.name), facts)]
     if output == "json":
-        print_json({"root": root, "pools": documents})
+        print_json({"root": root, "pools": documents, "gates": gates})
     elif not pools:
         say(f"no pools below {root}")
     else:
@@ -40,6 +42,15 @@ def status(pool: str | None, root: str, output: str) -> None:
             ("POOL", "REGION", "SIZE", "BACKING", "PLACEMENT", "STATE", "HOLDER"),
             [row for pool in documents for row in _rows(pool)],
         )
+        if gates:
+            say("")
+            print_table("", GATE_COLUMNS, [gate_row(gate) for gate in gates])
+
+
+def _gates(paths: PoolPaths, pool: PoolFacts) -> list[dict[str, Any]]:
+    """Return the gate of each engine that leases regions of the pool or reports beside them."""
+    found = (gate_document(paths, region.name, leased=region.leased) for region in pool.regions)
+    return [gate for gate in found if gate is not None]
 
 
 def _chosen(root: str, name: str | None) -> tuple[PoolFacts, ...]:

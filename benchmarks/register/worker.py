@@ -1,0 +1,184 @@
+"""One process of a measurement: takes commands as lines of JSON, answers each with a line.
+
+Times are of CLOCK_MONOTONIC, which all processes share; `at_s` lets several begin together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.register.cuda import NO_FLAGS, Cuda, CudaError
+from benchmarks.register.handles import Handles
+from benchmarks.register.mappings import Mapping, cold_mapping, file_mapping
+from benchmarks.register.watching import Watcher
+from hostprep.errors import HostprepError
+
+__all__ = ["main"]
+
+
+class _Worker:
+    """The commands, by name: every public method is one."""
+
+    def __init__(self) -> None:
+        self._cuda: Cuda | None = None
+        self._mappings: dict[str, Mapping] = {}
+        self._watcher: Watcher | None = None
+        self._handles: Handles | None = None
+
+    @property
+    def cuda(self) -> Cuda:
+        if self._cuda is None:
+            raise CudaError("no device was opened")
+        return self._cuda
+
+    def open(self, device: int) -> dict[str, object]:
+        """Have a context; without one where `watch` makes its own."""
+        self._cuda = Cuda(device)
+        self.cuda.open()
+        return self.cuda.traits()
+
+    def map(self, name: str, path: str, offset: int, size_bytes: int) -> dict[str, float]:
+        """Map a part of a resident file, page tables included."""
+        begin_s = time.monotonic()
+        self._mappings[name] = file_mapping(path, offset, size_bytes)
+        return {"took_s": time.monotonic() - begin_s}
+
+    def map_cold(self, name: str, size_bytes: int) -> dict[str, float]:
+        """Map fresh shared memory of base pages, none of them there yet."""
+        self._mappings[name] = cold_mapping(size_bytes)
+        return {}
+
+    def register(self, name: str, chunk: int | str, at_s: float = 0.0) -> dict[str, object]:
+        """Register a mapping: by chunks of so many bytes, in one call (0), or `steered`."""
+        _wait_until(at_s)
+        begin_s = time.monotonic()
+        with self.cuda.relaxed():
+            calls = self._mappings[name].register(self.cuda, chunk)
+        return _told(begin_s, calls)
+
+    def register_in_turns(self, name: str, folder: str, at_s: float = 0.0) -> dict[str, object]:
+        """Register by steered chunks, each in this process's turn at the node's turnstile."""
+        from hostprep.register.turnstile import Turnstile
+
+        turnstile = Turnstile(folder, "bench")
+        _wait_until(at_s)
+        begin_s = time.monotonic()
+        with self.cuda.relaxed():
+            calls = self._mappings[name].register(self.cuda, "steered", turn=turnstile.turn)
+        return _told(begin_s, calls)
+
+    def unregister(self, name: str, at_s: float = 0.0) -> dict[str, object]:
+        """Unregister what was registered, in reverse."""
+        _wait_until(at_s)
+        begin_s = time.monotonic()
+        return _told(begin_s, self._mappings[name].unregister(self.cuda))
+
+    def unmap(self, name: str) -> dict[str, object]:
+        """Forget a mapping."""
+        self._mappings.pop(name).close()
+        return {}
+
+    def host_alloc(self, size_bytes: int) -> dict[str, object]:
+        """Allocate by the driver (cudaHostAlloc), and free it again."""
+        begin_s = time.monotonic()
+        pointer = self.cuda.call("cuMemHostAlloc", size_bytes, NO_FLAGS)
+        told = _told(begin_s, [time.monotonic() - begin_s])
+        self.cuda.call("cuMemFreeHost", pointer)
+        return told
+
+    def free_bytes(self) -> dict[str, int]:
+        """Return the GPU's free memory."""
+        return {"free_bytes": int(self.cuda.call("cuMemGetInfo")[0])}
+
+    def copy(self, name: str, size_bytes: int, rounds: int) -> dict[str, object]:
+        """Copy both ways between a mapping and the GPU; `driver` and `plain` are made for it."""
+        from benchmarks.register.copying import copy_rates
+
+        mapping = self._mappings.get(name)
+        return copy_rates(self.cuda, name, mapping, size_bytes, rounds)
+
+    def capture(self, name: str, *, relaxed: bool) -> dict[str, object]:
+        """Capture a graph while another thread registers a mapping; then launch it."""
+        from benchmarks.register.capturing import capture_while
+
+        return capture_while(self.cuda, self._mappings[name], relaxed=relaxed)
+
+    def watch(self, action: str, device: int) -> dict[str, object]:
+        """Begin to repeat an action in a thread, as a neighbour would."""
+        self._watcher = Watcher(action, device)
+        self._watcher.start()
+        return {}
+
+    def watched(self, from_s: float, to_s: float) -> dict[str, object]:
+        """Return how long the action took, of all calls that met that time."""
+        if self._watcher is None:
+            raise CudaError("nothing is watched")
+        return self._watcher.between(from_s, to_s)
+
+    def create_handles(self, size_bytes: int, piece_bytes: int, node: int) -> dict[str, object]:
+        """Create host memory that other processes can map, and be ready to send it."""
+        self._handles = Handles(self.cuda, piece_bytes)
+        return self._handles.create(size_bytes, node)
+
+    def serve_handles(self, path: str) -> dict[str, object]:
+        """Send the handles to the one process that connects to the socket at the path."""
+        if self._handles is None:
+            raise CudaError("no handles were created")
+        self._handles.serve(path)
+        return {}
+
+    def import_handles(
+        self, path: str, size_bytes: int, piece_bytes: int, node: int
+    ) -> dict[str, object]:
+        """Take handles from another process and map them for the GPU and for this CPU."""
+        self._handles = Handles(self.cuda, piece_bytes)
+        return self._handles.take(path, size_bytes, node)
+
+    def drop_handles(self) -> dict[str, object]:
+        """Unmap and release them."""
+        begin_s = time.monotonic()
+        if self._handles is not None:
+            self._handles.close()
+        self._handles = None
+        return {"took_s": time.monotonic() - begin_s}
+
+
+def _told(begin_s: float, calls: list[float]) -> dict[str, object]:
+    end_s = time.monotonic()
+    return {
+        "begin_s": begin_s,
+        "end_s": end_s,
+        "took_s": end_s - begin_s,
+        "calls": len(calls),
+        "longest_call_s": max(calls, default=0.0),
+    }
+
+
+def _wait_until(at_s: float) -> None:
+    time.sleep(max(0.0, at_s - time.monotonic()))
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    worker = _Worker()
+    # Libraries may print; only answers may go to the pipe.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        command = json.loads(line)
+        run: Callable[..., Any] = getattr(worker, command.pop("do"))
+        try:
+            answer = run(**command)
+        except (CudaError, HostprepError, OSError, ImportError) as error:
+            answer = {"error": str(error)}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
