@@ -36,6 +36,7 @@ def test_uninstalling_leaves_the_node_as_it_was(
         pods = engines.some("engine", 2)
         for pod in pods:
             engines.wait_line(pod, "attached")
+        pages = _pages_that_stay(node)
         # A short patience, or the test waits for the usual one; the Job says who holds what.
         values = ("--reset-then-reuse-values", "--set=cleanup.timeoutSeconds=20")
         cluster.helm("upgrade", RELEASE, "charts/hostprep", "--namespace", NAMESPACE, *values)
@@ -45,7 +46,6 @@ def test_uninstalling_leaves_the_node_as_it_was(
         assert NODE in said, said
         for pod in pods:
             assert engines.reports(pod), "an engine was disturbed"
-    pages = _pages_that_stay(node)
     _uninstall(cluster)
     _node_is_as_it_was(cluster, node, pages=pages)
     # The definitions were kept: they change hands, as docs/install.md says.
