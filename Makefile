@@ -10,7 +10,7 @@ REQUIRE ?=
 # For `make cluster NODE=1`; not from the environment, where others mean something else by it.
 NODE =
 
-.PHONY: install demo test check lint unit kernel testbed cluster-tests node-tests cluster node-shell bench clean help
+.PHONY: install demo test check lint unit kernel testbed cluster-tests node-tests gpu-tests cluster node-shell bench clean help
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -54,6 +54,9 @@ cluster: $(STAMP)  ## a throw-away Kubernetes to play with, until Ctrl-C; NODE=1
 
 node-shell: $(STAMP)  ## a shell in the node of `make cluster NODE=1`
 	@exec $(PY) -m tests.testbed shell
+
+gpu-tests: $(STAMP)  ## the registering tests on a real CUDA driver; those that order it about skip
+	@HOSTPREP_GPU=1 $(PYTEST) -q -m "unit or kernel" tests/register
 
 check: lint unit kernel  ## the quick part: lint, unit and kernel tiers, under 3 minutes
 

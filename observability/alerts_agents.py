@@ -71,6 +71,16 @@ MEMORY = Group(
             "several are a reason to replace the machine.",
         ),
         Alert(
+            name="HostprepEngineDegraded",
+            expr='hostprep_gates{state="Degraded"} > 0',
+            hold="5m",
+            severity="warning",
+            summary=f"Engines on {_NODE} serve without the host tier.",
+            description="The gates of {{ $value }} engines in pool {{ $labels.pool }} on node "
+            f"{_NODE} have been Degraded for 5 minutes: they serve from GPU memory alone until "
+            "they are restarted. Which, and why: `hostprep status` in the agent's pod there.",
+        ),
+        Alert(
             name="HostprepVerifyProblemsRepeat",
             expr="sum without (reason) (increase(hostprep_verify_problems_total[1h])) >= 3",
             hold="5m",

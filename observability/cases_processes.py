@@ -19,6 +19,10 @@ def _phase(phase: str) -> str:
     return agent("hostprep_pool_phase", pool="kv", phase=phase)
 
 
+def _gates(state: str) -> str:
+    return agent("hostprep_gates", pool="kv", state=state)
+
+
 _MEMORY = (
     Scenario(
         name="A pool that is too large for a node, tried again now and then",
@@ -81,6 +85,24 @@ _MEMORY = (
             ): "0x10 1073741824 0x288",
         },
         expected=(Expected(11), Expected(12), *QUIET),
+    ),
+    Scenario(
+        name="An engine whose rank failed to register, restarted an hour later",
+        changed={
+            _gates("Closed"): "0x8 1x1 0x290",
+            _gates("Degraded"): "0x10 1x60 0x229",
+            _gates("Open"): "0x75 1x224",
+        },
+        expected=(
+            Expected(14),
+            Expected(17, ("HostprepEngineDegraded",)),
+            Expected(80),
+        ),
+    ),
+    Scenario(
+        name="An engine that is stopped before its gate opens is no trouble",
+        changed={_gates("Closed"): "0x8 1x1 0x290", _gates("Degraded"): "0x10 1 0x288"},
+        expected=(Expected(12), Expected(17), *QUIET),
     ),
     one_alert(
         "Somebody removes region files again and again",

@@ -47,6 +47,44 @@ _AGENT_METRICS = (
     ),
     Metric("hostprep_regions_leased", "gauge", AGENT, "Regions that engines hold.", ("pool",)),
     Metric(
+        "hostprep_gates",
+        "gauge",
+        AGENT,
+        "Engines that run, by what their gate is: Closed, Open, Degraded, or Unknown where the "
+        "rank board cannot be read.",
+        ("pool", "state"),
+    ),
+    Metric(
+        "hostprep_gate_open_seconds",
+        "histogram",
+        AGENT,
+        "From an engine's first rank joining the board to its gate opening; buckets from 0.1 to "
+        "900 s.",
+        ("pool",),
+    ),
+    Metric(
+        "hostprep_gates_degraded_total",
+        "counter",
+        AGENT,
+        "Runs of engines whose gate will never open; each once, those that were stopped before it "
+        "opened included.",
+        ("pool",),
+    ),
+    Metric(
+        "hostprep_registered_bytes",
+        "gauge",
+        AGENT,
+        "Registered with CUDA, added up over the ranks that live: may be more than the region.",
+        ("pool",),
+    ),
+    Metric(
+        "hostprep_register_longest_chunk_seconds",
+        "gauge",
+        AGENT,
+        "Longest single call to register a chunk, of the engines that run.",
+        ("pool",),
+    ),
+    Metric(
         "hostprep_devices",
         "gauge",
         AGENT,

@@ -11,12 +11,13 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard
 
 from observability.panels import DATASOURCE, Query, Row, built
+from observability.rows_engines import ENGINES
 from observability.rows_health import AGENTS, OPERATOR
 from observability.rows_pools import GLANCE, MEMORY, NODES, TIME_TO_READY
 
 __all__ = ["ROWS", "VARIABLES", "dashboard_text", "queries", "without_variables"]
 
-ROWS: tuple[Row, ...] = (GLANCE, TIME_TO_READY, NODES, MEMORY, AGENTS, OPERATOR)
+ROWS: tuple[Row, ...] = (GLANCE, TIME_TO_READY, NODES, MEMORY, ENGINES, AGENTS, OPERATOR)
 
 VARIABLES = {
     "cluster": "label_values(hostprep_build_info, cluster)",

@@ -63,8 +63,9 @@ class _Worker:
 
     def register_in_turns(self, name: str, folder: str, at_s: float = 0.0) -> dict[str, object]:
         """Register by steered chunks, each in this process's turn at the node's turnstile."""
-        from hostprep.register.turnstile import Turnstile
+        from hostprep.register.turnstile import Turnstile, make_turnstiles
 
+        make_turnstiles(folder, ("bench",))
         turnstile = Turnstile(folder, "bench")
         _wait_until(at_s)
         begin_s = time.monotonic()

@@ -6,7 +6,8 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from hostprep.agent.messages import HugePageLook, Look, PoolLook, Problem, RegionLook
+from hostprep.agent.gates import look_at_gate
+from hostprep.agent.messages import GateLook, HugePageLook, Look, PoolLook, Problem, RegionLook
 from hostprep.claim.sidecar import NOBODY, read_sidecar, short_command
 from hostprep.errors import HostprepError
 from hostprep.facts import Facts, HugePageTotals, PoolFacts, RegionFacts
@@ -70,11 +71,14 @@ def _pool_look(
     problems = _problems(paths, handoff)
     promised = {region.name: region for region in handoff.regions} if handoff else {}
     regions = []
+    gates: list[GateLook | None] = []
     for region in pool.regions:
         if (pool.name, region.name) in scrubbing:
             region = replace(region, leased=False, clean=False)  # noqa: PLW2901
         why = problems.get(region.name, ("", ""))[1] or region.damage
         sound = region.finished and not why and region.name in promised
+        if region.finished:  # a half-made one may have a finished namesake
+            gates.append(look_at_gate(paths, region.name, leased=region.leased))
         regions.append(_region_look(paths, pool, replace(region, damage=why or None), sound))
     there = {region.name for region in pool.regions if region.finished}
     gone = [region for name, region in promised.items() if name not in there]
@@ -88,6 +92,7 @@ def _pool_look(
         published=pool.published,
         regions=tuple(sorted([*regions, *map(_gone, gone)], key=lambda region: region.name)),
         problems=tuple(Problem(name, reason) for name, reason in reasons.items()),
+        gates=tuple(gate for gate in gates if gate is not None),
     )
 
 

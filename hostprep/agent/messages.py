@@ -16,6 +16,7 @@ from hostprep.pool.spec import PoolSpec
 __all__ = [
     "Done",
     "Failure",
+    "GateLook",
     "HugePageLook",
     "Look",
     "Message",
@@ -95,6 +96,24 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GateLook:
+    """The gate of an engine that leases a region, or of the last one that did."""
+
+    region: str
+    state: str
+    """Closed, Open, Degraded; Unknown where the engine's board cannot be read."""
+    run: str = ""
+    """Stands for one run of the engine: the generation of its board."""
+    is_running: bool = True
+    """Whether that run goes on."""
+    open_after_s: float | None = None
+    """From the first rank's joining to the gate's opening; None unless the gate said so."""
+    registered_bytes: int = 0
+    """By the ranks that live."""
+    longest_chunk_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLook:
     """One pool's folder."""
 
@@ -105,6 +124,7 @@ class PoolLook:
     """A handoff of this boot stands and matches all regions that are sound."""
     regions: tuple[RegionLook, ...]
     problems: tuple[Problem, ...] = ()
+    gates: tuple[GateLook, ...] = ()
     failure: str = ""
     """Why the pool could not be looked at; nothing is planned for it then."""
 

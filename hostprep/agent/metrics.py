@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 import hostprep
+from hostprep.agent.gate_metrics import GateMetrics
 from hostprep.agent.messages import Look, PoolLook
 from hostprep.backing import GIB, MIB
 from hostprep.cluster.node_resource import NodeStatus, Phase
@@ -72,6 +73,7 @@ class Metrics:
         for result in _WRITE_RESULTS:
             self.writes.labels(result)
         self.worker_restarts = counter("worker_restarts", "Workers that ended unasked.")
+        self._gates = GateMetrics(registry)
 
     def show_status(self, status: NodeStatus) -> None:
         """Show what the pools are now; pools that went are shown no more."""
@@ -100,6 +102,7 @@ class Metrics:
         """Show a verification round; count the problems that the one before did not have."""
         self._verify.observe(look.took_s)
         self._verified.set(now_s)
+        self._gates.show(look)
         for size in look.huge_pages:
             label = _page_label(size.page_bytes)
             self._pages.labels(label, "total").set(size.total)

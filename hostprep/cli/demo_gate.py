@@ -113,9 +113,8 @@ def _serve(
     told: queue.Queue[tuple[int, dict[str, Any]]],
 ) -> None:
     """Serve step by step, from before the ranks begin until after the gate is decided."""
-    said: list[str] = []
     board = BoardReader(board_path(attachment), generation=attachment.lease_id)
-    gate = Gate(WORLD, board, deadline_s=_LONGEST_S, on_degraded=said.append)
+    gate = Gate(WORLD, board, deadline_s=_LONGEST_S, on_degraded=lambda _: None)
     begin_s = time.monotonic()
     moments = [_Moment(0.0, "engine", "serves from GPU memory alone; ranks begin to register")]
     for rank in ranks:
@@ -130,7 +129,7 @@ def _serve(
         scene.served_after += 1
     moments += list(_of_ranks(scene, told, begin_s))
     board.close()
-    words = "gate open: the host tier joins" if gate.is_open else f"gate stays closed: {said[0]}"
+    words = "gate open: the host tier joins" if gate.is_open else f"gate stays closed: {scene.why}"
     moments.append(_Moment(decided_s, "engine", words))
     until = f"served {scene.served_before} steps before that, and goes on serving"
     moments.append(_Moment(decided_s, "engine", until))

@@ -105,6 +105,7 @@ def _play(part: Part) -> None:
         contextlib.closing(_board(part, attachment)) as board,
     ):
         offset, size = _slice(part, attachment)
+        joined: list[float] = []
         registration = Registration(
             attachment,
             driver=driver,
@@ -113,7 +114,7 @@ def _play(part: Part) -> None:
             size_bytes=size,
             turnstile=Turnstile(part.root),
             board=board,
-            on_registered=lambda: _join_host_tier(part, driver),
+            on_registered=lambda: joined.append(_join_host_tier(part, driver)),
             policy=_policy(attachment, size) if simulated else None,
         )
         with registration:
@@ -124,7 +125,7 @@ def _play(part: Part) -> None:
             blocked_s = time.perf_counter() - begin_s
             _tell("started", blocked_s=blocked_s)
             registration.wait()
-            _tell_end(registration)
+            _tell_end(registration, joined)
             sys.stdin.readline()
 
 
@@ -163,19 +164,24 @@ def _policy(attachment: Attachment, size_bytes: int) -> ChunkPolicy:
     return ChunkPolicy(first_bytes=chunk, least_bytes=chunk, most_bytes=chunk, page_bytes=page)
 
 
-def _join_host_tier(part: Part, driver: Driver) -> None:
-    """Stand for the engine's own work; with a real driver, for what fails on purpose, too."""
+def _join_host_tier(part: Part, driver: Driver) -> float:
+    """Stand for the engine's own work; with a real driver, for what fails on purpose, too.
+
+    Returns when it was done: READY is said next.
+    """
     if part.fails and not isinstance(driver, _SimulatedDriver):
         raise RuntimeError("failing on purpose, as the demo asked")
+    return time.monotonic()
 
 
-def _tell_end(registration: Registration) -> None:
+def _tell_end(registration: Registration, joined: list[float]) -> None:
     progress, error = registration.progress, registration.error
     if error is not None:
         _tell("failed", why=error.message, reason=error.reason)
     else:
         longest = progress.longest_chunk_s
-        _tell("ready", chunks=progress.chunks, longest_chunk_s=longest, state=progress.state)
+        facts = {"at_s": joined[0], "longest_chunk_s": longest, "state": progress.state}
+        _tell("ready", chunks=progress.chunks, **facts)
 
 
 def _tell(event: str, **facts: object) -> None:

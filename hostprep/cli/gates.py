@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from hostprep.claim.sidecar import read_sidecar
 from hostprep.errors import HostprepError
+from hostprep.observe.gates import see_gate
 from hostprep.paths import PoolPaths
-from hostprep.register.board_layout import READY, generation_of
-from hostprep.register.board_view import BoardView, RankView, look
-from hostprep.register.gate import judge
+from hostprep.register.board_layout import READY
+from hostprep.register.board_view import RankView
 from hostprep.units import format_bytes, format_seconds
 
 __all__ = ["GATE_COLUMNS", "gate_document", "gate_row"]
@@ -26,31 +25,23 @@ def gate_document(paths: PoolPaths, region: str, *, leased: bool) -> dict[str, A
     """
     name = {"pool": paths.pool, "region": region}
     try:
-        view = look(paths.board(region))
+        seen = see_gate(paths, region, leased=leased)
     except HostprepError as error:
         if error.reason in ("NoBoard", "NoPermission"):
             return None
         return {**name, "state": "Unknown", "why": error.message, "ranks": []}
-    if not view.alive and not (leased and _is_of_lease(paths, region, view)):
+    if not seen.is_running:
         return None
-    # What the engine's gate announced goes first: it may know of ranks on other nodes.
-    verdict = judge(view.world, {}, view)
+    view = seen.view
     return {
         **name,
-        "state": view.gate.state if view.gate else verdict.state,
-        "why": view.gate.reason if view.gate else verdict.why,
+        "state": seen.state,
+        "why": seen.why,
         "world": view.world,
         "generation": view.generation.hex(),
         "since_s": round(time.time() - view.created_at_s, 1),
         "ranks": [_rank(rank) for rank in view.ranks],
     }
-
-
-def _is_of_lease(paths: PoolPaths, region: str, view: BoardView) -> bool:
-    sidecar = read_sidecar(paths, region)
-    if sidecar is None or not sidecar.lease_id:
-        return False
-    return generation_of(sidecar.lease_id) == view.generation
 
 
 def _rank(view: RankView) -> dict[str, Any]:

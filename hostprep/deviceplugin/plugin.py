@@ -23,7 +23,7 @@ from hostprep.deviceplugin.sockets import socket_identity
 from hostprep.deviceplugin.views import make_view
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.handoff import Region
-from hostprep.paths import PoolPaths
+from hostprep.paths import TURNSTILE, PoolPaths
 
 __all__ = ["PoolPlugin"]
 
@@ -184,9 +184,12 @@ class PoolPlugin:
                 regions = await self._view(sorted(set(one.devices_ids)))
             except HostprepError as error:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-            allocation = allocation_of(self._paths, regions, zipapp=self._zipapp)
-            answer.container_responses.append(_answer(allocation))
+            answer.container_responses.append(_answer(self._allocation(regions)))
         return answer
+
+    def _allocation(self, regions: Sequence[Region]) -> Allocation:
+        turns = os.path.isdir(f"{self._paths.root}/{TURNSTILE}")
+        return allocation_of(self._paths, regions, zipapp=self._zipapp, turns=turns)
 
     async def _view(self, names: Sequence[str]) -> tuple[Region, ...]:
         """Have the view of these regions, with patience while the handoff is published anew.

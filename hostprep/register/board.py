@@ -130,6 +130,7 @@ class RankBoard:
 
     def read(self) -> BoardView:
         """Return what all ranks say. Raises HostprepError."""
+        self._check_open()  # before the lock, which a forked child may find held for ever
         with self._lock:
             self._check_open()
             return view_of(self._fd, own_rank=self.rank)
@@ -140,14 +141,15 @@ class RankBoard:
 
     def close(self) -> None:
         """Leave. A rank that left counts as ended: a gate that is not open yet stays closed."""
-        with self._lock:
-            close_own(self._fd)
+        if is_own(self._fd):  # as in `read`
+            with self._lock:
+                close_own(self._fd)
 
     def _so_far_s(self) -> float:
         return 0.0 if self._begun_s is None else time.monotonic() - self._begun_s
 
     def _write(self, **changes: object) -> None:
-        self._check_open()  # before the lock, which a forked child may find held for ever
+        self._check_open()  # as in `read`
         with self._lock:
             self._check_open()
             if self._slot.state == FAILED and changes.get("state", FAILED) != FAILED:

@@ -24,7 +24,7 @@ from hostprep.register.board_layout import (
     unpack_header,
 )
 from hostprep.register.board_view import read_slot, read_whole
-from hostprep.register.own_fds import close_own, is_own, own
+from hostprep.register.own_fds import close_own, own
 
 __all__ = ["JOIN_PAUSE_S", "join"]
 
@@ -36,9 +36,10 @@ def join(
     path: str, header: Header, rank: int, deadline_s: float
 ) -> tuple[int, Header, int, Slot] | None:
     """Return our place; None where the file is another by now. Raises BusyError, OSError."""
-    fd = _open_or_make(path, header)
-    if fd is None:
+    opened = _open_or_make(path, header)
+    if opened is None:
         return None
+    fd = own(opened)
     try:
         _lock_until(fd, deadline_s)
         try:
@@ -48,22 +49,15 @@ def join(
                 os.unlink(path)
                 place = None
             else:
-                place = (own(fd), header, rank, _take_slot(fd, rank))
+                place = (fd, header, rank, _take_slot(fd, rank))
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)
     except BaseException:
-        _close(fd)
+        close_own(fd)
         raise
     if place is None:
-        _close(fd)
-    return place
-
-
-def _close(fd: int) -> None:
-    if is_own(fd):
         close_own(fd)
-    else:
-        os.close(fd)
+    return place
 
 
 def _open_or_make(path: str, header: Header) -> int | None:

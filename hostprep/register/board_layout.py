@@ -81,7 +81,8 @@ class Slot:
     process: ProcessId
     joined_at_s: float
     took_s: float = 0.0
-    """From the begin of registering to its end, or until now as of the last write."""
+    """From the begin of registering to its end, or until now as of the last write; of the gate,
+    from the board's making (the first rank joins) to its verdict."""
     done_bytes: int = 0
     size_bytes: int = 0
     longest_chunk_s: float = 0.0

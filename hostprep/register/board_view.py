@@ -172,7 +172,7 @@ class BoardReader:
             os.close(fd)
             return None
         self._fd = own(fd)
-        self._announcer = Announcer(fd)
+        self._announcer = Announcer(self._fd)
         return view
 
     def announce(self, state: str, why: str = "") -> None:
@@ -207,7 +207,15 @@ class Announcer:
             if not is_own(self._fd) or not self._is_ours():
                 return
             self._sequence = (self._sequence or 0) + 1
-            slot = Slot(self._sequence, state, current_process(), self._since_s, reason=why)
+            made_at_s = unpack_header(read_whole(self._fd)).created_at_s
+            slot = Slot(
+                sequence=self._sequence,
+                state=state,
+                process=current_process(),
+                joined_at_s=self._since_s,
+                took_s=max(0.0, time.time() - made_at_s),
+                reason=why,
+            )
             os.pwrite(self._fd, pack_slot(slot), slot_offset(GATE))
 
     def _is_ours(self) -> bool:

@@ -141,7 +141,10 @@ class Gate:
         self._decided = threading.Event()
         _gates.add(self)
         if board is not None or deadline_s is not None:
-            threading.Thread(target=self._watch, name="hostprep-gate", daemon=True).start()
+            try:
+                threading.Thread(target=self._watch, name="hostprep-gate", daemon=True).start()
+            except RuntimeError as error:  # no thread to be had: a limit of the container
+                self._settle(Verdict(DEGRADED, f"nobody can watch the gate: {error}"))
 
     @property
     def is_open(self) -> bool:
@@ -198,8 +201,8 @@ class Gate:
             with self._reading:
                 board = self._board.read() if self._board is not None else None
             verdict = judge(self._world, reports, board)
-        except HostprepError as error:
-            verdict = Verdict(DEGRADED, error.message)
+        except (HostprepError, OSError) as error:
+            verdict = Verdict(DEGRADED, getattr(error, "message", f"the rank board: {error}"))
         if verdict.state == CLOSED and self._is_late():
             verdict = Verdict(DEGRADED, f"not open within {self.deadline_s:g} s: {verdict.why}")
         self._settle(verdict)

@@ -12,30 +12,35 @@ import os
 
 __all__ = ["close_own", "is_own", "own"]
 
-_fds: set[int] = set()
+
+class _Own(int):
+    """A descriptor's number, of one opening of it: the same number may be another file's later."""
+
+
+_fds: dict[int, _Own] = {}
 
 
 def own(fd: int) -> int:
-    """Take note of a descriptor, and return it."""
-    _fds.add(fd)
-    return fd
+    """Take note of a descriptor, and return what stands for it from then on."""
+    ours = _fds[fd] = _Own(fd)
+    return ours
 
 
 def close_own(fd: int) -> None:
     """Close such a descriptor; nothing where that was done, as in a forked child it was."""
-    if fd in _fds:
-        _fds.discard(fd)
+    if is_own(fd):
+        del _fds[fd]
         with contextlib.suppress(OSError):
             os.close(fd)
 
 
 def is_own(fd: int) -> bool:
-    """Tell whether it is still open here: in a forked child its number may be another file's."""
-    return fd in _fds
+    """Tell whether it is still open here: its number alone may be another file's by now."""
+    return _fds.get(fd) is fd
 
 
 def _after_fork() -> None:
-    for fd in tuple(_fds):
+    for fd in tuple(_fds.values()):
         close_own(fd)
 
 

@@ -51,8 +51,13 @@ class Pins:
     def register(self, driver: Driver, offset_bytes: int, size_bytes: int, flags: int) -> None:
         """Register one chunk of the range. Raises DriverError."""
         address = self.start + offset_bytes
-        driver.register(address, size_bytes, flags)
+        # Noted before: Ctrl-C during the call is raised as soon as it has done its work.
         self._chunks.append(address)
+        try:
+            driver.register(address, size_bytes, flags)
+        except HostprepError:
+            self._chunks.pop()
+            raise
 
     def undo(self, driver: Driver) -> HostprepError | None:
         """Unregister all chunks, the last one first; return the first error, after all.

@@ -176,6 +176,8 @@ class Registration:
             if self._tally.has_begun:
                 self._control.cancel()
                 self._ended.wait()
+            if self.state in ("Registered", "Skipped"):
+                self._teller.withdrawn()
             error = self._take_back()
             self._tally.state = "Closed"
         if error is not None:
@@ -230,8 +232,10 @@ class Registration:
             if not isinstance(error, Exception) and not self._in_background:
                 raise  # Ctrl-C in `run`
         finally:
-            self._teller.show()
-            self._ended.set()
+            try:
+                self._teller.show()
+            finally:
+                self._ended.set()  # come what may: `close` waits for it
 
     def _have_engine_join(self) -> None:
         """Have the engine do its part, such as making the copy streams of its host tier."""

@@ -59,6 +59,13 @@ class Teller:
             with contextlib.suppress(Exception):
                 self._board.failed(reason)
 
+    def withdrawn(self) -> None:
+        """Say that what was ready is not any more: a gate that is still closed must not open."""
+        if self._board is not None:
+            with contextlib.suppress(Exception):  # as above; or the engine closed it before
+                self._board.initializing()
+                self._board.progress(0, self._tally.progress().size_bytes)
+
     def show(self) -> None:
         """Show progress; a display that fails must not cost the engine its memory."""
         if self._show is None:

@@ -48,7 +48,7 @@ def draw(folder: int) -> QueueTicket:
     Two who draw at once may get their places the other way round; nobody loses more than one
     place to each other process that way, since later ones always draw behind.
     """
-    fd = new_nameless(folder, _MODE)
+    fd = own(new_nameless(folder, _MODE))
     try:
         # Not waiting: nobody else has a file without a name.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,9 +56,9 @@ def draw(folder: int) -> QueueTicket:
         number = 1 + max(living, default=0)
         while not give_name(folder, fd, name := f"{number:012d}"):
             number += 1
-        return QueueTicket(number, name, own(fd))
+        return QueueTicket(number, name, fd)
     except BaseException:
-        os.close(fd)
+        close_own(fd)
         raise
 
 
@@ -83,10 +83,10 @@ def try_slots(folder: int, width: int) -> int | None:
     try next.
     """
     for index in range(width):
-        fd = _open_slot(folder, f"slot{index}")
+        fd = own(_open_slot(folder, f"slot{index}"))
         if try_lock(fd, exclusive=True) and os.fstat(fd).st_nlink > 0:
-            return own(fd)
-        os.close(fd)
+            return fd
+        close_own(fd)
     return None
 
 

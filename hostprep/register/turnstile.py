@@ -17,7 +17,7 @@ import stat
 import time
 from collections.abc import Iterator
 
-from hostprep.errors import BadInputError, BusyError, HostprepError
+from hostprep.errors import BadInputError, BusyError, HostprepError, NotReadyError
 from hostprep.kernel.files import closing_fd, open_folder
 from hostprep.paths import POOL_MARKS, TURNSTILE, default_root
 from hostprep.register.tickets import (
@@ -35,14 +35,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Turnstile", "make_turnstiles", "remove_turnstiles"]
 
-"""Its name below the root."""
-
 _MODE = 0o1777
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _MAX_WIDTH = 64
 _HEAD_PAUSE_S = 0.001
 _PAUSE_S = 0.01
 _IMPATIENT_S = 1.0
+_PATIENCES = 10
+"""How many times a turnstile's patience anybody waits at all: a queue that moves, and never lets
+us through, is somebody's who keeps drawing tickets before ours."""
 _OPEN_TRIES = 10
 
 
@@ -50,8 +51,9 @@ class Turnstile:
     """The turnstile of one GPU, or of the whole node: every process that uses the same key.
 
     `width` at most are at work at once. `patience_s`: how long nothing may move before us until
-    we go on without; a turn takes milliseconds. `say` gets a sentence for people, once; by default
-    it is logged as a warning. Of several threads each may take turns of its own.
+    we go on without, and ten times as long whatever moves; a turn takes milliseconds. `say` gets a
+    sentence for people, once; by default it is logged as a warning. Of several threads each may
+    take turns of its own.
     """
 
     def __init__(
@@ -134,10 +136,12 @@ class Turnstile:
             if slot is not None:
                 self._impatient = False
                 return slot
-            if wait.stands_still_s(ahead) > patience_s:
-                # Stopped by a debugger or a frozen cgroup: alive to the kernel, and for how long?
+            # Stopped by a debugger or a frozen cgroup: alive to the kernel, and for how long?
+            stuck = wait.stands_still_s(ahead) > patience_s
+            if stuck or wait.waited_s() > patience_s * _PATIENCES:
                 self._impatient = True
-                self._go_without(f"{self.path}: nothing moved for {patience_s:g} s")
+                what = "nothing moved" if stuck else "no turn"
+                self._go_without(f"{self.path}: {what} for {wait.waited_s():.1f} s")
                 return try_slots(folder, self._width)
             wait.pause(_HEAD_PAUSE_S if is_next else _PAUSE_S)
 
@@ -150,7 +154,7 @@ class Turnstile:
             )
 
     def _draw(self) -> tuple[int, QueueTicket]:
-        """Return the folder, made where it is missing and we may, and our ticket in it.
+        """Return the folder of our key, made where it is missing, and our ticket in it.
 
         Raises OSError, HostprepError.
         """
@@ -164,7 +168,7 @@ class Turnstile:
         return self._draw_once()
 
     def _draw_once(self) -> tuple[int, QueueTicket]:
-        folder = _open_below(self._root, (TURNSTILE, self._key))
+        folder = _open_below(self._root, self._key, have_all=False)
         try:
             return folder, draw(folder)
         except BaseException:
@@ -188,6 +192,10 @@ class _Wait:
             self._moved_s = time.monotonic()
         return time.monotonic() - self._moved_s
 
+    def waited_s(self) -> float:
+        """Return for how many seconds we have waited."""
+        return time.monotonic() - self._since_s
+
     def pause(self, pause_s: float) -> None:
         """Sleep. Raises BusyError where there is nothing to wait for any more."""
         if self._timeout_s is not None:
@@ -209,7 +217,7 @@ def make_turnstiles(root: str, keys: tuple[str, ...] = ("node",)) -> None:
     Raises OSError, HostprepError.
     """
     for key in keys:
-        os.close(_open_below(root, (TURNSTILE, key)))
+        os.close(_open_below(root, key, have_all=True))
 
 
 def remove_turnstiles(root: str) -> None:
@@ -226,14 +234,22 @@ def remove_turnstiles(root: str) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _open_below(root: str, names: tuple[str, ...]) -> int:
-    """Open a folder below the root, made with its parents where missing; follows no link."""
-    folder = open_folder(root)
-    for name in names:
-        with closing_fd(folder):
-            _refuse_pool(root, folder, name)
-            folder = _open_or_make(folder, name)
-    return folder
+def _open_below(root: str, key: str, *, have_all: bool) -> int:
+    """Open a key's folder, made where missing; follows no link.
+
+    The folder around it is the node's, and made with `have_all` only: in a container that sees
+    nothing of the root but its pool, an engine's own would be a turnstile for it alone.
+    """
+    with closing_fd(open_folder(root)) as parent:
+        _refuse_pool(root, parent, TURNSTILE)
+        try:
+            folder = _open_or_make(parent, TURNSTILE, make=have_all)
+        except FileNotFoundError as error:
+            raise NotReadyError(
+                f"there is no {root}/{TURNSTILE}", reason="NoTurnstile", remedy="mount the node's"
+            ) from error
+    with closing_fd(folder):
+        return _open_or_make(folder, key)
 
 
 def _refuse_pool(root: str, parent: int, name: str) -> None:
@@ -246,11 +262,13 @@ def _refuse_pool(root: str, parent: int, name: str) -> None:
             )
 
 
-def _open_or_make(parent: int, name: str) -> int:
+def _open_or_make(parent: int, name: str, *, make: bool = True) -> int:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         folder = os.open(name, flags, dir_fd=parent)
     except FileNotFoundError:
+        if not make:
+            raise
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, _MODE, dir_fd=parent)
         folder = os.open(name, flags, dir_fd=parent)

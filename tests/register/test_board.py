@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -98,6 +98,39 @@ def test_failed_is_final_and_keeps_its_reason(path: str) -> None:
     again.close()
 
 
+def test_closing_twice_does_not_close_the_next_one(path: str) -> None:
+    """The second board gets the descriptor's number that the first one had."""
+    first = RankBoard.open(path, generation="a", world=2, rank=0)
+    first.close()
+    second = RankBoard.open(path, generation="b", world=2, rank=1)
+    first.close()
+    first.announce("Open")
+    with pytest.raises(FailedError, match="closed"):
+        first.ready()
+    assert states(path) == {1: ("Joined", True)}
+    assert RankBoard.look(path).gate is None
+    second.close()
+
+
+def test_a_child_forked_while_the_board_is_read_does_not_hang(path: str) -> None:
+    board = RankBoard.open(path, generation="a", world=1, rank=0)
+
+    def leave(ready: Callable[[], None]) -> None:
+        with pytest.raises(FailedError, match="forked"):
+            board.read()
+        board.close()
+        ready()
+
+    with board._lock:  # as the gate's thread holds it at the moment of a fork
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(10)
+            leave(lambda: os._exit(0))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert states(path) == {0: ("Joined", True)}
+    board.close()
+
+
 def _leave_a_ready_run(path: str) -> None:
     with a_rank(path, "old", 2, 0, "ready"), a_rank(path, "old", 2, 1, "ready"):
         wait_until(
@@ -146,7 +179,7 @@ def test_ranks_of_a_living_run_are_not_pushed_off(path: str) -> None:
     with a_rank(path, "first", 2, 0):
         with pytest.raises(BusyError, match="another run"):
             RankBoard.open(path, generation="second", world=2, rank=0, wait_s=0.1)
-        assert states(path) == {0: ("Initializing", True)}
+        wait_until(lambda: states(path) == {0: ("Initializing", True)}, timeout_s=HANG_S)
     RankBoard.open(path, generation="second", world=2, rank=0).close()
 
 

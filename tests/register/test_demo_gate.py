@@ -53,8 +53,7 @@ def test_the_engine_serves_from_the_beginning_and_the_gate_opens_last(
     assert {moment["who"] for moment in ready} == {f"rank {number}" for number in range(4)}
     (opened,) = [moment for moment in run["moments"] if "gate open" in moment["what"]]
     assert run["opened_after_s"] > 0
-    # The last rank writes READY, the gate sees it, and only then the rank's line is told.
-    assert opened["at_s"] >= sorted(moment["at_s"] for moment in ready)[-2]
+    assert opened["at_s"] >= max(moment["at_s"] for moment in ready)
     assert run["served_after"] > 0
     assert len(run["start_blocked_s"]) == 4
 

@@ -19,6 +19,7 @@ import pytest
 from hostprep.kernel.locks import try_lock
 from hostprep.register.board import BoardReader
 from hostprep.register.gate import Gate
+from hostprep.register.turnstile import make_turnstiles
 from tests.register.parts import LONG_S
 from tests.standin.children import Scene, in_child
 from tests.support.waiting import wait_for
@@ -121,6 +122,7 @@ def test_sync_fails_as_engines_do_today(scene: Scene) -> None:
 def test_processes_take_turns_chunk_by_chunk(scene: Scene) -> None:
     """Who waits is next, though who registers would have more to register."""
     folder = scene.folder / "turnstile" / "node"
+    make_turnstiles(str(scene.folder))
 
     def is_first_at_work_and_second_in_line() -> bool:
         return not _is_free(folder / "slot0") and any(f.name.isdigit() for f in folder.iterdir())

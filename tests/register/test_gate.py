@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import subprocess
@@ -171,6 +172,33 @@ def test_a_deadline_degrades_it_and_names_who_is_missing() -> None:
     assert gate.state == "Degraded"
     assert "not open within 0.1 s" in gate.why
     assert "waiting for 0 (not reported)" in gate.why
+
+
+@pytest.mark.unit
+def test_a_board_that_cannot_be_read_degrades_it() -> None:
+    class Lost:
+        def read(self) -> BoardView | None:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        def announce(self, state: str, why: str = "") -> None:
+            pass
+
+    gate = Gate(1, Lost())
+    assert not gate.wait(HANG_S)
+    assert gate.state == "Degraded"
+    assert "No locks available" in gate.why
+
+
+@pytest.mark.unit
+def test_without_a_thread_to_watch_it_stays_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    said: list[str] = []
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    gate = Gate(1, deadline_s=600, on_degraded=said.append)
+    assert (gate.is_open, gate.state, len(said)) == (False, "Degraded", 1)
+    assert "can't start new thread" in gate.why
 
 
 @pytest.mark.unit

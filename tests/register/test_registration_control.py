@@ -11,9 +11,11 @@ import pytest
 from hostprep.backing import MIB
 from hostprep.errors import BadInputError, FailedError
 from hostprep.register import Registration, register
+from hostprep.register.board import RankBoard
 from hostprep.register.driver import load_driver
+from hostprep.register.gate import Gate
 from hostprep.register.progress import Progress
-from hostprep.register.turnstile import Turnstile
+from hostprep.register.turnstile import Turnstile, make_turnstiles
 from tests.register.parts import LONG_S, ONE_MIB, Notes, is_mapped, registration_of
 from tests.standin.children import Scene, in_child
 from tests.support.waiting import wait_for
@@ -102,6 +104,24 @@ def test_memory_stays_mapped_while_it_is_registered(scene: Scene) -> None:
     assert is_mapped(address), "forgotten, and unmapped under the driver"
 
 
+@in_child()
+def test_a_rank_that_takes_all_back_is_not_ready_any_more(scene: Scene) -> None:
+    path = str(scene.folder / "board")
+    boards = [RankBoard.open(path, generation="run", world=2, rank=rank) for rank in range(2)]
+    _, registration = registration_of(scene, board=boards[0])
+    registration.run()
+    assert boards[0].read().ranks[0].slot.state == "Ready"
+    registration.close()
+    slot = boards[0].read().ranks[0].slot
+    assert (slot.state, slot.done_bytes) == ("Initializing", 0)
+    gate = Gate(2, boards[1])
+    boards[1].ready()
+    assert not gate.wait(0.3), "it opens though rank 0 has nothing registered"
+    boards[0].close()
+    assert not gate.wait(LONG_S)
+    assert gate.state == "Degraded"
+
+
 def _when_busy(scene: Scene, act: Callable[[Registration], object], **options: Any) -> Registration:
     """Act while the first chunk is at the driver; return the registration, let go."""
     _, registration = registration_of(scene, **options)
@@ -168,6 +188,7 @@ def test_a_deadline_ends_a_pause_too(scene: Scene) -> None:
 
 @in_child()
 def test_each_chunk_is_in_a_turn_of_its_own(scene: Scene) -> None:
+    make_turnstiles(str(scene.folder))
     turns: list[int] = []
 
     class Counted(Turnstile):
@@ -182,6 +203,7 @@ def test_each_chunk_is_in_a_turn_of_its_own(scene: Scene) -> None:
 
 @in_child()
 def test_waiting_for_a_turn_can_be_paused_and_cancelled(scene: Scene) -> None:
+    make_turnstiles(str(scene.folder))
     turnstile = Turnstile(str(scene.folder))
     _, registration = registration_of(scene, turnstile=Turnstile(str(scene.folder)))
     with turnstile.turn():
@@ -199,6 +221,7 @@ def test_waiting_for_a_turn_can_be_paused_and_cancelled(scene: Scene) -> None:
 
 @in_child()
 def test_a_turn_that_does_not_come_ends_with_the_deadline(scene: Scene) -> None:
+    make_turnstiles(str(scene.folder))
     turnstile = Turnstile(str(scene.folder))
     _, registration = registration_of(scene, turnstile=Turnstile(str(scene.folder)), deadline_s=0.3)
     with turnstile.turn():
@@ -227,7 +250,9 @@ def test_the_call_of_engines_does_both_modes(scene: Scene) -> None:
     with register(attachment, size_bytes=4 * MIB, turnstile=None) as background:
         assert background.wait(LONG_S)
         assert background.state == "Registered"
-    assert not (scene.folder / "turnstile").exists()
     with register(attachment, mode="sync") as sync:
         assert sync.state == "Registered"
-    assert (scene.folder / "turnstile" / "node").is_dir()
+    assert not (scene.folder / "turnstile").exists(), "it would take turns with nobody"
+    make_turnstiles(str(scene.folder))
+    register(attachment, mode="sync").close()
+    assert (scene.folder / "turnstile" / "node" / "slot0").exists()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -11,8 +15,10 @@ from hostprep.backing import MIB
 from hostprep.register import Registration
 from hostprep.register.driver import DriverError
 from hostprep.register.pins import Pins
+from hostprep.register.progress import Progress
 from tests.register.parts import LONG_S, ONE_MIB, Notes, is_mapped, registration_of
 from tests.standin.children import Scene, in_child
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.kernel
 
@@ -173,6 +179,45 @@ def test_ctrl_c_takes_all_back_and_goes_on_its_way(scene: Scene) -> None:
     assert len(scene.registered()) == 8
     assert scene.unregistered() == scene.registered()[::-1]
     registration.close()
+
+
+@in_child()
+def test_ctrl_c_during_a_call_takes_its_chunk_back_too(scene: Scene) -> None:
+    """The signal's handler runs as soon as the call has returned: the chunk is registered."""
+    _, registration = registration_of(scene)
+
+    def interrupt() -> None:
+        with scene.busy_driver():
+            at_the_driver.set()
+            wait_for(lambda: registration.progress.chunks == 1)
+            time.sleep(0.2)  # from there to the driver's lock
+            os.kill(os.getpid(), signal.SIGINT)
+
+    at_the_driver = threading.Event()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    at_the_driver.wait(LONG_S)
+    with pytest.raises(KeyboardInterrupt):
+        registration.run()
+    thread.join()
+    assert scene.unregistered() == scene.registered()
+    registration.close()
+
+
+@in_child()
+def test_ctrl_c_in_a_display_does_not_make_close_wait_for_ever(scene: Scene) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.state == "Registered":
+            raise KeyboardInterrupt
+
+    _, registration = registration_of(scene, on_progress=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        registration.run()
+    closing = threading.Thread(target=registration.close, daemon=True)
+    closing.start()
+    closing.join(LONG_S)
+    assert registration.state == "Closed"
+    assert scene.unregistered() == scene.registered()[::-1]
 
 
 @in_child()

@@ -19,6 +19,7 @@ import pytest
 import hostprep
 from hostprep.errors import BadInputError, BusyError
 from hostprep.kernel.locks import try_lock
+from hostprep.kernel.nameless import give_name, new_nameless
 from hostprep.paths import TURNSTILE
 from hostprep.register import tickets
 from hostprep.register.turnstile import Turnstile, make_turnstiles, remove_turnstiles
@@ -307,6 +308,49 @@ def test_behind_a_stopped_process_it_goes_on_without_and_says_so_once(root: Path
     assert "nothing moved" in said[0]
     with ours.turn(HANG_S):
         assert entries(root) == {"slot0"}
+
+
+def test_who_keeps_drawing_tickets_before_ours_does_not_hold_us_up(root: Path) -> None:
+    """The queue moves all the time, and never lets us through."""
+    folder = os.open(root / TURNSTILE / "node", os.O_RDONLY)
+    enough = threading.Event()
+    one_is_there = threading.Event()
+
+    def draw_before_others() -> None:
+        held: list[tuple[int, str]] = []
+        number = 0
+        while not enough.is_set():
+            number += 1
+            fd = new_nameless(folder, 0o666)
+            assert try_lock(fd, exclusive=True)
+            name = f"{number:012d}"
+            assert give_name(folder, fd, name)
+            held.append((fd, name))
+            one_is_there.set()
+            if len(held) > 2:
+                old, name = held.pop(0)
+                os.unlink(name, dir_fd=folder)
+                os.close(old)
+            time.sleep(0.01)
+        for fd, _ in held:
+            os.close(fd)
+
+    # Ours is drawn behind this one, far behind all of theirs.
+    far = os.open(f"{1_000_000:012d}", os.O_RDWR | os.O_CREAT, 0o666, dir_fd=folder)
+    assert try_lock(far, exclusive=True)
+    theirs = threading.Thread(target=draw_before_others)
+    theirs.start()
+    assert one_is_there.wait(HANG_S)
+    said: list[str] = []
+    try:
+        with Turnstile(str(root), patience_s=0.3, say=said.append).turn(HANG_S):
+            pass
+    finally:
+        enough.set()
+        theirs.join()
+        os.close(far)
+        os.close(folder)
+    assert len(said) == 1
 
 
 def test_an_error_in_the_block_ends_the_turn(root: Path) -> None:

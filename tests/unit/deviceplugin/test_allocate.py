@@ -34,6 +34,19 @@ def test_a_container_gets_mounts_that_are_there(
             assert os.path.exists(f"{view}/{below}"), mount
 
 
+def test_a_container_takes_turns_with_the_whole_node_where_there_is_a_turnstile(
+    offering: Offering, kubelet: KubeletDevices, paths: PoolPaths
+) -> None:
+    offering.show(kv=FREE)
+    wait_for(lambda: kubelet.is_connected(RESOURCE))
+    turnstile = f"{paths.root}/turnstile"
+    before = [mount.host_path for mount in kubelet.allocate(RESOURCE, "node0-0").mounts]
+    assert turnstile not in before, "a mount of what is not there fails the pod"
+    os.mkdir(turnstile)
+    got = kubelet.allocate(RESOURCE, "node0-0").mounts
+    assert [m.read_only for m in got if m.host_path == turnstile] == [False]
+
+
 def test_two_devices_are_one_pool_of_two_regions(
     offering: Offering, kubelet: KubeletDevices, paths: PoolPaths
 ) -> None:

@@ -176,10 +176,13 @@ def _region(name: str, path: str = "") -> Region:
     )
 
 
-@given(REGIONS)
-def test_an_allocation_holds_these_regions_and_nothing_else_of_the_pool(names: set[str]) -> None:
+@given(REGIONS, st.booleans())
+def test_an_allocation_holds_these_regions_and_nothing_else_of_the_pool(
+    names: set[str], turns: bool
+) -> None:
     paths = PoolPaths("/run/hostprep", "kv")
-    got = allocation_of(paths, [_region(name) for name in sorted(names)], zipapp="hostprep.pyz")
+    regions = [_region(name) for name in sorted(names)]
+    got = allocation_of(paths, regions, zipapp="hostprep.pyz", turns=turns)
 
     hosts = {mount.host_path for mount in got.mounts}
     assert paths.folder not in hosts
@@ -194,6 +197,7 @@ def test_an_allocation_holds_these_regions_and_nothing_else_of_the_pool(names: s
     assert depths == sorted(depths), "a runtime that does not sort mounts would hide the deep ones"
     writable = {mount.container_path for mount in got.mounts if not mount.read_only}
     assert paths.folder not in writable
+    assert (f"{paths.root}/turnstile" in writable) == turns
     assert f"{paths.root}/hostprep.pyz" not in writable
 
 
