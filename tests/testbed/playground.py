@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +22,9 @@ from tests.testbed.node_parts import NodeParts
 from tests.testbed.terminal import open_console
 
 __all__ = ["EndedError", "Signals", "console_of", "how_to_use", "how_to_use_a_node", "running_node"]
+
+
+_REPOSITORY = Path(__file__).parents[2]
 
 
 class EndedError(Exception):
@@ -85,13 +91,23 @@ def enter_node() -> None:
     open_console(found[0] if found else console_of(Path("/nonexistent")))
 
 
+def _settings(kubeconfig: Path, tools: Path) -> str:
+    """Lines to paste, wherever that other terminal is."""
+    own = os.path.dirname(sys.executable)
+    lines = (
+        f"cd {shlex.quote(str(_REPOSITORY))}",
+        f"export KUBECONFIG={shlex.quote(str(kubeconfig))}",
+        f"export PATH={shlex.quote(str(tools))}:{shlex.quote(own)}:$PATH",
+    )
+    return "\n".join(f"  {line}" for line in lines)
+
+
 def how_to_use(kubeconfig: Path, tools: Path) -> str:
     """What to type after `make cluster`."""
     return f"""
 In another terminal:
 
-  export KUBECONFIG={kubeconfig}
-  export PATH={tools}:$PWD/.venv/bin:$PATH
+{_settings(kubeconfig, tools)}
 
 What to try next:
 
@@ -102,7 +118,7 @@ What to try next:
   kubectl apply -f examples/pool.yaml
   kubectl get hmp,hmn,nodes
 
-The whole story: docs/try-cluster.md. Ctrl-C here ends the cluster and removes every trace of it.
+The whole story: docs/try-cluster.md. Ctrl-C here ends the cluster; what was built is kept.
 """
 
 
@@ -111,19 +127,18 @@ def how_to_use_a_node(kubeconfig: Path, tools: Path) -> str:
     return f"""
 In another terminal:
 
-  export KUBECONFIG={kubeconfig}
-  export PATH={tools}:$PWD/.venv/bin:$PATH
+{_settings(kubeconfig, tools)}
 
 What to try next:
 
   kubectl label node node-a pool.hostprep.dev/kv=true
   kubectl apply -f examples/kubernetes/pool.yaml
-  kubectl wait --for=condition=Ready hmp/kv --timeout=2m
+  kubectl wait --for=condition=Ready hmp/kv --timeout=3m
   kubectl apply -f examples/kubernetes/namespace.yaml -f examples/kubernetes/engine-scripts.yaml
   kubectl apply -f examples/kubernetes/engine.yaml
   kubectl -n engines rollout status deployment/engine
   kubectl -n engines logs deployment/engine                       # says how long attaching took
   make node-shell                                                 # a shell in the node
 
-The whole story: docs/try-cluster.md. Ctrl-C here ends the cluster and removes every trace of it.
+The whole story: docs/try-cluster.md. Ctrl-C here ends the cluster; what was built is kept.
 """
