@@ -159,6 +159,8 @@ def test_it_sees_its_region_and_nothing_else_of_the_pool(
         "./kv/state/node0-0/clean",
         "./kv/state/node0-0/users",
         "./kv/tickets",
+        "./turnstile",
+        "./turnstile/node",
     }
     assert "HOSTPREP_REGION=node0-0" in listed
 

@@ -6,6 +6,7 @@ Counts of huge pages and mounts are compared before and after: whoever uses them
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,12 +19,23 @@ from tests.support.kill_harness import huge_pages_total
 __all__ = ["clean_node", "machine_lock"]
 
 
+_HELD = "HOSTPREP_TEST_MACHINE_LOCK"
+"""Set while it is held, for this process and those that it starts: they have it as well."""
+
+
 @contextmanager
 def machine_lock() -> Iterator[None]:
     """Be alone with the machine's huge pages."""
+    if os.environ.get(_HELD):
+        yield
+        return
     with open("/tmp/hostprep-machine.lock", "w", encoding="ascii") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        os.environ[_HELD] = "1"
+        try:
+            yield
+        finally:
+            del os.environ[_HELD]
 
 
 @contextmanager
