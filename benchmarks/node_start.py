@@ -27,7 +27,7 @@ from tests.support.machine import clean_node, machine_lock
 from tests.support.node_scene import KV, POOL_LABEL, apply, condition, is_tainted
 from tests.support.operator_process import HMNS, OperatorProcess
 from tests.support.waiting import wait_for
-from tests.testbed.chart import NAMESPACE, install_chart
+from tests.testbed.chart import NAMESPACE, install_chart, send_operator_away
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.node import NODE
 from tests.testbed.node_config import NodeSettings
@@ -92,7 +92,8 @@ def _in_a_virtual_machine() -> Instants:
         settings = NodeSettings(labels={POOL_LABEL: "true"})
         with parts.node(cluster, settings=settings) as node:
             node.wait_ready()
-            install_chart(cluster, arguments=["--set=operator.replicas=0"])
+            install_chart(cluster)
+            send_operator_away(cluster)
             with _operator(cluster, f"--namespace={NAMESPACE}"):
                 apply(cluster, KV)
                 ready_s, opened_s = _watch(cluster)

@@ -11,7 +11,14 @@ from hostprep.errors import FailedError
 from tests.testbed.api import Api
 from tests.testbed.control_plane import ControlPlane
 
-__all__ = ["NAMESPACE", "RELEASE", "install_chart", "is_rolled_out", "wait_for_chart"]
+__all__ = [
+    "NAMESPACE",
+    "RELEASE",
+    "install_chart",
+    "is_rolled_out",
+    "send_operator_away",
+    "wait_for_chart",
+]
 
 NAMESPACE = "hostprep-system"
 RELEASE = "hostprep"
@@ -33,6 +40,12 @@ def install_chart(
         metadata = {"name": NAMESPACE, "labels": _PRIVILEGED}
         cluster.api.create("/api/v1/namespaces", {"metadata": metadata})
     cluster.helm("install", release, str(_CHART), "--namespace", NAMESPACE, *_PATIENT, *arguments)
+
+
+def send_operator_away(cluster: ControlPlane) -> None:
+    """Scale the operator's Deployment to nothing: it runs elsewhere."""
+    scale = ("-n", NAMESPACE, "scale", f"deployment/{RELEASE}-operator", "--replicas=0")
+    cluster.kubectl(*scale)
 
 
 def wait_for_chart(cluster: ControlPlane, *, timeout_s: float = 300.0) -> None:
