@@ -27,7 +27,7 @@ from tests.support.machine import clean_node, machine_lock
 from tests.support.node_scene import KV, POOL_LABEL, apply, condition, is_tainted
 from tests.support.operator_process import HMNS, OperatorProcess
 from tests.support.waiting import wait_for
-from tests.testbed.chart import NAMESPACE, install_chart, send_operator_away
+from tests.testbed.chart import NAMESPACE, install_chart, scale_operator
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.node import NODE
 from tests.testbed.node_config import NodeSettings
@@ -93,7 +93,7 @@ def _in_a_virtual_machine() -> Instants:
         with parts.node(cluster, settings=settings) as node:
             node.wait_ready()
             install_chart(cluster)
-            send_operator_away(cluster)
+            scale_operator(cluster, 0)
             with _operator(cluster, f"--namespace={NAMESPACE}"):
                 apply(cluster, KV)
                 ready_s, opened_s = _watch(cluster)

@@ -14,7 +14,7 @@ import sys
 from tests.support.node_scene import KV, POOL_LABEL, apply
 from tests.support.operator_process import OperatorProcess
 from tests.support.reboots import go_through
-from tests.testbed.chart import NAMESPACE, install_chart, send_operator_away
+from tests.testbed.chart import NAMESPACE, install_chart, scale_operator
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.node_config import NodeSettings
 from tests.testbed.node_parts import build_node_parts
@@ -33,7 +33,7 @@ def main() -> int:
         with parts.node(cluster, settings=settings) as node:
             node.wait_ready()
             install_chart(cluster)
-            send_operator_away(cluster)
+            scale_operator(cluster, 0)
             operator = OperatorProcess(cluster, f"--namespace={NAMESPACE}")
             operator.wait_ready(60)
             apply(cluster, KV)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hostprep.errors import HostprepError
 from hostprep.facts import Gpu
+from hostprep.register.here import VERSION_FILES
 
 if TYPE_CHECKING:
     from hostprep.observe.host import HostRoot
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["CudaFacts", "NvidiaFacts", "ask_cuda", "observe_nvidia"]
 
 _VENDOR = 0x10DE
-_VERSION_FILES = ("/proc/driver/nvidia/version", "/sys/module/nvidia/version")
-"""The first one also tells the open module from the proprietary one; containers may lack it."""
 _TRANSLATING = frozenset({"DMA", "DMA-FQ"})
 """Kinds of IOMMU domains whose addresses are not the memory's own (sysfs-kernel-iommu_groups)."""
 
@@ -52,7 +51,7 @@ def observe_nvidia(
     host: HostRoot, gpus: tuple[Gpu, ...], *, ask: Callable[[], CudaFacts] | None = None
 ) -> NvidiaFacts:
     """Return what is known of the driver; CUDA is asked only where a module is loaded."""
-    texts = [host.read_text(path) for path in _VERSION_FILES]
+    texts = [host.read_text(path) for path in VERSION_FILES]
     module = next((text.partition("\n")[0].strip() for text in texts if text), None)
     if module is None:
         return NvidiaFacts(None)

@@ -36,6 +36,7 @@ from hostprep.register.board_view import (
     view_of,
 )
 from hostprep.register.own_fds import close_own, is_own
+from hostprep.register.slices import pool_of
 from hostprep.values import replace
 
 TYPE_CHECKING = False
@@ -50,9 +51,7 @@ def board_path(attachment: Attachment, region: str | None = None) -> str:
 
     All ranks must mean the same one: with several regions a lease, name the first of them.
     """
-    region = region or attachment.region.name
-    folder = attachment.path[: -len(attachment.region.path)].rstrip("/")
-    return f"{folder}/state/{region}/board"
+    return pool_of(attachment).board(region or attachment.region.name)
 
 
 class RankBoard:

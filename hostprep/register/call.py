@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 from hostprep.attachment.mapped import Attachment
 from hostprep.errors import BadInputError
 from hostprep.register.registration import Registration
+from hostprep.register.slices import pool_of
 from hostprep.register.turnstile import Turnstile
 
 TYPE_CHECKING = False
@@ -54,12 +53,6 @@ def register(
             f"mode {mode!r} is unknown", reason="BadMode", remedy="give background or sync"
         )
     if "turnstile" not in options:
-        options["turnstile"] = Turnstile(_root_of(attachment))
+        options["turnstile"] = Turnstile(pool_of(attachment).root)
     registration = Registration(attachment, **options)
     return registration.run() if mode == "sync" else registration.start()
-
-
-def _root_of(attachment: Attachment) -> str:
-    """Return the folder that holds all pools, as this process sees it."""
-    pool = attachment.path[: -len(attachment.region.path)].rstrip("/")
-    return os.path.dirname(pool)

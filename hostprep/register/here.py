@@ -6,16 +6,17 @@ import os
 
 from hostprep.register.cost import Fault, known_faults
 
-__all__ = ["driver_words", "faults_here", "warn_once"]
+__all__ = ["VERSION_FILES", "driver_words", "faults_here", "warn_once"]
 
-_VERSION_FILES = ("/proc/driver/nvidia/version", "/sys/module/nvidia/version")
+VERSION_FILES = ("/proc/driver/nvidia/version", "/sys/module/nvidia/version")
+"""The first one also tells the open module from the proprietary one; containers may lack it."""
 _LONGEST_BYTES = 4096
 _told: set[str] = set()
 
 
 def driver_words() -> str | None:
     """Return what the loaded NVIDIA module says of itself; None where none is loaded."""
-    for path in _VERSION_FILES:
+    for path in VERSION_FILES:
         try:
             with open(path, "rb") as file:
                 return file.read(_LONGEST_BYTES).decode("utf-8", "replace").partition("\n")[0]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 from hostprep.attachment.mapped import Attachment
 from hostprep.errors import BadInputError
 from hostprep.handoff import Region
+from hostprep.paths import PoolPaths
 from hostprep.register.chunks import ChunkPolicy, check_slice
 from hostprep.values import replace, value
 
-__all__ = ["Slice", "buffer_of", "slice_of"]
+__all__ = ["Slice", "buffer_of", "pool_of", "slice_of"]
 
 
 @value
@@ -60,3 +63,9 @@ def buffer_of(attachment: Attachment) -> memoryview:
         raise BadInputError(
             "the attachment is closed", reason="AttachmentClosed", remedy="attach again"
         ) from error
+
+
+def pool_of(attachment: Attachment) -> PoolPaths:
+    """Return where the attachment's pool lies, as this process sees it."""
+    folder = attachment.path[: -len(attachment.region.path)].rstrip("/")
+    return PoolPaths(*os.path.split(folder))

@@ -15,7 +15,7 @@ from tests.support.node_scene import apply, node_condition, pool_status
 from tests.support.operator_process import OperatorProcess
 from tests.support.reboots import go_through
 from tests.support.waiting import wait_for
-from tests.testbed.chart import NAMESPACE
+from tests.testbed.chart import NAMESPACE, scale_operator
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.node import NODE, VirtualNode
 
@@ -57,13 +57,12 @@ def _files(node: VirtualNode) -> str:
 @pytest.fixture(scope="module")
 def operator(cluster: ControlPlane, kv: JsonObject) -> Iterator[OperatorProcess]:
     """The operator on this machine instead of on the node that reboots."""
-    scale = ("-n", NAMESPACE, "scale", "deployment/hostprep-operator")
-    cluster.kubectl(*scale, "--replicas=0")
+    scale_operator(cluster, 0)
     running = OperatorProcess(cluster, f"--namespace={NAMESPACE}")
     running.wait_ready(60)
     yield running
     running.child.stop()
-    cluster.kubectl(*scale, "--replicas=1")
+    scale_operator(cluster, 1)
 
 
 @pytest.fixture(scope="module")

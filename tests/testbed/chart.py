@@ -16,7 +16,7 @@ __all__ = [
     "RELEASE",
     "install_chart",
     "is_rolled_out",
-    "send_operator_away",
+    "scale_operator",
     "wait_for_chart",
 ]
 
@@ -42,9 +42,9 @@ def install_chart(
     cluster.helm("install", release, str(_CHART), "--namespace", NAMESPACE, *_PATIENT, *arguments)
 
 
-def send_operator_away(cluster: ControlPlane) -> None:
-    """Scale the operator's Deployment to nothing: it runs elsewhere."""
-    scale = ("-n", NAMESPACE, "scale", f"deployment/{RELEASE}-operator", "--replicas=0")
+def scale_operator(cluster: ControlPlane, replicas: int) -> None:
+    """Scale the operator's Deployment; to 0 where it is to run elsewhere."""
+    scale = ("-n", NAMESPACE, "scale", f"deployment/{RELEASE}-operator", f"--replicas={replicas}")
     cluster.kubectl(*scale)
 
 
