@@ -5,6 +5,7 @@ With `pytest -s` it prints the rows of the table in docs/accounting.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,16 +25,21 @@ _MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def usual(cluster: ControlPlane, node: VirtualNode, kv: JsonObject) -> dict[str, int]:
-    """What kubelet offers when it started beside no huge pages at all; then pool kv, as ever."""
+def usual(cluster: ControlPlane, node: VirtualNode, kv: JsonObject) -> Iterator[dict[str, int]]:
+    """What kubelet offers when it started beside no huge pages at all; then pool kv, as ever.
+
+    Whatever a test does in between, what comes after finds pool kv open.
+    """
     _release(cluster)
-    _restart_kubelet(node)
+    node.restart_kubelet()
     _wait_allocatable(cluster, "hugepages-2Mi", 0)
     offered = _allocatable(cluster)
     _print_row("none", "nothing", offered)
     apply(cluster, KV)
     wait_open(cluster, node)
-    return offered
+    yield offered
+    apply(cluster, KV)
+    wait_open(cluster, node)
 
 
 def test_pages_made_after_kubelets_start_are_not_in_its_books(
@@ -61,7 +67,9 @@ def test_what_is_set_aside_for_the_system_covers_them(
 def test_pages_from_before_kubelets_start_are_offered_until_a_placeholder_asks_for_them(
     cluster: ControlPlane, node: VirtualNode, usual: dict[str, int]
 ) -> None:
-    _restart_kubelet(node)
+    apply(cluster, KV)
+    wait_open(cluster, node)
+    node.restart_kubelet()
     _wait_allocatable(cluster, "hugepages-2Mi", _HELD)
     _wait_allocatable(cluster, "memory", usual["memory"] - _HELD)
     _wait_accounts(cluster, "before kubelet's start", "nothing", memory="True", pages="False")
@@ -84,12 +92,7 @@ def _set_aside(node: VirtualNode, memory: str) -> None:
     node.run(f"sed -i '/^ \"systemReserved/d' {file}")
     if memory:
         node.run(f"sed -i '1a\\ \"systemReserved\": {memory},' {file}")
-    _restart_kubelet(node)
-
-
-def _restart_kubelet(node: VirtualNode) -> None:
-    node.run("systemctl restart kubelet")
-    node.wait_ready()
+    node.restart_kubelet()
 
 
 def _upgrade(cluster: ControlPlane, *arguments: str) -> None:

@@ -94,17 +94,34 @@ class VirtualNode:
 
     def is_ready(self) -> bool:
         """Whether kubelet says Ready for the present boot."""
-        status = self.read().get("status", {})
-        if status.get("nodeInfo", {}).get("bootID") != self.guest.boot_id:
-            return False
-        return any(
-            condition["type"] == "Ready" and condition["status"] == "True"
-            for condition in status.get("conditions", ())
-        )
+        return bool(self._ready().get("status") == "True")
 
     def wait_ready(self, *, timeout_s: float = _READY_SECONDS) -> None:
         """Wait for `is_ready`. Raises FailedError with kubelet's and containerd's last lines."""
         self.wait(self.is_ready, "the node to be Ready", timeout_s=timeout_s)
+
+    def restart_kubelet(self) -> None:
+        """Restart kubelet and wait until it has reported all it knows, and is Ready.
+
+        When it registers again, kubelet writes its huge pages at once and the memory beside them
+        with its first status (pkg/kubelet/kubelet_node_status.go): between the two they disagree.
+        """
+        stopped_at = self.run("systemctl stop kubelet; date --utc +%Y-%m-%dT%H:%M:%SZ").strip()
+        self.run("systemctl start kubelet")
+
+        def has_reported() -> bool:
+            ready = self._ready()
+            return ready.get("status") == "True" and ready["lastHeartbeatTime"] > stopped_at
+
+        self.wait(has_reported, "kubelet to report after its restart", timeout_s=_READY_SECONDS)
+
+    def _ready(self) -> dict[str, Any]:
+        """Kubelet's condition Ready of the present boot; empty before its first status."""
+        status = self.read().get("status", {})
+        if status.get("nodeInfo", {}).get("bootID") != self.guest.boot_id:
+            return {}
+        conditions = status.get("conditions", ())
+        return next((found for found in conditions if found["type"] == "Ready"), {})
 
     def wait(self, holds: Callable[[], object], what: str, *, timeout_s: float) -> None:
         """Wait until something holds. Raises FailedError with what the node's journal says."""
