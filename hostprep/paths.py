@@ -124,6 +124,11 @@ class PoolPaths:
         return f"{self.folder}/agent.json"
 
     @property
+    def boot_ledger(self) -> str:
+        """What the boot script set out to reserve, written ahead by it: see boot/2-reserve.sh."""
+        return f"{self.folder}/boot.ledger"
+
+    @property
     def devices(self) -> str:
         """What containers see that got regions as devices: a folder for each set of regions."""
         return f"{self.folder}/devices"

@@ -6,6 +6,7 @@ it did: the kernel's counter says the rest.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,9 @@ from hostprep.facts import LedgerEntry
 from hostprep.kernel.files import atomic_write
 from hostprep.paths import PoolPaths
 
-__all__ = ["Pending", "Record", "Recorder", "read_record"]
+__all__ = ["Pending", "Record", "Recorder", "read_boot_ledger", "read_record"]
+
+_MAX_LEDGER_CHARACTERS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,26 @@ def read_record(paths: PoolPaths) -> Record | None:
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def read_boot_ledger(paths: PoolPaths, boot_id: str) -> tuple[Pending, ...]:
+    """Return what the boot script set out to add for this pool in that boot; lines it spoilt not.
+
+    Its lines: page size in KiB, node, pages before, those of them that were free for the pool,
+    pages that the pool needs.
+    """
+    try:
+        with open(paths.boot_ledger, encoding="ascii") as file:
+            boot, *lines = file.read(_MAX_LEDGER_CHARACTERS).splitlines() or [""]
+    except (OSError, ValueError):
+        return ()
+    changes = []
+    for line in lines if boot == boot_id else ():
+        with contextlib.suppress(ValueError):
+            page_kib, node_id, before, spare, need = (int(word) for word in line.split())
+            added = max(0, need - spare)
+            changes.append(Pending(node_id, page_kib * 1024, before, before + added))
+    return tuple(changes)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hostprep.errors import BusyError, FailedError, HostprepError
@@ -68,6 +68,17 @@ class HugePageControl:
             change = Pending(node_id, page_bytes, before, max(0, before - pages))
             with _accounted(recorder, change, folder):
                 self._write(folder, change.after)
+
+    def adopt(self, record: Record, changes: Iterable[Pending]) -> Record:
+        """Return the record with what came of the boot script's changes: they were for this pool.
+
+        To be asked before the pool adds any of its own: the counters tell the two not apart.
+        """
+        for change in changes:
+            with contextlib.suppress(OSError, ValueError):  # a node that is not there any more
+                came = change.outcome(_persistent(self._folder(change.node_id, change.page_bytes)))
+                record = record.with_taken(change.node_id, change.page_bytes, came)
+        return record
 
     def settle(self, recorder: Recorder) -> None:
         """Finish the account of a change during which an earlier run was killed."""

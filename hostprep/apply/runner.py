@@ -47,7 +47,7 @@ from hostprep.plan.actions import (
     UnmountMemory,
 )
 from hostprep.pool.spec import PoolSpec
-from hostprep.record import Record, Recorder, read_record
+from hostprep.record import Record, Recorder, read_boot_ledger, read_record
 
 __all__ = ["Runner"]
 
@@ -250,7 +250,8 @@ class Runner:
             uid = next((spec.uid for spec in self.specs if spec.name == paths.pool), "")
             record = read_record(paths)
             if record is None or record.boot_id != boot_id:
-                record = Record(boot_id=boot_id, pool_uid=uid)
+                at_boot = read_boot_ledger(paths, boot_id)
+                record = self.huge_pages.adopt(Record(boot_id=boot_id, pool_uid=uid), at_boot)
             recorder = Recorder(paths, record)
             recorder.save(record)
             self.huge_pages.settle(recorder)

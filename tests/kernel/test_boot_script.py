@@ -17,21 +17,19 @@ import pytest
 from hostprep.apply.service import Node
 from hostprep.backing import MIB, Backing
 from hostprep.boot import boot_script
-from hostprep.errors import BusyError
 from hostprep.facts import Mount
-from hostprep.kernel.locks import hold_lock
 from hostprep.kernel.mounting import mount, unmount
 from hostprep.observe.pools import read_mounts
 from hostprep.plan.actions import MountMemory, ReserveHugePages
 from hostprep.pool.mount_options import mount_options
 from hostprep.pool.resource import spec_from_options
 from tests.support.boot_runs import SHELLS
+from tests.support.machine import machine_lock
 
 pytestmark = pytest.mark.kernel
 
 _PAGES = 32
 _NODES = Path("/sys/devices/system/node")
-_BUSY = BusyError("another test changes the huge pages of this machine")
 
 
 @dataclass
@@ -73,8 +71,7 @@ def _pages() -> dict[int, int]:
 @pytest.fixture(params=SHELLS, ids=lambda shell: shell[0])
 def booting(request: pytest.FixtureRequest) -> Iterator[Booting]:
     root = tempfile.mkdtemp(prefix="hostprep-boot-", dir="/tmp")
-    # The lock that the agent takes to add pages: nobody else counts or changes them meanwhile.
-    with hold_lock(str(_pool_file(0)), timeout_s=120, busy=_BUSY):
+    with machine_lock():  # nobody else counts or changes pages meanwhile
         before = _pages()
         yield Booting(root, request.param, before)
         for entry in read_mounts():
@@ -126,7 +123,7 @@ def test_the_mount_is_the_one_that_the_agent_would_make(booting: Booting) -> Non
     )
 
 
-def test_the_agent_adopts_it_and_release_leaves_what_boot_reserved(booting: Booting) -> None:
+def test_the_agent_adopts_it_and_release_gives_it_back(booting: Booting) -> None:
     booting.run()
     reserved = _pages()
     node = Node(booting.root)
@@ -138,5 +135,5 @@ def test_the_agent_adopts_it_and_release_leaves_what_boot_reserved(booting: Boot
     booting.run()
     assert _pages() == reserved, "the script counts the agent's pages as missing"
     node.release(["kv"])
-    assert _pages() == reserved
+    assert _pages() == booting.pages_before
     assert booting.mounts() == []

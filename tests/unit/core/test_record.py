@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hostprep.facts import LedgerEntry
 from hostprep.paths import PoolPaths
-from hostprep.record import Pending, Record, Recorder, read_record
+from hostprep.record import Pending, Record, Recorder, read_boot_ledger, read_record
 
 pytestmark = pytest.mark.unit
 
@@ -47,3 +47,28 @@ def test_the_ledger_never_goes_below_nothing(changes: list[int]) -> None:
     for change in changes:
         record = record.with_taken(0, 2 << 20, change)
     assert all(entry.pages > 0 for entry in record.taken)
+
+
+def test_what_the_boot_script_set_out_to_add_is_read_and_what_is_spoilt_passed_over(
+    tmp_path: Path,
+) -> None:
+    paths = PoolPaths(str(tmp_path), "kv")
+    (tmp_path / "kv").mkdir()
+    assert read_boot_ledger(paths, "this") == ()
+    lines = ["this", "2048 0 5 2 10", "2048 x$(id) 0 9", "", "1048576 1 0 3 2"]
+    Path(paths.boot_ledger).write_text("\n".join(lines))
+    added = Pending(0, 2 << 20, 5, 13)
+    assert read_boot_ledger(paths, "this") == (added, Pending(1, 1 << 30, 0, 0))
+    assert read_boot_ledger(paths, "another") == ()
+    # Two of ten were there and free: of the others never more than what came, and than was asked.
+    assert [added.outcome(now) for now in (4, 5, 9, 13, 99)] == [0, 0, 4, 8, 8]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_may_stand_in_the_boot_scripts_ledger(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    paths = PoolPaths(str(tmp_path_factory.mktemp("root")), "kv")
+    Path(paths.folder).mkdir()
+    Path(paths.boot_ledger).write_bytes(content)
+    read_boot_ledger(paths, "this")
