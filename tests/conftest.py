@@ -15,7 +15,7 @@ settings.register_profile("quick", max_examples=50, deadline=None)
 settings.register_profile("long", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
-_TIERS = ("unit", "kernel", "cluster", "node", "gpu")
+_TIERS = ("gpu", "unit", "kernel", "cluster", "node", "engines")
 _outcomes: Counter[tuple[str, str]] = Counter()
 _seconds: defaultdict[str, float] = defaultdict(float)
 

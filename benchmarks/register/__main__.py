@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -92,7 +93,7 @@ def _measure(names: list[str], size_bytes: int, *, is_short: bool) -> Document:
     begin_s = time.monotonic()
     gpus = traits["gpus"]
     assert isinstance(gpus, int)
-    with Crew(gpus) as crew:
+    with contextlib.closing(Crew(gpus)) as crew:
         scene = Scene(crew, size_bytes, is_short)
         crew.rank().ask("free_bytes")  # a context at least, or nothing can be measured
         for item in AGENDA:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 __all__ = ["Answer", "Crew", "MeasureError", "Process", "mapped", "together"]
@@ -95,22 +94,15 @@ class Process:
 
 
 class Crew:
-    """Ranks and neighbours, started when they are first needed; all ended at the end."""
+    """Ranks and neighbours, started when they are first needed; to be closed at the end."""
 
     def __init__(self, gpus: int) -> None:
         self._gpus = max(1, gpus)
         self._ranks: dict[int, Process] = {}
         self._watchers: dict[str, Process] = {}
 
-    def __enter__(self) -> Crew:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End all processes."""
         for process in (*self._ranks.values(), *self._watchers.values()):
             process.end()
 

@@ -41,7 +41,8 @@ class Watcher(threading.Thread):
                 act()
                 self._calls.append((begin_s, time.monotonic()))
                 time.sleep(_PAUSE_S)
-        except (CudaError, OSError) as error:
+        # AttributeError: a library that lacks the call.
+        except (CudaError, OSError, AttributeError) as error:
             self._error = str(error)
 
     def between(self, from_s: float, to_s: float) -> dict[str, object]:

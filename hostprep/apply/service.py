@@ -28,7 +28,7 @@ from hostprep.plan import plan
 from hostprep.plan.actions import Plan, PoolPlan, Shortfall, Unmet
 from hostprep.pool.spec import PoolSpec, PoolState
 from hostprep.record import Recorder, read_record
-from hostprep.register.turnstile import make_turnstiles, remove_turnstiles
+from hostprep.register.turnstile_folders import make_turnstiles, remove_turnstiles
 
 __all__ = ["Node", "Outcome", "check_met", "unmet_error"]
 

@@ -14,7 +14,7 @@ from hostprep.kernel.memory import address_of, explain, map_shared, populate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import threading  # late at run time: huge pages need none
+    from hostprep.kernel.parallel import Stop  # late at run time: huge pages need none
 
 __all__ = ["Attachment", "make_present"]
 
@@ -96,6 +96,11 @@ class Attachment:
         return self._lease.lease_id
 
     @property
+    def is_leader(self) -> bool:
+        """Whether this process leads the lease: it neither joined it nor only reads."""
+        return self._lease.is_leader
+
+    @property
     def fd(self) -> int:
         """The leased descriptor. Whoever holds a duplicate holds the lease."""
         return self._lease.fd
@@ -109,6 +114,22 @@ class Attachment:
     def discarded(self) -> str | None:
         """Why the owner's earlier bytes were not given back."""
         return self._lease.discarded
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is known to go wrong where this memory is registered with CUDA, worst first.
+
+        A sentence each, with the remedy; of this kernel, its zones, the NVIDIA driver and this
+        process's limits, for calls of the size that `region.attach` advises. Looked up each time
+        when asked, not by attaching. Empty where nothing is known, or no driver can be seen.
+        """
+        from hostprep.attachment.faults_here import faults_of
+
+        return tuple(
+            f"{fault.what}; {fault.remedy}"
+            for fault in faults_of(self.region)
+            if fault.severity != "info"
+        )
 
     def close(self) -> None:
         """Let go: unmapped, and the lease ended, as soon as nobody uses the memory any more.
@@ -164,14 +185,14 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def make_present(
-    region: Region, address: int, size_bytes: int, *, stop: threading.Event | None = None
+    region: Region, address: int, size_bytes: int, *, stop: Stop | None = None
 ) -> None:
     """Build this process's page tables: at once for huge pages, by threads for base ones.
 
     `address` and `size_bytes` are of the region's mapping, or of a part of it. Reading populates
     2.5 times faster than writing, and the entries of a shared mapping are writable all the same
     (research: memory, section 4.4). Raises in plain words; `kernel.parallel.Stopped` if `stop`
-    was set before base pages were all present.
+    was set before base pages were all present: it is asked every 64 MiB.
     """
 
     def read(offset: int, length: int) -> None:

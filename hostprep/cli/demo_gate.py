@@ -22,7 +22,7 @@ from hostprep.errors import FailedError
 from hostprep.pool.resource import spec_from_options
 from hostprep.register.board import BoardReader, board_path
 from hostprep.register.gate import Gate
-from hostprep.register.turnstile import remove_turnstiles
+from hostprep.register.turnstile_folders import remove_turnstiles
 from hostprep.units import format_bytes, format_seconds
 
 __all__ = ["DELAY_S_PER_GIB", "WORLD", "run_gate_demo"]
@@ -176,7 +176,11 @@ def _rank(
 
         def read() -> None:
             for line in cast("IO[str]", process.stdout):
-                told.put((number, json.loads(line)))
+                try:
+                    fact = json.loads(line)
+                    told.put((number, {"event": fact["event"], **fact}))
+                except (ValueError, TypeError, KeyError):  # some library's, before its main began
+                    print(line, end="", file=sys.stderr)
             told.put((number, {"event": "lost", "at_s": time.monotonic(), "why": "it ended"}))
 
         reader = threading.Thread(target=read, daemon=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from hostprep.attachment import Attachment, join
 from hostprep.backing import GIB, MIB
@@ -29,6 +30,12 @@ __all__ = ["Part", "main"]
 _OUT_OF_MEMORY = 2
 _FAILING_CALL = 2
 _CHUNKS = 4
+
+
+class Tell(Protocol):
+    """Tells the demo what happens in this rank, with the moment."""
+
+    def __call__(self, event: str, **facts: object) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +98,21 @@ class _SimulatedDriver(Driver):
 def main() -> None:
     """Play the part that the only argument holds; a line of input starts it, another ends it."""
     part = Part(**json.loads(sys.argv[1]))
-    try:
-        _play(part)
-    except HostprepError as error:
-        _tell("lost", why=str(error))
+    # Libraries may print; only events may go to the pipe.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as pipe:
+        os.dup2(2, 1)
+
+        def tell(event: str, **facts: object) -> None:
+            pipe.write(json.dumps({"event": event, "at_s": time.monotonic(), **facts}) + "\n")
+            pipe.flush()
+
+        try:
+            _play(part, tell)
+        except HostprepError as error:
+            tell("lost", why=str(error))
 
 
-def _play(part: Part) -> None:
+def _play(part: Part, tell: Tell) -> None:
     driver, context = _cuda(part)
     simulated = isinstance(driver, _SimulatedDriver)
     with (
@@ -118,14 +133,14 @@ def _play(part: Part) -> None:
             policy=_policy(attachment, size) if simulated else None,
         )
         with registration:
-            _tell("attached", size_bytes=size, simulated=simulated)
+            tell("attached", size_bytes=size, simulated=simulated)
             sys.stdin.readline()
             begin_s = time.perf_counter()
             registration.start()
             blocked_s = time.perf_counter() - begin_s
-            _tell("started", blocked_s=blocked_s)
+            tell("started", blocked_s=blocked_s)
             registration.wait()
-            _tell_end(registration, joined)
+            _tell_end(registration, joined, tell)
             sys.stdin.readline()
 
 
@@ -174,18 +189,14 @@ def _join_host_tier(part: Part, driver: Driver) -> float:
     return time.monotonic()
 
 
-def _tell_end(registration: Registration, joined: list[float]) -> None:
+def _tell_end(registration: Registration, joined: list[float], tell: Tell) -> None:
     progress, error = registration.progress, registration.error
     if error is not None:
-        _tell("failed", why=error.message, reason=error.reason)
+        tell("failed", why=error.message, reason=error.reason)
     else:
         longest = progress.longest_chunk_s
         facts = {"at_s": joined[0], "longest_chunk_s": longest, "state": progress.state}
-        _tell("ready", chunks=progress.chunks, **facts)
-
-
-def _tell(event: str, **facts: object) -> None:
-    print(json.dumps({"event": event, "at_s": time.monotonic(), **facts}), flush=True)
+        tell("ready", chunks=progress.chunks, **facts)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hostprep.attachment.faults import known_faults, parse_driver_version
 from hostprep.backing import GIB, MIB
 from hostprep.doctor.finding import NOTHING_TO_DO, Finding, Severity, all_well
 from hostprep.facts import Facts
@@ -12,7 +13,7 @@ from hostprep.observe.nvidia import CudaFacts, NvidiaFacts
 from hostprep.plan import plan
 from hostprep.pool.spec import PoolSpec
 from hostprep.register.chunks import ChunkPolicy
-from hostprep.register.cost import known_faults, parse_driver_version, registration_cost
+from hostprep.register.cost import registration_cost
 from hostprep.units import format_bytes
 
 __all__ = ["check_registering"]

@@ -6,6 +6,16 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Stop(Protocol):
+        """Tells whether to stop: a threading.Event, or what is asked like one."""
+
+        def is_set(self) -> bool: ...
+
+
 __all__ = ["Stopped", "run_pieces"]
 
 Work = Callable[[int, int], None]
@@ -13,7 +23,7 @@ Work = Callable[[int, int], None]
 
 
 class Stopped(Exception):  # noqa: N818 - an outcome, not an error
-    """The caller's stop event was set before all pieces were done."""
+    """The caller said stop before all pieces were done."""
 
 
 class _Pieces:
@@ -47,12 +57,13 @@ def run_pieces(
     cpus: Sequence[int] = (),
     on_thread_start: Callable[[], None] | None = None,
     on_done: Callable[[int], None] | None = None,
-    stop: threading.Event | None = None,
+    stop: Stop | None = None,
 ) -> None:
     """Run `work` over [0, size_bytes) in pieces of `piece_bytes` by `threads` threads.
 
     `cpus` binds the threads, `on_thread_start` runs in each of them first (memory policy),
-    `on_done` is told the bytes of every finished piece, from the thread that did it.
+    `on_done` is told the bytes of every finished piece, from the thread that did it; `stop` is
+    asked before each piece.
     Raises the first error of a thread, after all have stopped; Stopped if `stop` was set.
     Ctrl-C stops after the pieces in flight.
     """
@@ -80,7 +91,7 @@ class _Crew:
         pieces: _Pieces,
         do_piece: Work,
         prepare_thread: Callable[[], None],
-        stop: threading.Event | None,
+        stop: Stop | None,
     ) -> None:
         self._pieces = pieces
         self._do_piece = do_piece

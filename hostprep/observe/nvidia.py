@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hostprep.attachment.faults_here import VERSION_FILES
 from hostprep.errors import HostprepError
 from hostprep.facts import Gpu
-from hostprep.register.here import VERSION_FILES
 
 if TYPE_CHECKING:
     from hostprep.observe.host import HostRoot

@@ -7,32 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hostprep.facts import Zone
+from hostprep.kernel.zones import ZoneCounts, parse_zoneinfo
 
 if TYPE_CHECKING:
     from hostprep.observe.host import HostRoot, Warn
 
-__all__ = ["NodeZones", "ZoneCounts", "observe_zones", "parse_buddyinfo", "parse_zoneinfo"]
+__all__ = ["NodeZones", "observe_zones", "parse_buddyinfo"]
 
-_HEAD = re.compile(r"(\d{1,5}), zone +(\w{1,32})", re.ASCII)
 _BUDDY = re.compile(r"Node (\d{1,5}), zone +(\w{1,32})((?: +\d{1,18})+) *", re.ASCII)
-_COUNT = re.compile(
-    r"^ +(?:pages )?(free|low|present|managed|nr_free_cma) +(\d{1,18}) *$",
-    re.ASCII | re.MULTILINE,
-)
 
 ZoneKey = tuple[int, str]
 """NUMA node and zone name."""
-
-
-@dataclass(frozen=True, slots=True)
-class ZoneCounts:
-    """What /proc/zoneinfo says of one zone, in base pages."""
-
-    free: int = 0
-    low: int = 0
-    present: int = 0
-    managed: int = 0
-    nr_free_cma: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +64,6 @@ def _zone(name: str, count: ZoneCounts, blocks: tuple[int, ...], page_bytes: int
 def _from_buddies(blocks: tuple[int, ...]) -> ZoneCounts:
     free = sum(count << order for order, count in enumerate(blocks))
     return ZoneCounts(free=free, present=free, managed=free)
-
-
-def parse_zoneinfo(text: str) -> dict[ZoneKey, ZoneCounts]:
-    """Return the counts of every zone. Lines of any other shape are skipped.
-
-    What follows `pagesets` is left out unread: six lines for each CPU, a megabyte on big machines.
-    """
-    zones: dict[ZoneKey, ZoneCounts] = {}
-    for section in f"\n{text}".split("\nNode "):
-        head, _, body = section.partition("\n  pagesets\n")[0].partition("\n")
-        match = _HEAD.match(head)
-        if match is not None:
-            counts = {found[1]: int(found[2]) for found in _COUNT.finditer(body)}
-            zones[int(match[1]), match[2]] = ZoneCounts(**counts)
-    return zones
 
 
 def parse_buddyinfo(text: str) -> dict[ZoneKey, tuple[int, ...]]:

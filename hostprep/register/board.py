@@ -28,6 +28,7 @@ from hostprep.register.board_layout import (
     slot_offset,
 )
 from hostprep.register.board_view import (
+    LONG_TORN_S,
     Announcer,
     BoardReader,
     BoardView,
@@ -132,7 +133,7 @@ class RankBoard:
         self._check_open()  # before the lock, which a forked child may find held for ever
         with self._lock:
             self._check_open()
-            return view_of(self._fd, own_rank=self.rank)
+            return view_of(self._fd, own_rank=self.rank, torn_s=LONG_TORN_S)
 
     def announce(self, state: str, why: str = "") -> None:
         """Write the gate's state into the board, for `hostprep status`; where that can be."""

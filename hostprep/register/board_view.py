@@ -30,9 +30,23 @@ from hostprep.register.board_layout import (
 from hostprep.register.own_fds import close_own, is_own, own
 from hostprep.values import value
 
-__all__ = ["BoardReader", "BoardView", "RankView", "look", "read_slot", "read_whole", "view_of"]
+__all__ = [
+    "LONG_TORN_S",
+    "BoardReader",
+    "BoardView",
+    "RankView",
+    "look",
+    "read_slot",
+    "read_whole",
+    "view_of",
+]
 
-_TRIES = 20
+_TORN_S = 0.02
+"""How long a slot that is being written may look torn to those who only look: a node's boards must
+not cost its agent more than that each. A write takes a microsecond."""
+LONG_TORN_S = 2.0
+"""The same for a gate, which is closed for good by a board that cannot be read: a writer may lose
+its CPU in the middle, to its cgroup's quota or to another virtual machine."""
 _TORN_PAUSE_S = 0.001
 
 
@@ -92,13 +106,17 @@ def look(path: str) -> BoardView:
         return view_of(fd)
 
 
-def view_of(fd: int, *, own_rank: int | None = None) -> BoardView:
-    """Return what an open board says. Raises NotReadyError for what is no board."""
+def view_of(fd: int, *, own_rank: int | None = None, torn_s: float = _TORN_S) -> BoardView:
+    """Return what an open board says. Raises NotReadyError for what is no board.
+
+    `torn_s`: for how many seconds slots may look torn, as while they are being written.
+    """
+    until_s = time.monotonic() + torn_s
     data = read_whole(fd)
     header = unpack_header(data)
     ranks = []
     for rank in range(header.world):
-        slot = _slot_in(fd, data, rank)
+        slot = _slot_in(fd, data, rank, until_s)
         if slot is not None:
             # Asked after the slot was read: a rank takes its lock before it writes.
             alive = rank == own_rank or is_range_locked(fd, slot_offset(rank), SLOT_BYTES)
@@ -108,7 +126,7 @@ def view_of(fd: int, *, own_rank: int | None = None) -> BoardView:
         generation=header.generation,
         created_at_s=header.created_at_s,
         ranks=tuple(ranks),
-        gate=_slot_in(fd, data, GATE),
+        gate=_slot_in(fd, data, GATE, until_s),
         removed=os.fstat(fd).st_nlink == 0,
     )
 
@@ -121,19 +139,26 @@ def read_whole(fd: int) -> bytes:
         raise from_os_error(error, "read the rank board") from error
 
 
-def _slot_in(fd: int, data: bytes, rank: int) -> Slot | None:
+def _slot_in(fd: int, data: bytes, rank: int, until_s: float) -> Slot | None:
     begin = slot_offset(rank)
     try:
         return unpack_slot(data[begin : begin + SLOT_BYTES])
     except ValueError:
-        return read_slot(fd, rank)
+        return read_slot(fd, rank, until_s)
 
 
-def read_slot(fd: int, rank: int) -> Slot | None:
-    """Return a slot, read again while it is being written. Raises NotReadyError (BadBoard)."""
-    for _ in range(_TRIES):
+def read_slot(fd: int, rank: int, until_s: float | None = None) -> Slot | None:
+    """Return a slot, read again while it is being written, until `until_s` of time.monotonic().
+
+    Raises NotReadyError (BadBoard).
+    """
+    if until_s is None:
+        until_s = time.monotonic() + _TORN_S
+    while True:
         with contextlib.suppress(ValueError):
             return unpack_slot(os.pread(fd, SLOT_BYTES, slot_offset(rank)))
+        if time.monotonic() >= until_s:
+            break
         time.sleep(_TORN_PAUSE_S)
     whose = "the gate" if rank == GATE else f"rank {rank}"
     raise NotReadyError(f"what the rank board says of {whose} is damaged", reason="BadBoard")
@@ -159,7 +184,7 @@ class BoardReader:
         Raises HostprepError once it was there and cannot be read any more.
         """
         if self._fd is not None and is_own(self._fd):
-            return view_of(self._fd)
+            return view_of(self._fd, torn_s=LONG_TORN_S)
         self._fd = None
         fd = self._open()
         if fd is None:

@@ -62,6 +62,10 @@ class Control:
             return None
         return max(0.0, self._ends_at_s - time.monotonic())
 
+    def is_set(self) -> bool:
+        """Tell whether to look up from the work and ask `go_on`: interrupted, or out of time."""
+        return self.interrupt.is_set() or self.left_s() == 0.0
+
     def go_on(self, on_pause: Callable[[], None]) -> None:
         """Return once the work may go on; `on_pause` is called before waiting for that.
 

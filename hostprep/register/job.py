@@ -67,7 +67,8 @@ class Job:
             self._tally.note = _SKIPPED
             return "Skipped"
         flags = traits.registration_flags(read_only=self._part.read_only)
-        warn_once(self._part.size_bytes, max(self._policy.most_bytes, self._policy.step_bytes))
+        most_bytes = max(self._policy.most_bytes, self._policy.step_bytes)
+        warn_once(self._part.size_bytes, most_bytes, self._part.region)
         self._make_present()
         self._register_chunks(driver, flags)
         return "Registered"
@@ -97,9 +98,7 @@ class Job:
         while True:
             self.go_on()
             try:
-                make_present(
-                    part.region, part.address, part.size_bytes, stop=self._control.interrupt
-                )
+                make_present(part.region, part.address, part.size_bytes, stop=self._control)
             except Stopped:
                 continue
             return

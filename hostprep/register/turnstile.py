@@ -4,38 +4,40 @@ While one process registers, the driver's locks stall the others' calls; a lock 
 (flock(2) promises no order). Hence tickets, in order of arrival, for a small number of slots.
 Kernel locks only: what dies lets go, in whatever PID namespace, and no daemon has to be up.
 
-Registering unfairly is better than not registering: without a folder to write to, or behind
-somebody who has been stopped, an engine says so once and goes on without taking turns.
+Registering unfairly is better than not registering: without a folder to write to, an engine says so
+once and goes on without taking turns. Who was stopped in its turn is alive to the kernel: after a
+while nobody waits for it any more, and the others take turns among themselves.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import stat
 import time
 from collections.abc import Iterator
 
-from hostprep.errors import BadInputError, BusyError, HostprepError, NotReadyError
-from hostprep.kernel.files import closing_fd, open_folder
-from hostprep.paths import POOL_MARKS, TURNSTILE, default_root
+from hostprep.errors import BadInputError, BusyError, HostprepError
+from hostprep.paths import TURNSTILE, default_root
+from hostprep.register.own_fds import close_own, own
 from hostprep.register.tickets import (
+    Other,
     QueueTicket,
     draw,
     living_ahead,
     release_slot,
+    still_there,
     try_slots,
 )
+from hostprep.register.turnstile_folders import open_turnstile
+from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from threading import Event
 
-__all__ = ["Turnstile", "make_turnstiles", "remove_turnstiles"]
+__all__ = ["Turnstile"]
 
-_MODE = 0o1777
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _MAX_WIDTH = 64
 _HEAD_PAUSE_S = 0.001
@@ -51,7 +53,7 @@ class Turnstile:
     """The turnstile of one GPU, or of the whole node: every process that uses the same key.
 
     `width` at most are at work at once. `patience_s`: how long nothing may move before us until
-    we go on without, and ten times as long whatever moves; a turn takes milliseconds. `say` gets a
+    we go past it, and ten times as long whatever moves; a turn takes milliseconds. `say` gets a
     sentence for people, once; by default it is logged as a warning. Of several threads each may
     take turns of its own.
     """
@@ -82,6 +84,8 @@ class Turnstile:
         self._key = key
         self._width = width
         self._patience_s = patience_s
+        self._stopped: frozenset[Other] = frozenset()
+        self._slot_is_theirs = False
         self._impatient = False
         self._say = say or _log
         self._without: str | None = None
@@ -93,7 +97,7 @@ class Turnstile:
 
     @property
     def without(self) -> str | None:
-        """Why turns were not taken, in words, the first time that they were not; else None."""
+        """What was said of turns that were not waited for, the first time; None where all were."""
         return self._without
 
     @contextlib.contextmanager
@@ -103,22 +107,22 @@ class Turnstile:
         Raises BusyError (TurnTimeout, TurnStopped) when `timeout_s` is over or `stop` is set
         while we wait: the block does not run then.
         """
-        slot = self._take(_Wait(timeout_s, stop))
+        place = self._take(_Wait(timeout_s, stop))
         try:
             yield
         finally:
-            if slot is not None:
-                release_slot(slot)
+            if place is not None:
+                place.leave()
 
-    def _take(self, wait: _Wait) -> int | None:
-        """Return our slot; None where there is no taking turns."""
+    def _take(self, wait: _Wait) -> _Place | None:
+        """Return our place; None where there is no taking turns."""
         try:
             folder, ticket = self._draw()
-            with closing_fd(folder):
-                try:
-                    return self._queue(folder, ticket, wait)
-                finally:
-                    ticket.give_up(folder)
+            try:
+                return _Place(folder, ticket, self._queue(folder, ticket, wait))
+            except BaseException:
+                _Place(folder, ticket, None).leave()
+                raise
         except BusyError:
             raise
         except HostprepError as error:
@@ -128,30 +132,60 @@ class Turnstile:
         return None
 
     def _queue(self, folder: int, ticket: QueueTicket, wait: _Wait) -> int | None:
-        patience_s = min(self._patience_s, _IMPATIENT_S) if self._impatient else self._patience_s
+        """Wait until we are next, and return our slot; None for a turn without one."""
+        self._forget_who_moved(folder)
         while True:
-            ahead = living_ahead(folder, ticket.number, limit=self._width)
+            ahead = living_ahead(
+                folder, ticket.number, limit=self._width + 1, passing=self._stopped
+            )
             is_next = len(ahead) < self._width
             slot = try_slots(folder, self._width) if is_next else None
             if slot is not None:
-                self._impatient = False
+                self._slot_is_theirs = self._impatient = False
                 return slot
-            # Stopped by a debugger or a frozen cgroup: alive to the kernel, and for how long?
-            stuck = wait.stands_still_s(ahead) > patience_s
-            if stuck or wait.waited_s() > patience_s * _PATIENCES:
-                self._impatient = True
-                what = "nothing moved" if stuck else "no turn"
-                self._go_without(f"{self.path}: {what} for {wait.waited_s():.1f} s")
-                return try_slots(folder, self._width)
-            wait.pause(_HEAD_PAUSE_S if is_next else _PAUSE_S)
+            if is_next and self._slot_is_theirs:
+                return None  # in order still: whoever else knows of them waits for our ticket
+            is_stuck = wait.stands_still_s(ahead) > self._patience_now_s()
+            if is_stuck or wait.waited_s() > self._patience_now_s() * _PATIENCES:
+                self._lose_patience(wait, is_stuck=is_stuck)
+                if is_next or not is_stuck:
+                    self._slot_is_theirs = is_next
+                    return try_slots(folder, self._width)
+                # Those who could be at work. Others behind them wait for them as we do.
+                self._stopped |= set(ahead[: self._width])
+            wait.pause(_HEAD_PAUSE_S if len(ahead) <= self._width else _PAUSE_S)
+
+    def _lose_patience(self, wait: _Wait, *, is_stuck: bool) -> None:
+        """Wait no longer, and say so.
+
+        Stopped by a debugger or a frozen cgroup: alive to the kernel, and for how long?
+        """
+        self._impatient = True
+        what = "nothing moved" if is_stuck else "no turn"
+        self._say_once(
+            f"{self.path}: {what} for {wait.waited_s():.1f} s: registering past whoever is stopped"
+            " there, whose call may stall ours; end that process, or let it go on"
+        )
+
+    def _patience_now_s(self) -> float:
+        return min(self._patience_s, _IMPATIENT_S) if self._impatient else self._patience_s
+
+    def _forget_who_moved(self, folder: int) -> None:
+        """Wait for those again whose turn came to an end after all: they go on, or are dead."""
+        left = frozenset(other for other in self._stopped if still_there(folder, other))
+        if left != self._stopped:
+            self._stopped, self._slot_is_theirs = left, False
 
     def _go_without(self, why: str) -> None:
+        self._say_once(
+            f"registering without taking turns ({why}): processes that register at the same"
+            " time stall each other; mount the root's turnstile folder writable to avoid it"
+        )
+
+    def _say_once(self, text: str) -> None:
         if self._without is None:
-            self._without = why
-            self._say(
-                f"registering without taking turns ({why}): processes that register at the same"
-                " time stall each other; mount the root's turnstile folder writable to avoid it"
-            )
+            self._without = text
+            self._say(text)
 
     def _draw(self) -> tuple[int, QueueTicket]:
         """Return the folder of our key, made where it is missing, and our ticket in it.
@@ -168,12 +202,31 @@ class Turnstile:
         return self._draw_once()
 
     def _draw_once(self) -> tuple[int, QueueTicket]:
-        folder = _open_below(self._root, self._key, have_all=False)
+        folder = own(open_turnstile(self._root, self._key))
         try:
             return folder, draw(folder)
         except BaseException:
-            os.close(folder)
+            close_own(folder)
             raise
+
+
+@value
+class _Place:
+    """A turn that is had: its slot, unless that is a stopped one's, and the ticket it came by.
+
+    The ticket stays until the end: so those who wait can tell by it whether a turn moves on.
+    """
+
+    folder: int
+    ticket: QueueTicket
+    slot: int | None
+
+    def leave(self) -> None:
+        """End it; nothing in a forked child, where the descriptors are closed."""
+        if self.slot is not None:
+            release_slot(self.slot)
+        self.ticket.give_up(self.folder)
+        close_own(self.folder)
 
 
 class _Wait:
@@ -183,9 +236,9 @@ class _Wait:
         self._timeout_s = timeout_s
         self._stop = stop
         self._since_s = self._moved_s = time.monotonic()
-        self._ahead: tuple[int, ...] | None = None
+        self._ahead: tuple[Other, ...] | None = None
 
-    def stands_still_s(self, ahead: tuple[int, ...]) -> float:
+    def stands_still_s(self, ahead: tuple[Other, ...]) -> float:
         """Return for how many seconds the same ones have been before us."""
         if ahead != self._ahead:
             self._ahead = ahead
@@ -209,74 +262,6 @@ class _Wait:
             time.sleep(pause_s)
         elif self._stop.wait(pause_s):
             raise BusyError("told to stop while waiting for a turn", reason="TurnStopped")
-
-
-def make_turnstiles(root: str, keys: tuple[str, ...] = ("node",)) -> None:
-    """Have the folders, for engines that may not make them; by whoever prepares the node.
-
-    Raises OSError, HostprepError.
-    """
-    for key in keys:
-        os.close(_open_below(root, key, have_all=True))
-
-
-def remove_turnstiles(root: str) -> None:
-    """Remove the folders with all that is in them; by root, once no pool is left.
-
-    Whoever waits there goes on without taking turns. Links are removed, never followed; a folder
-    of that name that is not everybody's to write to is not ours.
-    """
-    folder = f"{root}/{TURNSTILE}"
-    with contextlib.suppress(OSError):
-        if stat.S_IMODE(os.lstat(folder).st_mode) == _MODE:
-            import shutil
-
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _open_below(root: str, key: str, *, have_all: bool) -> int:
-    """Open a key's folder, made where missing; follows no link.
-
-    The folder around it is the node's, and made with `have_all` only: in a container that sees
-    nothing of the root but its pool, an engine's own would be a turnstile for it alone.
-    """
-    with closing_fd(open_folder(root)) as parent:
-        _refuse_pool(root, parent, TURNSTILE)
-        try:
-            folder = _open_or_make(parent, TURNSTILE, make=have_all)
-        except FileNotFoundError as error:
-            raise NotReadyError(
-                f"there is no {root}/{TURNSTILE}", reason="NoTurnstile", remedy="mount the node's"
-            ) from error
-    with closing_fd(folder):
-        return _open_or_make(folder, key)
-
-
-def _refuse_pool(root: str, parent: int, name: str) -> None:
-    """Raise BadInputError for a pool of our name: it must not be opened to everybody."""
-    for mark in POOL_MARKS:
-        with contextlib.suppress(OSError):
-            os.stat(f"{name}/{mark}", dir_fd=parent, follow_symlinks=False)
-            raise BadInputError(
-                f"{root}/{name} is a pool", reason="BadTurnstile", remedy="name the pool otherwise"
-            )
-
-
-def _open_or_make(parent: int, name: str, *, make: bool = True) -> int:
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        folder = os.open(name, flags, dir_fd=parent)
-    except FileNotFoundError:
-        if not make:
-            raise
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, _MODE, dir_fd=parent)
-        folder = os.open(name, flags, dir_fd=parent)
-    status = os.fstat(folder)
-    # Ours, and made an instant ago (the umask) or by a run that was killed here.
-    if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != _MODE:
-        os.fchmod(folder, _MODE)
-    return folder
 
 
 def _log(text: str) -> None:

@@ -16,7 +16,7 @@ from hostprep.backing import Backing
 from hostprep.paths import PoolPaths
 from hostprep.register.board import BoardReader, RankBoard, board_path
 from hostprep.register.gate import Gate
-from tests.register.test_board import a_rank
+from tests.register.ranks import a_rank
 from tests.support.pools import pool_of
 from tests.support.waiting import wait_for
 from tests.support.worker_process import WorkerProcess, wanted

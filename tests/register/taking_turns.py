@@ -1,4 +1,4 @@
-"""A process that takes turns and writes down what happens, for test_turnstile.py.
+"""A process that takes turns and writes down what happens, for the tests of the turnstile.
 
 Arguments: root, log, how many turns, seconds a turn, width, and what to take out of the turnstile.
 The log is appended to by all: `ask`, `begin` and `end` with a process's name, in order.
@@ -12,15 +12,13 @@ import time
 from types import ModuleType
 
 from hostprep.kernel.locks import try_lock
-from hostprep.register import own_fds, tickets, turnstile
+from hostprep.register import tickets, turnstile
 
 
 def mutate(mutant: str) -> None:
     """Take one safety step out."""
     if mutant == "no-order":
         replace(turnstile, living_ahead=lambda *_, **__: ())
-    elif mutant == "no-slots":
-        replace(turnstile, try_slots=lambda *_: own_fds.own(os.open("/dev/null", os.O_RDONLY)))
     elif mutant == "children-keep":
         replace(tickets, own=lambda fd: fd, close_own=os.close)
     else:

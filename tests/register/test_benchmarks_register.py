@@ -14,7 +14,7 @@ import pytest
 from benchmarks.register.agenda import AGENDA
 from benchmarks.register.pages import print_run, write_docs
 from benchmarks.register.results import headlines
-from tests.standin import environment
+from tests.standin import build, build_nvml, environment
 
 REPOSITORY = Path(__file__).parent.parent.parent
 NAMES = [item.name for item in AGENDA]
@@ -35,10 +35,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("driver")
-    sources = [str(REPOSITORY / "tests/standin" / name) for name in ("libcuda.c", "copies.c")]
-    command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
-    command += ["-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1"), *sources]
-    subprocess.run([*command, "-lpthread", "-ldl"], check=True, timeout=120)
+    build_nvml(build(folder, "copies.c"))
     environ = environment(folder, log=folder / "log", lock=folder / "lock", scale=0, devices=2)
     done = run("--short", "--size", "64Mi", "-o", "json", **environ)
     assert done.returncode == 0, done.stderr
@@ -49,8 +46,8 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.kernel
 def test_every_measurement_is_made(document: dict[str, Any]) -> None:
     assert {row["measurement"] for row in document["rows"]} == set(NAMES)
-    # No NVML beside the stand-in; pages of 1 GiB do not fit, and others may use the rest.
-    expected = ("libnvidia-ml", "HugeTLB1Gi", "hugepages-")
+    # Pages of 1 GiB do not fit, and others may use the rest.
+    expected = ("HugeTLB1Gi", "hugepages-")
     for left_out in document["left_out"]:
         assert any(word in str(left_out) for word in expected), left_out
     assert document["machine"]["gpus"] == 2

@@ -6,9 +6,10 @@ import logging
 
 import pytest
 
+from hostprep.attachment.faults import parse_driver_version
+from hostprep.attachment.faults_here import driver_words, faults_here
 from hostprep.backing import GIB, MIB
 from hostprep.register import here
-from hostprep.register.cost import parse_driver_version
 
 pytestmark = pytest.mark.unit
 
@@ -35,11 +36,11 @@ def test_our_own_chunks_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> N
 
 def test_what_is_harmless_is_told_and_not_warned_of() -> None:
     here._told.clear()
-    faults = {fault.name: fault.severity for fault in here.faults_here(TIB, 256 * MIB)}
+    faults = {fault.name: fault.severity for fault in faults_here(TIB, 256 * MIB)}
     assert faults.get("SingleCallLimit", "info") == "info"
     assert "SingleCallLimit" not in {fault.name for fault in here.warn_once(TIB, 256 * MIB)}
 
 
 def test_the_driver_is_read_where_there_is_one() -> None:
-    words = here.driver_words()
+    words = driver_words()
     assert words is None or parse_driver_version(words) is not None

@@ -19,9 +19,10 @@ pytestmark = pytest.mark.kernel
 HAS_DRIVER = Path("/proc/driver/nvidia/version").exists()
 
 
-def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+def demo(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "hostprep", "demo", "--gate", *arguments],
+        env={**os.environ, **environ},
         capture_output=True,
         text=True,
         timeout=240,
@@ -79,6 +80,20 @@ def test_what_is_simulated_is_called_so() -> None:
     assert "Real: memory, processes, turns, rank board and gate." in done.stdout
     assert len(re.findall(r"start\(\) blocked", done.stdout)) == 2
     assert "All of it was given back." in done.stdout
+
+
+def test_what_libraries_print_is_not_taken_for_a_ranks_words(tmp_path: Path) -> None:
+    """At its start, before it can help it, and later: to the same standard output."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, os, sys\n"
+        "if 'hostprep.cli.demo_rank' in ' '.join(sys.orig_argv):\n"
+        "    print('a library is here', flush=True)\n"
+        "    atexit.register(os.write, 1, b'and goes\\n')\n"
+    )
+    done = demo("--size", "16Mi", "-o", "json", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert [run["state"] for run in json.loads(done.stdout)["runs"]] == ["Open", "Degraded"]
+    assert done.stderr.count("a library is here") == done.stderr.count("and goes") == 8
 
 
 def test_nothing_is_left(document: dict[str, Any]) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import mmap
+import os
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from hostprep.backing import GIB, MIB
 from hostprep.errors import FailedError, HostprepError, NotReadyError
 from hostprep.kernel.memory import address_of
-from hostprep.register.driver import DriverError, load_driver
+from hostprep.register.driver import Driver, DriverError, load_driver
 from tests.standin.children import Scene, in_child
 
 pytestmark = pytest.mark.kernel
@@ -56,37 +60,85 @@ def test_without_a_context_it_says_how_to_have_one(scene: Scene) -> None:
 
 
 @in_child()
-def test_a_call_lets_go_of_the_gil(scene: Scene) -> None:
-    _goes_on_while_a_call_lasts(scene)
+def test_registering_lets_go_of_the_gil(scene: Scene) -> None:
+    scene.context()
+    driver, memory = load_driver(), mmap.mmap(-1, MIB)
+    _goes_on_meanwhile(
+        scene, driver, "register", lambda: driver.register(address_of(memory), MIB, 0)
+    )
 
 
 @in_child(standin_only=True)
-def test_it_does_so_with_a_cuda_python_that_would_not(scene: Scene) -> None:
+def test_cuda_python_lets_go_of_it_by_itself(scene: Scene) -> None:
+    """As of 12.9.1: the one that is installed here."""
+    scene.context()
+    driver = load_driver()
+    assert driver._long is scene.api
+    _both_calls_let_go(scene, driver)
+
+
+@in_child(standin_only=True)
+def test_for_a_cuda_python_that_does_not_ctypes_does(scene: Scene) -> None:
+    scene.context()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cuda.bindings.__version__", "12.9.0")
         patch.setattr("cuda.bindings.driver.cuMemHostRegister", None)
-        _goes_on_while_a_call_lasts(scene)
+        patch.setattr("cuda.bindings.driver.cuMemHostUnregister", None)
+        driver = load_driver()
+        assert driver._long is not scene.api
+        _both_calls_let_go(scene, driver)
 
 
-def _goes_on_while_a_call_lasts(scene: Scene) -> None:
-    """While the driver is blocked by another process, this process goes on; else it would hang."""
-    scene.context()
-    driver = load_driver()
+@in_child(standin_only=True)
+def test_a_call_that_keeps_it_stops_the_engine(scene: Scene) -> None:
+    """The same witness, and calls without letting go: it hangs, until a thread of C ends it."""
+    pid = os.fork()
+    if pid == 0:
+        faulthandler.dump_traceback_later(3, exit=True)
+        scene.context()
+        driver = load_driver()
+        driver._long = _KeepsTheGil()
+        _both_calls_let_go(scene, driver)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    assert [text for caller, text in scene.lines() if caller == pid and "init" in text]
+
+
+class _KeepsTheGil:
+    """The calls by PyDLL, which does not let go (ctypes, PyDLL), as cuda-python up to 12.9.0."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.PyDLL("libcuda.so.1")
+
+    def cuMemHostRegister(self, address: int, size_bytes: int, flags: int) -> tuple[int]:  # noqa: N802
+        arguments = (ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), flags)
+        return (self._library.cuMemHostRegister_v2(*arguments),)
+
+
+def _both_calls_let_go(scene: Scene, driver: Driver) -> None:
     memory = mmap.mmap(-1, MIB)
+    address = address_of(memory)
+    _goes_on_meanwhile(scene, driver, "register", lambda: driver.register(address, MIB, 0))
+    _goes_on_meanwhile(scene, driver, "unregister", lambda: driver.unregister(address))
+    assert scene.registered() == scene.unregistered() == [address]
+
+
+def _goes_on_meanwhile(scene: Scene, driver: Driver, name: str, call: Callable[[], object]) -> None:
+    """While the driver is blocked by another process, this process goes on; else it would hang."""
     context = driver.current_context()
 
-    def register() -> None:
+    def work() -> None:
         driver.set_current(context)
-        driver.register(address_of(memory), MIB, 0)
+        call()
 
     with scene.busy_driver():
-        thread = threading.Thread(target=register)
+        thread = threading.Thread(target=work)
         thread.start()
         thread.join(0.3)
         assert thread.is_alive()
-        assert scene.registered() == []
+        assert scene.calls(name) == []
     thread.join()
-    assert scene.registered() == [address_of(memory)]
+    assert [result for _, _, result in scene.calls(name)] == [0]
 
 
 @in_child()

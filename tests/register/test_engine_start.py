@@ -10,7 +10,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import pytest
 from hostprep.kernel.locks import try_lock
 from hostprep.register.board import BoardReader
 from hostprep.register.gate import Gate
-from hostprep.register.turnstile import make_turnstiles
+from hostprep.register.turnstile_folders import make_turnstiles
 from tests.register.parts import LONG_S
 from tests.standin.children import Scene, in_child
 from tests.support.waiting import wait_for
@@ -125,16 +124,15 @@ def test_processes_take_turns_chunk_by_chunk(scene: Scene) -> None:
     make_turnstiles(str(scene.folder))
 
     def is_first_at_work_and_second_in_line() -> bool:
-        return not _is_free(folder / "slot0") and any(f.name.isdigit() for f in folder.iterdir())
+        tickets = [file for file in folder.iterdir() if file.name.isdigit()]
+        return len(tickets) == WORLD and not _is_free(folder / "slot0")
 
     with contextlib.ExitStack() as stack:
         with scene.busy_driver():
             ranks = [stack.enter_context(_rank(scene, rank)) for rank in range(WORLD)]
             for rank in ranks:
                 assert _line(rank).startswith("serving ")
-            for _ in range(2):  # a ticket outlives the beginning of its turn by an instant
-                wait_for(is_first_at_work_and_second_in_line, LONG_S)
-                time.sleep(0.1)
+            wait_for(is_first_at_work_and_second_in_line, LONG_S)
         for rank in ranks:
             assert _line(rank) == "ended Registered"
         order = [pid for pid, text in scene.lines() if text == "enter"]

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
-import os
-import subprocess
-import sys
 import threading
-import timeit
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,11 +12,12 @@ from hypothesis import strategies as st
 
 from hostprep.errors import BadInputError
 from hostprep.kernel.processes import ProcessId
-from hostprep.register.board import BoardReader, BoardView, RankBoard, RankView
+from hostprep.register.board import BoardView, RankView
 from hostprep.register.board_layout import Slot
 from hostprep.register.gate import Gate, Report, judge
-from tests.register.test_board import a_rank
 from tests.support.processes import wait_until
+
+pytestmark = pytest.mark.unit
 
 HANG_S = 30.0
 _STATES = ["Joined", "Initializing", "Ready", "Failed"]
@@ -42,7 +37,6 @@ def view(world: int, *ranks: tuple[int, str, bool], removed: bool = False) -> Bo
     )
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("reports", "board", "state", "why"),
     [
@@ -73,7 +67,6 @@ def test_what_follows_from_what_is_known(
     assert bool(verdict.why) == (state != "Open")
 
 
-@pytest.mark.unit
 @given(
     st.integers(1, 5),
     st.dictionaries(st.integers(0, 4), st.sampled_from(_STATES)),
@@ -95,7 +88,6 @@ def test_it_never_opens_unless_all_that_is_known_says_ready(
     assert (verdict.state == "Open") == all_ready
 
 
-@pytest.mark.unit
 def test_it_opens_once_by_the_engines_own_channel() -> None:
     opened: list[int] = []
     gate = Gate(3, on_open=lambda: opened.append(1))
@@ -110,7 +102,6 @@ def test_it_opens_once_by_the_engines_own_channel() -> None:
     assert (gate.is_open, gate.state, opened) == (True, "Open", [1])
 
 
-@pytest.mark.unit
 def test_degraded_it_stays_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate(2)
     with caplog.at_level(logging.WARNING):
@@ -124,7 +115,6 @@ def test_degraded_it_stays_and_says_so_once(caplog: pytest.LogCaptureFixture) ->
     assert "GPU memory alone" in caplog.text
 
 
-@pytest.mark.unit
 def test_a_rank_that_began_again_is_not_ready() -> None:
     gate = Gate(2)
     gate.report(0, "Ready")
@@ -135,7 +125,6 @@ def test_a_rank_that_began_again_is_not_ready() -> None:
     assert gate.is_open
 
 
-@pytest.mark.unit
 def test_the_engines_mistakes_do_not_become_the_gates(caplog: pytest.LogCaptureFixture) -> None:
     def wrong(_: str) -> None:
         raise ZeroDivisionError
@@ -146,7 +135,6 @@ def test_the_engines_mistakes_do_not_become_the_gates(caplog: pytest.LogCaptureF
     assert "callback" in caplog.text
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("rank", "state"), [(2, "Ready"), (-1, "Ready"), (0, "Open"), (0, ""), (0, "Closed")]
 )
@@ -157,14 +145,12 @@ def test_a_report_that_cannot_be_is_refused(rank: int, state: str) -> None:
     assert gate.state == "Closed"
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("world", [0, -1, 1025])
 def test_a_world_that_cannot_be_is_refused(world: int) -> None:
     with pytest.raises(BadInputError):
         Gate(world)
 
 
-@pytest.mark.unit
 def test_a_deadline_degrades_it_and_names_who_is_missing() -> None:
     gate = Gate(2, deadline_s=0.1)
     gate.report(1, "Ready")
@@ -174,7 +160,6 @@ def test_a_deadline_degrades_it_and_names_who_is_missing() -> None:
     assert "waiting for 0 (not reported)" in gate.why
 
 
-@pytest.mark.unit
 def test_a_board_that_cannot_be_read_degrades_it() -> None:
     class Lost:
         def read(self) -> BoardView | None:
@@ -189,7 +174,6 @@ def test_a_board_that_cannot_be_read_degrades_it() -> None:
     assert "No locks available" in gate.why
 
 
-@pytest.mark.unit
 def test_without_a_thread_to_watch_it_stays_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -201,7 +185,6 @@ def test_without_a_thread_to_watch_it_stays_closed(monkeypatch: pytest.MonkeyPat
     assert "can't start new thread" in gate.why
 
 
-@pytest.mark.unit
 def test_closing_it_ends_the_watching() -> None:
     gate = Gate(1, deadline_s=600)
     gate.close()
@@ -211,140 +194,3 @@ def test_closing_it_ends_the_watching() -> None:
     )
     gate.report(0, "Ready")
     assert not gate.is_open
-
-
-@pytest.mark.kernel
-def test_polling_costs_next_to_nothing_and_no_system_call(memory_folder: Path) -> None:
-    path = str(memory_folder / "board")
-    boards = [RankBoard.open(path, generation="run", world=8, rank=rank) for rank in range(8)]
-    gate = Gate(8, boards[0])
-    polls = 200_000
-    took_s = min(timeit.repeat(lambda: gate.is_open, number=polls, repeat=5)) / polls
-    print(f"a poll takes {took_s * 1e9:.0f} ns")
-    assert took_s < 10e-6
-    gate.close()
-    for board in boards:
-        board.close()
-
-
-@pytest.mark.kernel
-def test_a_poll_makes_no_system_call() -> None:
-    """Under strict seccomp (prctl(2)) any system call but read, write and exit kills."""
-    code = (
-        "import ctypes, os\n"
-        "from hostprep.register.gate import Gate\n"
-        "gate = Gate(2)\n"
-        "libc = ctypes.CDLL(None)\n"
-        "poll = lambda: [gate.is_open for _ in range(10)]\n"
-        "poll()\n"
-        "assert libc.prctl(22, 1, 0, 0, 0) == 0\n"
-        "poll()\n"
-        "os.write(1, b'polled')\n"
-        "libc.syscall(60, 0)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        check=False,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    assert (done.returncode, done.stdout) == (0, b"polled")
-
-
-@pytest.mark.kernel
-def test_eight_ranks_open_it_when_the_last_is_ready(memory_folder: Path) -> None:
-    path = str(memory_folder / "board")
-    gate = Gate(8, BoardReader(path, generation="run"))
-    with contextlib.ExitStack() as stack:
-        for rank in range(7):
-            stack.enter_context(a_rank(path, "run", 8, rank, "ready"))
-        wait_until(lambda: gate.why.startswith("7 of 8 ranks ready"), timeout_s=HANG_S)
-        assert not gate.is_open
-        stack.enter_context(a_rank(path, "run", 8, 7, "ready"))
-        assert gate.wait(HANG_S)
-        wait_until(lambda: (RankBoard.look(path).gate) is not None, timeout_s=HANG_S)
-        announced = RankBoard.look(path).gate
-        assert announced is not None
-        assert announced.state == "Open"
-    assert gate.is_open, "once open it stays open"
-
-
-@pytest.mark.kernel
-def test_one_of_eight_that_fails_degrades_it(memory_folder: Path) -> None:
-    path = str(memory_folder / "board")
-    said: list[str] = []
-    gate = Gate(8, BoardReader(path, generation="run"), on_degraded=said.append)
-    with contextlib.ExitStack() as stack:
-        for rank in range(8):
-            stack.enter_context(a_rank(path, "run", 8, rank, "fail" if rank == 5 else "ready"))
-        assert not gate.wait(HANG_S)
-        wait_until(lambda: bool(said), timeout_s=HANG_S)
-    assert gate.why == "rank 5 failed: no memory to pin"
-    assert said == [gate.why]
-    announced = RankBoard.look(path).gate
-    assert announced is not None
-    assert (announced.state, announced.reason) == ("Degraded", gate.why)
-
-
-@pytest.mark.kernel
-def test_after_kill_of_one_rank_that_runs_gate_never_opens(memory_folder: Path) -> None:
-    path = str(memory_folder / "board")
-    gate = Gate(2, BoardReader(path, generation="run"))
-    with a_rank(path, "run", 2, 0, "ready"):
-        with a_rank(path, "run", 2, 1, "hang"):
-            wait_until(lambda: "1 (initializing)" in gate.why, timeout_s=HANG_S)
-        assert not gate.wait(HANG_S)
-        assert gate.why == "rank 1 ended before it was ready"
-        with pytest.raises(BadInputError, match="has ended"):
-            RankBoard.open(path, generation="run", world=2, rank=1)
-        late = Gate(2, BoardReader(path, generation="run"))
-        assert not late.wait(HANG_S), "nor does a gate that looks later"
-    fresh = [RankBoard.open(path, generation="next", world=2, rank=rank) for rank in range(2)]
-    gate = Gate(2, fresh[0])
-    for board in fresh:
-        board.ready()
-    assert gate.wait(HANG_S), "the next run's does"
-    for board in fresh:
-        board.close()
-
-
-@pytest.mark.kernel
-def test_an_earlier_runs_ready_ranks_do_not_open_it(memory_folder: Path) -> None:
-    path = str(memory_folder / "board")
-    with a_rank(path, "old", 2, 0, "ready"), a_rank(path, "old", 2, 1, "ready"):
-        assert Gate(2, BoardReader(path, generation="old")).wait(HANG_S)
-        fresh = Gate(2, BoardReader(path, generation="new"), deadline_s=0.5)
-        assert not fresh.wait(HANG_S)
-
-
-@pytest.mark.kernel
-def test_without_the_readers_check_of_generations_they_would(
-    memory_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(memory_folder / "board")
-    monkeypatch.setattr("hostprep.register.board_view.generation_of", lambda _: EqualToAll())
-    with a_rank(path, "old", 2, 0, "ready"), a_rank(path, "old", 2, 1, "ready"):
-        assert Gate(2, BoardReader(path, generation="new"), deadline_s=HANG_S).wait(HANG_S)
-
-
-class EqualToAll:
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    def __ne__(self, other: object) -> bool:
-        return False
-
-
-@pytest.mark.kernel
-def test_a_forked_child_has_no_gate_that_opens() -> None:
-    gate = Gate(1, deadline_s=600)
-    pid = os.fork()
-    if pid == 0:
-        gate.report(0, "Ready")
-        os._exit(0 if (gate.is_open, gate.state) == (False, "Degraded") else 1)
-    assert os.waitpid(pid, 0)[1] == 0
-    gate.report(0, "Ready")
-    assert gate.is_open

@@ -15,7 +15,7 @@ from hostprep.paths import PoolPaths
 from hostprep.register.board import BoardReader, RankBoard
 from hostprep.register.gate import Gate
 from hostprep.values import replace
-from tests.register.test_board import a_rank
+from tests.register.ranks import a_rank
 from tests.support.processes import hostprep, wait_until
 
 pytestmark = pytest.mark.kernel

@@ -15,7 +15,8 @@ from hostprep.register.board import RankBoard
 from hostprep.register.driver import load_driver
 from hostprep.register.gate import Gate
 from hostprep.register.progress import Progress
-from hostprep.register.turnstile import Turnstile, make_turnstiles
+from hostprep.register.turnstile import Turnstile
+from hostprep.register.turnstile_folders import make_turnstiles
 from tests.register.parts import LONG_S, ONE_MIB, Notes, is_mapped, registration_of
 from tests.standin.children import Scene, in_child
 from tests.support.waiting import wait_for
@@ -228,6 +229,26 @@ def test_a_turn_that_does_not_come_ends_with_the_deadline(scene: Scene) -> None:
         assert registration.start().wait(LONG_S)
     assert registration.error is not None
     assert registration.error.reason == "DeadlineExceeded"
+
+
+@in_child()
+def test_a_deadline_ends_the_building_of_page_tables_too(scene: Scene) -> None:
+    """Of base pages: minutes, where there are many and few threads."""
+    _, registration = registration_of(scene, mib=256, deadline_s=0.1)
+    late = threading.Event()
+    built: list[int] = []
+
+    def populate_slowly(address: int, size_bytes: int, *, write: bool) -> None:
+        built.append(size_bytes)
+        late.wait(0.2)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hostprep.attachment.mapped.populate", populate_slowly)
+        assert registration.start().wait(LONG_S)
+    assert registration.error is not None
+    assert registration.error.reason == "DeadlineExceeded"
+    assert len(built) == 1, "it went on to the next piece"
+    assert scene.calls("register") == []
 
 
 @in_child()

@@ -184,6 +184,7 @@ def test_ctrl_c_takes_all_back_and_goes_on_its_way(scene: Scene) -> None:
 @in_child()
 def test_ctrl_c_during_a_call_takes_its_chunk_back_too(scene: Scene) -> None:
     """The signal's handler runs as soon as the call has returned: the chunk is registered."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
     _, registration = registration_of(scene)
 
     def interrupt() -> None:

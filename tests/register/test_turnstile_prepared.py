@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def test_prepare_makes_it_and_release_removes_it(node: Node) -> None:
 def test_a_folder_of_that_name_that_is_not_ours_stays(node: Node) -> None:
     node.prepare([pool_of()])
     folder = Path(node.root, TURNSTILE)
-    (folder / "node").rmdir()
+    shutil.rmtree(folder / "node")
     folder.chmod(0o755)
     (folder / "precious").write_text("not yours")
     node.release([POOL])
@@ -60,7 +61,7 @@ def test_a_link_in_its_place_is_not_followed(node: Node, tmp_path: Path) -> None
     (tmp_path / "precious").write_text("not yours")
     node.prepare([pool_of()])
     folder = Path(node.root, TURNSTILE)
-    (folder / "node").rmdir()
+    shutil.rmtree(folder / "node")
     (folder / "node").symlink_to(tmp_path)
     node.prepare([pool_of()])
     assert os.listdir(tmp_path) == ["precious"]

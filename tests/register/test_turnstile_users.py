@@ -14,7 +14,8 @@ import pytest
 import hostprep
 from hostprep.errors import BusyError
 from hostprep.paths import TURNSTILE
-from hostprep.register.turnstile import Turnstile, make_turnstiles, remove_turnstiles
+from hostprep.register.turnstile import Turnstile
+from hostprep.register.turnstile_folders import make_turnstiles, remove_turnstiles
 from tests.register.users import as_user, become, expect
 from tests.support.processes import forked
 
@@ -135,6 +136,7 @@ def test_a_link_for_a_folder_or_a_slot_is_not_followed(root: Path, tmp_path: Pat
     target.write_text("mine")
     with target.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
+        os.unlink(root / TURNSTILE / "node" / "slot0")
         as_user(1000, lambda: os.symlink(target, root / TURNSTILE / "node" / "slot0"))
         assert take(root) is not None, "without turns, and not waiting for another's lock"
 
@@ -180,6 +182,44 @@ def test_through_a_read_only_mount_it_goes_on(root: Path) -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+VIEW = """
+mkdir -p "$1/view/kv" "$1/view/turnstile"
+mount --bind "$1/kv" "$1/view/kv"
+test "$4" = alone || mount --bind "$1/turnstile" "$1/view/turnstile"
+test "$4" = mounted || rmdir "$1/view/turnstile"
+exec "$2" -c "$3" "$1/view"
+"""
+
+
+@pytest.mark.parametrize(("mounts", "told"), [("mounted", "TurnTimeout"), ("alone", "there is no")])
+def test_a_container_of_one_pool_takes_turns_by_a_mount_of_the_turnstile(
+    root: Path, mounts: str, told: str
+) -> None:
+    """The two host paths of docs/register.md: while somebody outside has its turn, it waits."""
+    make_turnstiles(str(root))
+    (root / "kv").mkdir()
+    code = (
+        "import sys\n"
+        "from hostprep.errors import BusyError\n"
+        "from hostprep.register.turnstile import Turnstile\n"
+        "ours = Turnstile(sys.argv[1], patience_s=1e9, say=print)\n"
+        "try:\n"
+        "    with ours.turn(0.2): pass\n"
+        "except BusyError as error: print(error.reason)\n"
+    )
+    with Turnstile(str(root)).turn():
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-ec", VIEW, "sh", root, sys.executable, code, mounts],
+            env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert told in done.stdout
 
 
 def test_processes_of_other_pid_namespaces_share_it(root: Path) -> None:

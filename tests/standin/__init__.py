@@ -1,7 +1,7 @@
-"""A stand-in for the CUDA driver, built by the tests: order and behaviour, never speed.
+"""Stand-ins for the CUDA driver and for NVML, built by the tests: order and behaviour, never speed.
 
-See libcuda.c for what it does and which variables steer it. The real `cuda.bindings` loads it in
-a child process, through LD_LIBRARY_PATH.
+See libcuda.c and libnvidia-ml.c for what they do and which variables steer them. The real
+`cuda.bindings` loads the first in a child process, through LD_LIBRARY_PATH.
 """
 
 from __future__ import annotations
@@ -10,18 +10,29 @@ import os
 import subprocess
 from pathlib import Path
 
-__all__ = ["build", "environment"]
+__all__ = ["build", "build_nvml", "environment"]
 
-_SOURCE = Path(__file__).parent / "libcuda.c"
+_HERE = Path(__file__).parent
 _WARNINGS = ("-Wall", "-Wextra", "-Werror")
 
 
-def build(folder: Path) -> Path:
-    """Compile libcuda.so.1 into the folder; return the folder, for LD_LIBRARY_PATH."""
-    library = folder / "libcuda.so.1"
-    kind = ("-shared", "-fPIC", "-O1", "-Wl,-soname,libcuda.so.1")
-    files = ("-o", str(library), str(_SOURCE), "-lpthread", "-ldl")
-    subprocess.run(["cc", *kind, *_WARNINGS, *files], check=True, timeout=120)
+def build(folder: Path, *more: str) -> Path:
+    """Compile libcuda.so.1 into the folder, of `more` sources too.
+
+    Returns the folder, for LD_LIBRARY_PATH.
+    """
+    return _build(folder, "libcuda.so.1", "libcuda.c", *more)
+
+
+def build_nvml(folder: Path) -> Path:
+    """Compile libnvidia-ml.so.1 into the folder; return the folder."""
+    return _build(folder, "libnvidia-ml.so.1", "libnvidia-ml.c")
+
+
+def _build(folder: Path, library: str, *sources: str) -> Path:
+    kind = ("-shared", "-fPIC", "-O1", f"-Wl,-soname,{library}", *_WARNINGS)
+    files = ("-o", str(folder / library), *(str(_HERE / source) for source in sources))
+    subprocess.run(["cc", *kind, *files, "-lpthread", "-ldl"], check=True, timeout=120)
     return folder
 
 

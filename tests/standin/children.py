@@ -50,8 +50,8 @@ def in_child(
 ) -> Callable[[Callable[[Scene], None]], Callable[[Path], None]]:
     """Make a test of a function that is to run in a child, with these settings of the stand-in.
 
-    It fails where the child fails, and shows what the child printed. With HOSTPREP_GPU=1 it runs
-    on the real driver instead; tests with settings, or which are the stand-in's only, skip.
+    It fails where the child fails, and shows what the child printed. With HOSTPREP_GPU=1 it is of
+    tier `gpu` and runs on the real driver; those with settings, or the stand-in's only, skip.
     """
     needs_standin = standin_only or without_driver or bool(settings)
 
@@ -85,7 +85,7 @@ def in_child(
         test.__doc__ = scene.__doc__
         test.__module__ = scene.__module__
         vars(test)["scene"] = scene
-        return test
+        return pytest.mark.gpu(test) if _ON_GPU and not needs_standin else test
 
     return decorate
 

@@ -13,6 +13,8 @@
  *   STANDIN_INIT     result of cuInit (0)       STANDIN_ATS      1: host page tables are used
  *   STANDIN_UNSUPPORTED  1: host memory cannot be registered at all
  *   STANDIN_READ_ONLY    0: nor as read-only
+ *   STANDIN_CONTEXT  1: device 0's context is current in every thread, as where an engine's runtime
+ *                    has made it so; for engines whose platform is none of CUDA's
  *   STANDIN_FAIL     failures on demand, comma-separated: CALL:WHEN:CODE[:sticky], CALL register
  *                    or unregister, WHEN the n-th such call, any, base or huge (kind of pages)
  */
@@ -227,6 +229,23 @@ static struct Range *overlapping(uintptr_t start, uintptr_t end)
     return NULL;
 }
 
+/* For batch_copies.c: 1 where one registration holds all of a range, 0 where none holds any. */
+int standin_registered(uintptr_t start, size_t size)
+{
+    int answer = 0;
+    pthread_mutex_lock(&state_mutex);
+    struct Range *range = overlapping(start, start + size);
+    if (range != NULL)
+        answer = range->start <= start && start + size <= range->end ? 1 : -1;
+    pthread_mutex_unlock(&state_mutex);
+    return answer;
+}
+
+void standin_log_batch(size_t copies, size_t registered, CUresult result)
+{
+    write_log("batch(%zu,%zu)=%d", copies, registered, result);
+}
+
 static CUresult check_range(uintptr_t start, size_t size, unsigned flags, int *is_huge)
 {
     int is_writable = 0;
@@ -416,6 +435,8 @@ CUresult cuCtxSetCurrent(CUcontext context)
 
 CUresult cuCtxGetCurrent(CUcontext *context)
 {
+    if (current == NULL && is_ready && !was_forked && setting("STANDIN_CONTEXT", 0))
+        cuDevicePrimaryCtxRetain(&current, 0);
     *context = current;
     return is_ready && !was_forked ? SUCCESS : NOT_INITIALIZED;
 }
