@@ -297,6 +297,8 @@ class RegionFacts:
     """Why it may not be handed out, if it may not."""
     place_bytes: int = 0
     """Of a damaged one: the size that it was published with, and has the place of."""
+    layout: str = ""
+    """The `layout` that it is published with, as text; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace as changed
 
 import hostprep
 from hostprep.apply.debris import clear_debris
@@ -14,6 +15,8 @@ from hostprep.handoff import AttachAdvice, Handoff, Region
 from hostprep.kernel.files import atomic_write
 from hostprep.observe.pools import as_region
 from hostprep.paths import PoolPaths
+from hostprep.plan.layouts import layout_of
+from hostprep.pool.slot_layout import SlotLayout
 from hostprep.record import Recorder
 from hostprep.values import replace
 
@@ -32,11 +35,13 @@ def publish(
     recorder: Recorder,
     *,
     gid: int | None,
+    sizing: SlotLayout | None = None,
     write: Write = atomic_write,
 ) -> Handoff:
     """Publish all regions that are finished and sound, under the next generation."""
-    generation = recorder.record.generation + 1
-    handoff = build_handoff(paths, facts, pool, generation, recorder.record.pool_uid)
+    record = recorder.record
+    generation = record.generation + 1
+    handoff = build_handoff(paths, facts, pool, generation, record.pool_uid, sizing=sizing)
     if not handoff.regions:
         raise FailedError(
             f"pool {paths.pool} has no sound region to publish",
@@ -50,9 +55,16 @@ def publish(
 
 
 def build_handoff(
-    paths: PoolPaths, facts: Facts, pool: PoolFacts, generation: int, pool_uid: str
+    paths: PoolPaths,
+    facts: Facts,
+    pool: PoolFacts,
+    generation: int,
+    pool_uid: str,
+    *,
+    sizing: SlotLayout | None = None,
 ) -> Handoff:
     """Return the handoff for what the pool's folder holds."""
+    before = _layouts(facts.pool(paths.pool))
     return Handoff(
         pool=paths.pool,
         pool_uid=pool_uid,
@@ -60,15 +72,25 @@ def build_handoff(
         boot_id=facts.kernel.boot_id,
         agent_version=hostprep.__version__,
         regions=tuple(
-            _published(facts, region)
+            _published(facts, region, before, sizing)
             for region in sorted(pool.regions, key=lambda region: region.name)
             if region.finished and region.damage is None
         ),
     )
 
 
-def _published(facts: Facts, region: RegionFacts) -> Region:
-    return replace(as_region(region), attach=attach_advice(facts, region))
+def _layouts(pool: PoolFacts | None) -> dict[int, str]:
+    """Return the layouts by inode as they were before the handoff was withdrawn."""
+    return {region.inode: region.layout for region in pool.regions} if pool else {}
+
+
+def _published(
+    facts: Facts, region: RegionFacts, before: Mapping[int, str], sizing: SlotLayout | None
+) -> Region:
+    known = changed(region, layout=region.layout or before.get(region.inode, ""))
+    return replace(
+        as_region(region), layout=layout_of(known, sizing), attach=attach_advice(facts, region)
+    )
 
 
 def attach_advice(facts: Facts, region: RegionFacts) -> AttachAdvice:

@@ -227,6 +227,7 @@ class Runner:
             observe_pool(paths),
             self._recorder(paths),
             gid=spec.gid,
+            sizing=spec.sizing,
             write=self.write_handoff,
         )
 

@@ -179,6 +179,7 @@ END
     '' | *[!0-9]*) machine_kib=0 ;;
     esac
     wanted_kib=$SIZE_KIB
+    [ "$REGION_KIB" -gt 0 ] && wanted_kib=$((REGION_KIB * region_count)) # sized for a model
     [ "$PERCENT_MILLIONTHS" -gt 0 ] &&
         wanted_kib=$((machine_kib * PERCENT_MILLIONTHS / 1000000))
     [ "$machine_kib" -gt 0 ] && [ "$wanted_kib" -le "$machine_kib" ]

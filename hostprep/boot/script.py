@@ -93,6 +93,7 @@ def _settings(spec: PoolSpec, root: str) -> dict[str, str | int]:
         "POOL": check_pool_name(spec.name),
         "ROOT": root,
         "SIZE_KIB": (spec.size_bytes or 0) // KIB,
+        "REGION_KIB": (spec.region_bytes or 0) // KIB,
         "PERCENT_MILLIONTHS": int((spec.percent or 0) * _MILLIONTHS_PER_PERCENT),
         "RESERVE_MIB": "" if spec.reserve_bytes is None else -(-spec.reserve_bytes // MIB),
         "BACKINGS": " ".join(backing.value for backing in spec.backings),

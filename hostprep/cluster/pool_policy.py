@@ -10,6 +10,7 @@ __all__ = ["POLICY_FIELDS", "policy_of"]
 POLICY_FIELDS = (
     "size",
     "percent",
+    "sizing",
     "backings",
     "regions",
     "reserve",

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from hostprep.errors import HostprepError, NotReadyError
+from hostprep.errors import BadInputError, HostprepError, NotReadyError
 from hostprep.handoff.model import Handoff, Region
 from hostprep.kernel.files import closing_fd, from_os_error, open_beneath, open_folder
 from hostprep.paths import PoolPaths
@@ -27,8 +27,23 @@ def open_region(paths: PoolPaths, region: Region, *, writable: bool) -> int:
             return open_beneath(folder, region.path, flags)
         except FileNotFoundError as error:
             raise _off(region, f"has no file at {region.path}", "RegionMissing") from error
+        except PermissionError as error:
+            raise _no_right(paths.region_of(region.path), region.path, folder) from error
         except OSError as error:
             raise from_os_error(error, f"open {paths.region_of(region.path)}") from error
+
+
+def _no_right(path: str, relative: str, folder: int) -> BadInputError:
+    """Say which group the user lacks, by the file, or by the folder where it is out of sight."""
+    try:
+        gid = os.stat(relative, dir_fd=folder, follow_symlinks=False).st_gid
+    except OSError:
+        gid = os.fstat(folder).st_gid
+    return BadInputError(
+        f"cannot open {path}: no permission",
+        reason="NoPermission",
+        remedy=f"run it as root, or as the pool's group {gid} (in Kubernetes supplementalGroups)",
+    )
 
 
 def check_region(region: Region, fd: int) -> None:

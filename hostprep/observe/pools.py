@@ -21,6 +21,7 @@ from hostprep.observe.host import HostRoot
 from hostprep.observe.mounts import observe_mount_entries
 from hostprep.paths import POOL_MARKS, PoolPaths, check_pool_name
 from hostprep.pool.placement import Placement
+from hostprep.pool.slot_layout import layout_text
 from hostprep.record import read_record
 
 __all__ = ["as_region", "observe_pool", "observe_pools", "pool_names", "read_mounts"]
@@ -212,7 +213,14 @@ class _Folder:
             retained=kept and not has_waiters(self.paths),
             damage=damage,
             place_bytes=self._place_bytes(region) if damage else 0,
+            layout=self._layout(region),
         )
+
+    def _layout(self, region: RegionFacts) -> str:
+        promised = self.handoff.region(region.name) if self.handoff else None
+        if promised is None or promised.st_ino != region.inode or promised.layout is None:
+            return ""
+        return layout_text(promised.layout)
 
     def _place_bytes(self, region: RegionFacts) -> int:
         promised = self.handoff.region(region.name) if self.handoff else None

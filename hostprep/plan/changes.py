@@ -150,6 +150,8 @@ def _why_not(spec: PoolSpec, layout: Layout, region: RegionFacts, damage: str | 
         return f"{region.backing} is no longer asked for"
     if not layout.count(region.placement):
         return f"no region is asked for at {region.placement}"
+    if spec.region_bytes not in (None, region.size_bytes):
+        return "the pool is sized for regions of another size"
     return None
 
 

@@ -67,17 +67,20 @@ def _order(spec: PoolSpec) -> tuple[bool, int, str]:
     return spec.state is not PoolState.ABSENT, -spec.priority, spec.name
 
 
-def _wanted_bytes(spec: PoolSpec, facts: Facts) -> int:
+def _wanted_bytes(spec: PoolSpec, facts: Facts, layout: Layout | Unmet) -> int:
+    """Return the pool's size here; of a sized one without a place for its regions, one region's."""
     if spec.size_bytes is not None:
         return spec.size_bytes
+    if spec.region_bytes is not None:
+        return spec.region_bytes * (layout.region_count if isinstance(layout, Layout) else 1)
     return int(facts.memory.total_bytes * (spec.percent or 0) / 100)
 
 
 def _provide(
     spec: PoolSpec, facts: Facts, budget: Budget, shortfalls: Sequence[Shortfall]
 ) -> _Outcome:
-    wanted = _wanted_bytes(spec, facts)
     layout = lay_out(spec, facts)
+    wanted = _wanted_bytes(spec, facts, layout)
     pool = facts.pool(spec.name)
     if isinstance(layout, Unmet):
         return _Outcome(_unmet_pool(spec.name, wanted, pool, layout), budget)

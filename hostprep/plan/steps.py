@@ -24,6 +24,7 @@ from hostprep.plan.actions import (
     UnmountMemory,
 )
 from hostprep.plan.changes import Slot, damage_of
+from hostprep.plan.layouts import right_layouts
 from hostprep.plan.mounts import emptied, folders, folders_for
 from hostprep.plan.question import Offer, Question
 from hostprep.plan.tmpfs import pins_with_noswap, takes_large_folios
@@ -65,6 +66,7 @@ def present_steps(question: Question, offer: Offer) -> tuple[Action, ...]:
         for region in changes.kept
     ]
     published = (pool is not None and pool.published) or not (changes.kept or changes.new)
+    published = published and right_layouts(changes.kept, spec.sizing)
     if not published or any(not isinstance(a, AdoptRegion | ScrubRegion) for a in actions):
         actions.append(PublishHandoff(pool=spec.name))
     return tuple(actions)

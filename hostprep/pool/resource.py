@@ -15,6 +15,7 @@ from hostprep.errors import BadInputError
 from hostprep.paths import check_pool_name
 from hostprep.pool.resource_errors import WHOLE, explain
 from hostprep.pool.resource_model import PolicyModel, PoolResource
+from hostprep.pool.sizing import slot_layout_of
 from hostprep.pool.spec import PoolSpec, PoolState, RegionLayout
 
 if TYPE_CHECKING:
@@ -266,6 +267,7 @@ def _node_half(name: str, uid: str, policy: PolicyModel) -> PoolSpec:
         uid=uid,
         size_bytes=policy.size,
         percent=policy.percent,
+        sizing=slot_layout_of(policy.sizing) if policy.sizing else None,
         priority=policy.priority,
         backings=policy.backings,
         layout=RegionLayout.COUNT if by_count else RegionLayout(str(policy.regions)),

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from hostprep.backing import Backing
 from hostprep.errors import BadInputError
+from hostprep.pool.slot_layout import MAX_GROUPS
 from hostprep.units import parse_quantity
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "backing",
     "backings",
     "fail",
+    "group_name",
+    "groups",
     "labels",
     "max_unavailable",
     "mode",
@@ -49,6 +52,7 @@ LABEL_VALUE = "([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?"
 _KEY = re.compile(QUALIFIED_KEY, re.ASCII)
 _VALUE = re.compile(LABEL_VALUE, re.ASCII)
 _MODE = re.compile(r"0?[0-7]{3}", re.ASCII)
+_GROUP = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 _PERCENTAGE = re.compile(r"(100|[1-9][0-9]?)%", re.ASCII)
 _MAX_PREFIX_CHARS = 253
 _MAX_LABEL_CHARS = 63
@@ -149,6 +153,29 @@ def backings(value: object) -> object:
     for index, item in enumerate(value):
         if item in value[:index]:
             raise fail(f"backings names {_shown(item)} twice", "name each once, in order")
+    return tuple(value)
+
+
+def group_name(value: str) -> str:
+    """Return the name if a group of slots may have it."""
+    if _GROUP.fullmatch(value) is None:
+        raise fail(
+            f"{_shown(value)} is no name of a group",
+            "write lower-case letters, digits and hyphens, such as window-1024",
+        )
+    return value
+
+
+def groups(value: object) -> object:
+    """Refuse a list that is empty, too long or names a group twice; its items come after."""
+    if not isinstance(value, list):
+        return value
+    if not 1 <= len(value) <= MAX_GROUPS:
+        raise fail(f"has {len(value)} groups", f"give 1 to {MAX_GROUPS}")
+    names = [item.get("name") for item in value if isinstance(item, dict)]
+    for index, name in enumerate(names):
+        if isinstance(name, str) and name in names[:index]:
+            raise fail(f"names group {_shown(name)} twice", "give each group a name of its own")
     return tuple(value)
 
 

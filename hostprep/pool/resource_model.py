@@ -6,7 +6,7 @@ bounds and defaults stand in charts/hostprep/files/crds; tests hold them togethe
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -23,11 +23,15 @@ from hostprep.backing import Backing
 from hostprep.pool import resource_checks as check
 from hostprep.pool.resource_checks import MAX_REGIONS
 from hostprep.pool.spec import DEFAULT_BACKINGS
+from hostprep.slots.index import MAX_SLOTS
 
 __all__ = ["MAX_REGIONS", "PolicyModel", "PoolResource", "SpecModel"]
 
 _MAX_GID = (1 << 32) - 2  # (gid_t)-1 means "leave it" to chown(2)
 _DAY_S = 86_400
+_MAX_GROUPS_IN_ALL = 8192
+_MAX_TOKENS = (1 << 31) - 1
+_MAX_SLOT_BYTES = 1 << 32  # times the most slots it is still within 64 bits, for CEL
 _Whole = Annotated[int, BeforeValidator(check.whole)]
 
 
@@ -140,11 +144,47 @@ class Rollout(_Model):
     max_unavailable: Annotated[int | str, BeforeValidator(check.max_unavailable)] = 1
 
 
+class SizingGroup(_Model):
+    """Slots of one size in every region."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63), AfterValidator(check.group_name)]
+    kind: Literal["Attention", "Recurrent"] = "Attention"
+    window_tokens: Annotated[_Whole | None, Field(ge=1, le=_MAX_TOKENS)] = None
+    slot_bytes: Annotated[_Whole, Field(ge=1, le=_MAX_SLOT_BYTES)]
+    min_slots: Annotated[_Whole, Field(ge=1, le=MAX_SLOTS)] = 1
+    slots: Annotated[_Whole, Field(ge=1, le=MAX_SLOTS)]
+
+    @model_validator(mode="after")
+    def _check_slots(self) -> Self:
+        if self.slots < self.min_slots:
+            why = f"is {self.slots}, less than minSlots, {self.min_slots}"
+            raise check.fail(why, "size the pool again with hostprep size", field="slots")
+        if self.kind == "Recurrent" and self.window_tokens is not None:
+            why = "has no meaning for a recurrent group"
+            raise check.fail(why, "remove it", field="windowTokens")
+        return self
+
+
+class Sizing(_Model):
+    """What each region holds, made by `hostprep size`: the pool has the size of its regions."""
+
+    model: Annotated[str | None, Field(max_length=128)] = None
+    tokens_per_block: Annotated[_Whole, Field(ge=1, le=1 << 20)]
+    groups: Annotated[tuple[SizingGroup, ...], BeforeValidator(check.groups)]
+
+    @model_validator(mode="after")
+    def _check_size(self) -> Self:
+        if sum(group.slot_bytes * group.slots for group in self.groups) > check.MAX_SIZE_BYTES:
+            raise check.fail("are more than any node has", "write at most 1Pi", field="groups")
+        return self
+
+
 class PolicyModel(_Model):
     """What a node needs to know of a pool: copied verbatim into its HostMemoryNode."""
 
     size: Annotated[int | None, BeforeValidator(check.quantity)] = None
     percent: Annotated[float | None, Field(gt=0, le=100, allow_inf_nan=False)] = None
+    sizing: Sizing | None = None
     backings: Annotated[
         tuple[Annotated[Backing, BeforeValidator(check.backing)], ...],
         BeforeValidator(check.backings),
@@ -159,18 +199,25 @@ class PolicyModel(_Model):
     boot: Literal["none", "systemd"] = "none"
     deletion_policy: Literal["Release", "Retain"] = "Release"
 
+    @model_validator(mode="after")
+    def _check_handoff(self) -> Self:
+        """Keep what every reader must read (4 MiB) from growing beyond it."""
+        groups = len(self.sizing.groups) if self.sizing else 0
+        if isinstance(self.regions, int) and self.regions * groups > _MAX_GROUPS_IN_ALL:
+            why = f"has {groups} groups for each of {self.regions} regions"
+            remedy = f"ask for fewer regions: {_MAX_GROUPS_IN_ALL} groups in all fit the handoff"
+            raise check.fail(why, remedy, field="sizing")
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _check_sizes(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        if "sizing" in value:
-            why = "sizing is not supported by this version"
-            raise check.fail(why, "give size", field="sizing")
-        given = [field for field in ("size", "percent") if value.get(field) is not None]
+        given = [field for field in ("size", "percent", "sizing") if value.get(field) is not None]
         if len(given) != 1:
-            why = "size and percent exclude each other" if given else "there is no size"
-            raise check.fail(why, "give one of size (8Gi) and percent (50)")
+            why = f"{' and '.join(given)} exclude each other" if given else "there is no size"
+            raise check.fail(why, "give one of size (8Gi), percent (50) and sizing")
         return value
 
 

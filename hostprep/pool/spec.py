@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hostprep.backing import Backing
+from hostprep.pool.slot_layout import GROUP_ALIGN_BYTES, SlotLayout
 
 __all__ = ["DEFAULT_BACKINGS", "PoolSpec", "PoolState", "RegionLayout"]
 
@@ -34,7 +35,10 @@ class RegionLayout(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """One pool as one node must hold it. Exactly one of `size_bytes` and `percent` is set."""
+    """One pool as one node must hold it.
+
+    Exactly one of `size_bytes`, `percent` and `sizing` is set.
+    """
 
     name: str
     uid: str = ""
@@ -43,6 +47,8 @@ class PoolSpec:
     size_bytes: int | None = None
     percent: float | None = None
     """Of the machine's MemTotal, 0 < percent <= 100."""
+    sizing: SlotLayout | None = None
+    """What each region holds, one beside the other: the regions' number makes the size."""
     priority: int = 0
     """Higher ones are planned first."""
     backings: tuple[Backing, ...] = DEFAULT_BACKINGS
@@ -56,3 +62,14 @@ class PoolSpec:
     mode: int = 0o660
     force: bool = False
     """With ABSENT: release even what is leased."""
+
+    @property
+    def region_bytes(self) -> int | None:
+        """Size of every region of a pool with a sizing, whichever of its backings it gets.
+
+        Regions of base pages are cut at 2 MiB as well, so that another backing may follow.
+        """
+        if self.sizing is None:
+            return None
+        pages = (backing.page_bytes for backing in self.backings)
+        return self.sizing.region_bytes(max(GROUP_ALIGN_BYTES, *pages))

@@ -265,7 +265,7 @@ def test_short_names_and_the_category_are_served(kubectl: Callable[..., str], pl
 @pytest.mark.parametrize(
     ("field", "words"),
     [
-        ("hmp.spec", "Exactly one of size and percent"),
+        ("hmp.spec", "Exactly one of size, percent and sizing"),
         ("hmp.spec.size", "quantity such as 8Gi"),
         ("hmp.spec.readiness", "held back from engines until the pool is ready"),
         ("hmp.spec.readiness.deadlineSeconds", "Default 600"),

@@ -56,7 +56,7 @@ def test_what_a_newer_operator_knows_is_ignored() -> None:
         ({"size": "8Gi", "percent": 5}, "spec.pools[kv].policy: size and percent exclude"),
         ({"size": "8Gi", "access": {"mode": 432}}, "spec.pools[kv].policy.access.mode: "),
         ({"size": "8Gi", "backings": ["X"]}, "spec.pools[kv].policy.backings[0]: "),
-        ({"sizing": {"model": "x"}}, "spec.pools[kv].policy.sizing: sizing is not supported"),
+        ({"sizing": {"model": "x"}}, "spec.pools[kv].policy.sizing.tokensPerBlock: is missing"),
     ],
 )
 def test_a_bad_policy_is_refused_with_the_field_named(policy: dict[str, Any], words: str) -> None:

@@ -74,7 +74,8 @@ def outcome(text: str) -> str:
         specs = load_pools(text, source="pool.yaml")
     except BadInputError as error:
         return str(error)
-    assert all((spec.size_bytes is None) != (spec.percent is None) for spec in specs)
+    for spec in specs:
+        assert [spec.size_bytes, spec.percent, spec.sizing].count(None) == 2
     return ""
 
 
@@ -131,7 +132,7 @@ def test_two_pools_of_one_name_are_refused() -> None:
         ("size: 9Ei", ["spec.size", "more than a file can hold"]),
         ("priority: 1", ["spec", "no size"]),
         ("size: 8Gi\n  percent: 5", ["spec", "exclude each other"]),
-        ("sizing: {model: x}", ["sizing is not supported by this version", "give size"]),
+        ("sizing: {model: x}", ["spec.sizing.tokensPerBlock", "is missing"]),
         ("percent: 0", ["spec.percent", "greater than 0"]),
         ("percent: 101", ["spec.percent", "less than or equal to 100"]),
         ("percent: .nan", ["spec.percent", "finite"]),

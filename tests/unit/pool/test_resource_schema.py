@@ -12,6 +12,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from hostprep.backing import Backing
 from hostprep.cluster import names
@@ -119,9 +120,9 @@ def model_fields(model: type[BaseModel], path: str) -> Iterator[tuple[str, Field
 
 MODEL_FIELDS = dict(model_fields(SpecModel, "spec"))
 SPEC_NODES = {
-    path: node
+    path.replace("[]", ""): node
     for path, node in walk(at("hostmemorypools", "spec"), "spec")
-    if path != "spec" and "[]" not in path
+    if path != "spec" and not path.endswith("[]")
 }
 
 
@@ -137,7 +138,7 @@ def written(path: str, default: object) -> object:
         return [item.value for item in default]
     if isinstance(default, BaseModel):
         return None if path == "spec.lease" else {}  # an empty lease would say nothing
-    return None if default == {} else default
+    return None if default in ({}, PydanticUndefined) else default
 
 
 @pytest.mark.parametrize("path", sorted(MODEL_FIELDS))

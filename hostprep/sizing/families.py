@@ -1,0 +1,95 @@
+"""From a config to a model: each kind of model that is known, and who reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hostprep.errors import BadInputError
+from hostprep.sizing import attention, latent, states
+from hostprep.sizing.cache_types import DS_MLA, CacheTypes, TypeChoice
+from hostprep.sizing.config import ModelConfig
+from hostprep.sizing.model import Model, Store
+
+__all__ = ["FAMILIES", "read_model"]
+
+Layers = tuple[tuple[Store, ...], ...]
+
+_ATTENTION = (
+    "llama", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+    "qwen2_5_vl_text", "qwen3_vl_text", "phi3", "starcoder2", "cohere", "cohere2", "glm4",
+    "glm4_moe", "granite", "olmo2", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma4",
+    "gemma4_text", "gpt_oss",
+)  # fmt: skip
+_LATENT = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa")
+_DELTA = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+_MAMBA1 = ("mamba", "falcon_mamba", "jamba")
+_MAMBA2 = ("mamba2", "bamba", "granitemoehybrid", "falcon_h1")
+
+FAMILIES = {
+    **dict.fromkeys(_ATTENTION, "attention"),
+    **dict.fromkeys(_LATENT, "latent"),
+    "deepseek_v4": "compressed",
+    **dict.fromkeys(_DELTA, "delta"),
+    **dict.fromkeys(_MAMBA1, "mamba1"),
+    **dict.fromkeys(_MAMBA2, "mamba2"),
+    "nemotron_h": "nemotron",
+}
+"""Kinds of models by `model_type`, and who reads their config."""
+
+_READERS: dict[str, Callable[[ModelConfig, CacheTypes, int], Layers]] = {
+    "attention": lambda config, types, _: attention.attention_layers(config, types),
+    "latent": lambda config, types, _: latent.latent_layers(config, types),
+    "compressed": lambda config, types, _: latent.compressed_layers(config, types),
+    "delta": states.delta_layers,
+    "mamba1": lambda config, types, _: states.mamba1_layers(config, types),
+    "mamba2": states.mamba2_layers,
+    "nemotron": states.nemotron_layers,
+}
+_PLAIN = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+_TELLING = (
+    "kv_lora_rank", "compress_ratios", "sliding_window", "layer_types", "hybrid_override_pattern",
+    "linear_num_key_heads", "ssm_state_size", "state_size", "attention_chunk_size",
+)  # fmt: skip
+"""Fields that speak of another cache than keys and values of all tokens."""
+
+
+def read_model(
+    config: ModelConfig, *, name: str, choice: TypeChoice | None = None, drafts: int = 0
+) -> Model:
+    """Return what the model keeps of every sequence.
+
+    `drafts`: tokens that are speculated at once. Raises BadInputError naming the field, for a
+    kind of model that is not known too.
+    """
+    choice = choice or TypeChoice()
+    kind = config.text("model_type")
+    family = FAMILIES.get(kind)
+    if family is None:
+        raise _unknown(config, kind)
+    if choice.kv == DS_MLA and family not in ("latent", "compressed"):
+        raise BadInputError(
+            f"--kv-dtype: {DS_MLA} is a way to store latents, and {kind} has none",
+            remedy="choose fp8",
+        )
+    types = CacheTypes.of(config, choice)
+    layers = _READERS[family](config, types, drafts)
+    longest = "max_position_embeddings"
+    positions = config.integer(longest) if config.has(longest) else None
+    return Model(name=name, family=kind, layers=layers, max_positions=positions, dtype=types.model)
+
+
+def _unknown(config: ModelConfig, kind: str) -> BadInputError:
+    """Say which fields were missing to read it as the plainest kind, or which forbid that."""
+    missing = [key for key in ("model_type", *_PLAIN) if not config.has(key)]
+    strange = [key for key in _TELLING if config.has(key)]
+    why = f"model_type {kind[:40]!r} is not known" if kind else "model_type is missing"
+    if missing:
+        why += f"; missing: {', '.join(missing)}"
+    if strange:
+        why += f"; {', '.join(strange)} would have to be understood"
+    return BadInputError(
+        f"{config.source}: {why}",
+        reason="UnknownArchitecture",
+        remedy="give one of a known kind; if every layer keeps keys and values of all tokens, "
+        'write "model_type": "llama"',
+    )

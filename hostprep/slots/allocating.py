@@ -1,0 +1,142 @@
+"""A batch's second phase: slots for what nobody has. The pool holds its lock around both phases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hostprep.slots.batch import Draft
+from hostprep.slots.group import ABANDONED, PENDING, READY, SlotGroup
+from hostprep.slots.matching import Part
+from hostprep.slots.model import SHARED, STORED, WRITE, Counts, GroupUse
+from hostprep.slots.partial import PartialMatches
+from hostprep.slots.runs import in_a_row
+from hostprep.values import replace
+
+__all__ = ["allocate", "take_over"]
+
+
+def allocate(
+    groups: Sequence[SlotGroup],
+    drafts: Sequence[Draft],
+    *,
+    partial: PartialMatches | None,
+    keep_evicted: bool,
+) -> None:
+    """Give every missing block a slot that nobody claims, the oldest first.
+
+    A block that several requests of the batch lack gets one slot: the first of them writes it,
+    for the others it is SHARED. All of them compute it, as they would if they came one by one
+    before it is written; what is written once is loaded by whoever comes later. Slots are handed
+    out in ascending order: a request's blocks lie in a row as far as they can.
+    """
+    for index, group in enumerate(groups):
+        for draft in drafts:
+            group.hold(draft.parts[index].first)
+            _take_abandoned(group, draft.parts[index])
+        wanted = [draft.wanted(index) for draft in drafts]
+        distinct = len(set().union(*wanted))
+        tells = partial if partial is not None and partial.leads(group) else None
+        given = _Given(group, sorted(group.order.take(distinct)), tells, keep_evicted=keep_evicted)
+        fill = _fill if distinct == sum(map(len, wanted)) else _fill_or_share
+        for draft, keys in zip(drafts, wanted):
+            part = draft.parts[index]
+            fill(group, part, keys, given)
+            evicted, part.evicted = given.account()
+            draft.evicted += evicted
+
+
+class _Given:
+    """Slots taken for a group, as they are handed out; what was in them goes to whom they go."""
+
+    def __init__(
+        self,
+        group: SlotGroup,
+        slots: Sequence[int],
+        partial: PartialMatches | None,
+        *,
+        keep_evicted: bool,
+    ) -> None:
+        self._group = group
+        self._slots = slots
+        self._partial = partial
+        self._keep_evicted = keep_evicted
+        self._next = 0
+        self._evicted = 0
+        self._hashes: list[bytes] = []
+
+    def take(self, count: int) -> Sequence[int]:
+        """Return the next ones, emptied."""
+        slots = in_a_row(self._slots[self._next : self._next + count])
+        self._next += count
+        if self._keep_evicted:
+            self._hashes += self._group.index.keys(slots)
+        if self._partial is not None:
+            self._partial.forget(slots)
+        self._evicted += self._group.vacate(slots)
+        return slots
+
+    def account(self) -> tuple[int, list[bytes]]:
+        """Return what was evicted since the last call: how many, and which if they are kept."""
+        done = self._evicted, self._hashes
+        self._evicted, self._hashes = 0, []
+        return done
+
+
+def _fill(group: SlotGroup, part: Part, keys: Sequence[bytes], given: _Given) -> None:
+    """Each missing block gets a slot of its own."""
+    slots = given.take(len(keys))
+    group.fill(keys, slots)
+    if isinstance(part.missing, range):
+        part.slots[part.missing.start :] = slots
+        return
+    for block, slot in zip(part.missing, slots):
+        part.slots[block] = slot
+
+
+def _fill_or_share(group: SlotGroup, part: Part, keys: Sequence[bytes], given: _Given) -> None:
+    """As `_fill`, where an earlier block may be the same one."""
+    for block, key in zip(part.missing, keys):
+        ((slot,), _) = group.index.find((key,))
+        if slot < 0:
+            (slot,) = given.take(1)
+            group.fill((key,), (slot,))
+        else:
+            group.claim((slot,))
+            part.kinds[block] = SHARED
+        part.slots[block] = slot
+
+
+def _take_abandoned(group: SlotGroup, part: Part) -> None:
+    """Make the request the writer of what was left unwritten, unless one before it did."""
+    if part.kinds.count(WRITE) == len(part.missing):
+        return
+    for block, kind in enumerate(part.kinds):
+        slot = part.slots[block]
+        if kind != WRITE or slot < 0:
+            continue
+        if group.state[slot] == ABANDONED:
+            group.state[slot] = PENDING
+        else:
+            part.kinds[block] = SHARED
+
+
+def take_over(group: SlotGroup, use: GroupUse, unwritten: list[int]) -> tuple[GroupUse, Counts]:
+    """Look again at a claim's SHARED blocks in one group; what nobody writes becomes its own.
+
+    Returns the use as it is now, and what that adds to the claim's counts.
+    """
+    kinds = bytearray(use.kinds)
+    for block in use.blocks(SHARED):
+        slot = use.slots[block]
+        if group.state[slot] == READY:
+            kinds[block] = STORED
+        elif group.state[slot] == ABANDONED:
+            group.state[slot] = PENDING
+            kinds[block] = WRITE
+            unwritten.append(block)
+    unwritten.sort()
+    stored = kinds.count(STORED) - use.kinds.count(STORED)
+    written = kinds.count(WRITE) - use.kinds.count(WRITE)
+    return replace(use, kinds=bytes(kinds)), Counts(
+        stored=stored, written=written, shared=-stored - written
+    )

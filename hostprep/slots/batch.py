@@ -1,0 +1,144 @@
+"""A batch's first phase: claim what matches. The pool holds its lock around both phases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hostprep.slots.group import SlotGroup
+from hostprep.slots.matching import Part, match
+from hostprep.slots.model import (
+    OUTSIDE,
+    REUSED,
+    SHARED,
+    STORED,
+    WRITE,
+    Counts,
+    Missing,
+    PartialMatch,
+    Request,
+    ShortageError,
+)
+from hostprep.slots.partial import PartialMatches
+
+__all__ = ["Draft", "check_shortage", "claim_matches"]
+
+
+class Draft:
+    """One request while its batch is being claimed."""
+
+    def __init__(
+        self,
+        request: Request,
+        parts: Sequence[Part],
+        reused_tokens: int,
+        partial: PartialMatch | None,
+    ) -> None:
+        self.request = request
+        self.parts = parts
+        self.reused_tokens = reused_tokens
+        self.partial = partial
+        self.evicted = 0
+
+    @property
+    def compute_tokens(self) -> int:
+        """Tokens that are neither reused nor computed already."""
+        return self.request.tokens - self.request.computed_tokens - self.reused_tokens
+
+    def wanted(self, group: int) -> Sequence[bytes]:
+        """Return the hashes of the request's blocks that have no slot."""
+        missing, hashes = self.parts[group].missing, self.request.hashes
+        if isinstance(missing, range):
+            return hashes[missing.start : missing.stop]
+        return [hashes[block] for block in missing]
+
+    def counts(self) -> Counts:
+        """Return what the request was given: from its own blocks, never by differences of sums."""
+        count = {
+            kind: sum(part.kinds.count(kind) for part in self.parts)
+            for kind in (OUTSIDE, REUSED, STORED, SHARED, WRITE)
+        }
+        return Counts(
+            requests=1,
+            blocks=len(self.request.hashes) * len(self.parts),
+            reused=count[REUSED],
+            stored=count[STORED],
+            shared=count[SHARED],
+            written=count[WRITE],
+            outside=count[OUTSIDE],
+            evicted=self.evicted,
+            tokens=self.request.tokens,
+            computed_tokens=self.request.computed_tokens,
+            reused_tokens=self.reused_tokens,
+            compute_tokens=self.compute_tokens,
+        )
+
+
+def claim_matches(
+    groups: Sequence[SlotGroup],
+    tokens_per_block: int,
+    requests: Sequence[Request],
+    *,
+    partial: PartialMatches | None,
+    token_budget: int | None,
+) -> list[Draft]:
+    """First phase: claim what every request matches. Nothing is allocated, nothing evicted."""
+    drafts: list[Draft] = []
+    budget = token_budget
+    try:
+        for request in requests:
+            draft = _draft(groups, tokens_per_block, request, partial)
+            if budget is not None:
+                if draft.compute_tokens > budget:
+                    break
+                budget -= draft.compute_tokens
+            drafts.append(draft)
+            for index, (group, part) in enumerate(zip(groups, draft.parts)):
+                part.first = group.claim(_held(draft, index))
+    except BaseException:
+        _give_up(groups, drafts)
+        raise
+    return drafts
+
+
+def _draft(
+    groups: Sequence[SlotGroup],
+    tokens_per_block: int,
+    request: Request,
+    partial: PartialMatches | None,
+) -> Draft:
+    end, parts = match(groups, tokens_per_block, request)
+    found = partial.match(request, end) if partial is not None else None
+    behind = (request.first_block + end) * tokens_per_block
+    reused_tokens = max(0, behind - request.computed_tokens) + (found.tokens if found else 0)
+    return Draft(request, parts, reused_tokens, found)
+
+
+def _held(draft: Draft, group: int) -> Sequence[int]:
+    present = draft.parts[group].present
+    return present if draft.partial is None else [*present, draft.partial.slots[group]]
+
+
+def _give_up(groups: Sequence[SlotGroup], drafts: Sequence[Draft]) -> None:
+    """Take the first phase back: it only counted, so the order of eviction is as it was."""
+    for draft in drafts:
+        for index, group in enumerate(groups):
+            group.unclaim(_held(draft, index))
+
+
+def check_shortage(groups: Sequence[SlotGroup], drafts: Sequence[Draft]) -> None:
+    """Raise ShortageError, with the first phase taken back, if a group lacks slots for the second.
+
+    What the first phase claimed is not available; a block that several requests lack counts once.
+    """
+    missing = []
+    for index, group in enumerate(groups):
+        parts = [draft.parts[index] for draft in drafts]
+        available = group.order.count - sum(len(part.first) for part in parts)
+        needed = sum(len(part.missing) for part in parts)
+        if needed > available:
+            needed = len({key for draft in drafts for key in draft.wanted(index)})
+        if needed > available:
+            missing.append(Missing(group.group.name, needed, available, group.group.slots))
+    if missing:
+        _give_up(groups, drafts)
+        raise ShortageError(tuple(missing))

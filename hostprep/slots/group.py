@@ -1,0 +1,139 @@
+"""The slots of one group: what is in them, who claims them, which goes next."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+from hostprep.slots.index import HashIndex
+from hostprep.slots.layout import Group
+from hostprep.slots.lru import EvictionOrder
+from hostprep.slots.runs import runs
+
+__all__ = ["ABANDONED", "MISSING", "PENDING", "READY", "SlotGroup"]
+
+MISSING = 0
+PENDING = 1
+"""Somebody is writing it."""
+READY = 2
+ABANDONED = 3
+"""Its writer let go of it unwritten, and others claim it still: the next one to ask writes it."""
+
+
+class SlotGroup:
+    """Bulk steps over one group; each keeps what `check` says. Not thread-safe."""
+
+    def __init__(self, group: Group, hash_bytes: int) -> None:
+        self.group = group
+        self.index = HashIndex(group.slots, hash_bytes)
+        self.order = EvictionOrder(group.slots)
+        self.refs = array("i", [0]) * group.slots
+        self.state = bytearray(group.slots)
+
+    def find(
+        self, hashes: Sequence[bytes], *, until_missing: bool = False
+    ) -> tuple[list[int], bytes, Sequence[int]]:
+        """Return each hash's slot, -1 for none, its state, and those slots that there are.
+
+        With `until_missing` all behind the first that is missing count as missing too.
+        """
+        slots, rows = self.index.find(hashes, until_missing=until_missing)
+        slots += [-1] * (len(hashes) - len(slots))
+        states = bytearray(len(slots))  # all MISSING
+        for number, slot, count in rows:
+            states[number : number + count] = self.state[slot : slot + count]
+        if len(rows) == 1:
+            _, slot, count = rows[0]
+            return slots, bytes(states), range(slot, slot + count)
+        return slots, bytes(states), [slot for slot in slots if slot >= 0]
+
+    def states(self, slots: Sequence[int]) -> bytes:
+        """Return each slot's state."""
+        return bytes(map(self.state.__getitem__, slots))
+
+    def claim(self, slots: Sequence[int]) -> Sequence[int]:
+        """Count one claim more for each: it cannot be evicted. Returns those that had none."""
+        refs = self.refs
+        first: list[int] = []
+        stretches = runs(slots)
+        if stretches is None:
+            return self._claim_each(slots)
+        for a, b in stretches:
+            if any(refs[a:b]):
+                first += self._claim_each(range(a, b))
+            else:
+                refs[a:b] = array("i", [1]) * (b - a)
+                if len(stretches) == 1:
+                    return slots
+                first += range(a, b)
+        return first
+
+    def _claim_each(self, slots: Iterable[int]) -> list[int]:
+        refs = self.refs
+        first = []
+        for slot in slots:
+            before = refs[slot]
+            refs[slot] = before + 1
+            if not before:
+                first.append(slot)
+        return first
+
+    def unclaim(self, slots: Iterable[int]) -> list[int]:
+        """Take one claim back from each. Returns those that have none left."""
+        refs = self.refs
+        idle = []
+        for slot in slots:
+            left = refs[slot] - 1
+            refs[slot] = left
+            if not left:
+                idle.append(slot)
+        return idle
+
+    def hold(self, slots: Sequence[int]) -> None:
+        """Take newly claimed slots out of the order of eviction."""
+        self.order.unlink(slots)
+
+    def vacate(self, slots: Sequence[int]) -> int:
+        """Forget what is in slots that were taken to be used anew. Returns how many had any."""
+        return self.index.remove(slots)
+
+    def fill(self, hashes: Sequence[bytes], slots: Sequence[int]) -> None:
+        """Give vacated slots their new contents' names: claimed once, being written."""
+        self.index.insert(hashes, slots)
+        self.claim(slots)
+        self.mark(slots, PENDING)
+
+    def mark(self, slots: Sequence[int], state: int) -> None:
+        """Set the state of slots that are claimed."""
+        states = self.state
+        stretches = runs(slots)
+        if stretches is not None:
+            for a, b in stretches:
+                states[a:b] = bytes([state]) * (b - a)
+            return
+        for slot in slots:
+            states[slot] = state
+
+    def settle(self, idle: Sequence[int]) -> None:
+        """Make slots that nobody claims any more evictable, in this order; empty ones go first.
+
+        What never was written is forgotten.
+        """
+        states = self.states(idle)
+        if states.count(READY) == len(idle):
+            self.order.append(idle)
+            return
+        self.order.append([s for s, state in zip(idle, states) if state == READY])
+        self.forget([s for s, state in zip(idle, states) if state != READY])
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Empty slots that nobody claims and that are not in the order; they go first in it."""
+        self.vacate(slots)
+        self.mark(slots, MISSING)
+        self.order.prepend(slots)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the arrays take."""
+        own = self.refs.itemsize * len(self.refs) + len(self.state)
+        return own + self.index.memory_bytes + self.order.memory_bytes

@@ -1,0 +1,246 @@
+"""Slots of a region for a whole batch of requests: first claim what matches, then take the rest."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+
+from hostprep.errors import BadInputError, FailedError
+from hostprep.slots.allocating import allocate, take_over
+from hostprep.slots.batch import Draft, check_shortage, claim_matches
+from hostprep.slots.checks import check_request
+from hostprep.slots.claims import BatchClaim, Claim
+from hostprep.slots.group import ABANDONED, MISSING, READY, SlotGroup
+from hostprep.slots.layout import RECURRENT, Layout
+from hostprep.slots.model import Counts, Request, ShortageError
+from hostprep.slots.partial import PartialMatches
+from hostprep.values import value
+
+__all__ = ["GroupUsage", "SlotPool"]
+
+_FORGOTTEN_AT_ONCE = 4096
+
+
+@value
+class GroupUsage:
+    """One group's slots, now."""
+
+    group: str
+    slots: int
+    claimed: int
+    cached: int
+    """With contents that nobody claims: evictable."""
+    free: int
+
+
+class SlotPool:
+    """The index over the slots of one region; every method may be called from any thread.
+
+    It holds no bytes of the region: who loads and stores takes `layout.offset_bytes`. One process
+    keeps the index, the one that leads the region's lease; see `hostprep.slots.over`.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        hash_bytes: int = 32,
+        partial: bool = False,
+        keep_evicted: bool = False,
+    ) -> None:
+        """All slots are empty. `partial` also keeps each block's tokens (4 bytes each).
+
+        With `keep_evicted` a claim tells the hashes of the blocks that it displaced, at 0.1 µs
+        each. Raises BadInputError.
+        """
+        self.layout = layout
+        self.hash_bytes = hash_bytes
+        self._keep_evicted = keep_evicted
+        self._groups = tuple(SlotGroup(group, hash_bytes) for group in layout.groups)
+        self._has_states = any(group.kind == RECURRENT for group in layout.groups)
+        if partial and self._has_states:
+            raise BadInputError("partial matches: a recurrent state cannot be cut within a block")
+        self._partial = (
+            PartialMatches(self._groups, layout.tokens_per_block, hash_bytes) if partial else None
+        )
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._totals = Counts()
+        self._open: set[Claim] = set()
+
+    def claim_batch(
+        self, requests: Sequence[Request], *, token_budget: int | None = None
+    ) -> BatchClaim:
+        """Claim slots for all requests in one step, under one lock.
+
+        First every block that matches, of every request, is claimed: from here on nothing can
+        evict it. Only then are slots taken for the rest, evicting what nobody claims, least
+        recently released first. The result is no estimate: what it says is reusable stays so
+        until `release`.
+
+        With `token_budget`, requests are admitted in order while the sum of their
+        `compute_tokens` fits; the first that does not fit and all after it are `deferred`:
+        nothing of theirs is claimed.
+
+        Raises ShortageError, saying what each group lacks, with nothing changed; BadInputError
+        for a request that makes no sense, or for a chunk of a prompt where states are kept.
+        """
+        for request in requests:
+            check_request(
+                request, self.layout.tokens_per_block, self.hash_bytes, whole=self._has_states
+            )
+        with self._lock:
+            self._check_process()
+            drafts = self._first_phase(requests, token_budget)
+            allocate(self._groups, drafts, partial=self._partial, keep_evicted=self._keep_evicted)
+            claims = tuple(Claim(self, draft) for draft in drafts)
+            self._credit(claims)
+        return BatchClaim(claims, tuple(requests[len(drafts) :]))
+
+    def _first_phase(self, requests: Sequence[Request], token_budget: int | None) -> list[Draft]:
+        try:
+            return self._claim_matches(requests, token_budget, self._partial)
+        except ShortageError:
+            if self._partial is None:
+                raise
+        # The sources of partial matches take slots that somebody could do without.
+        return self._claim_matches(requests, token_budget, None)
+
+    def _claim_matches(
+        self, requests: Sequence[Request], token_budget: int | None, partial: PartialMatches | None
+    ) -> list[Draft]:
+        drafts = claim_matches(
+            self._groups,
+            self.layout.tokens_per_block,
+            requests,
+            partial=partial,
+            token_budget=token_budget,
+        )
+        check_shortage(self._groups, drafts)
+        return drafts
+
+    def _credit(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            self._totals = self._totals.plus(claim.counts)
+        self._open.update(claims)
+
+    def commit(self, claim: Claim, blocks: int | None = None) -> None:
+        """Say that the claim's blocks were written: all, or those of its first `blocks` hashes.
+
+        From now on others match them. Raises BadInputError for a claim that was released.
+        """
+        with self._lock:
+            self._check_open(claim)
+            for slots, use, unwritten in zip(self._groups, claim.uses, claim.unwritten):
+                done = [i for i in unwritten if blocks is None or i < blocks]
+                places = [use.slots[i] for i in done]
+                slots.mark(places, READY)
+                if self._partial is not None and self._partial.leads(slots):
+                    self._partial.learn(claim.request, done, places)
+                unwritten[:] = [i for i in unwritten if blocks is not None and i >= blocks]
+
+    def take_over(self, claim: Claim) -> int:
+        """Look again at what others were to write for this claim (its SHARED blocks).
+
+        What is written by now becomes STORED; what its writer gave up becomes this claim's to
+        WRITE. Returns how many blocks are still being written by others.
+        """
+        with self._lock:
+            self._check_open(claim)
+            moved = Counts()
+            for index, slots in enumerate(self._groups):
+                claim.uses[index], more = take_over(
+                    slots, claim.uses[index], claim.unwritten[index]
+                )
+                moved = moved.plus(more)
+            claim.counts = claim.counts.plus(moved)
+            self._totals = self._totals.plus(moved)
+            return claim.counts.shared
+
+    def release(self, claim: Claim) -> None:
+        """End a claim: its contents stay until they are evicted, the last blocks first.
+
+        What was not committed is forgotten, or left to those who share it (`take_over`).
+        Raises BadInputError for a claim that was released before.
+        """
+        with self._lock:
+            self._check_open(claim)
+            self._open.discard(claim)
+            for slots, use, unwritten, copied in zip(
+                self._groups, claim.uses, claim.unwritten, claim.copied_from
+            ):
+                slots.mark([use.slots[i] for i in unwritten], ABANDONED)
+                held = [*copied, *(slot for slot in reversed(use.slots) if slot >= 0)]
+                slots.settle(slots.unclaim(held))
+
+    def holds(self, block_hash: bytes, group: int = 0) -> bool:
+        """Whether a block is there and written. It may be gone at the next call: claim it."""
+        if len(block_hash) != self.hash_bytes:
+            raise BadInputError(f"a hash of {len(block_hash)} bytes: not {self.hash_bytes}")
+        with self._lock:
+            return self._groups[group].find((block_hash,))[1] == bytes([READY])
+
+    def forget_unclaimed(self) -> int:
+        """Empty every slot that nobody claims (the model's weights changed). Returns how many.
+
+        In steps, between which others may claim. Claimed blocks stay, and match: release first.
+        """
+        forgotten = 0
+        for slots in self._groups:
+            left = slots.order.count
+            while left > 0:
+                with self._lock:
+                    taken = slots.order.take(min(left, _FORGOTTEN_AT_ONCE, slots.order.count))
+                    forgotten += slots.vacate(taken)
+                    slots.mark(taken, MISSING)
+                    if self._partial is not None and self._partial.leads(slots):
+                        self._partial.forget(taken)
+                    slots.order.append(taken)
+                left = left - len(taken) if taken else 0
+        return forgotten
+
+    def totals(self) -> Counts:
+        """Return what was done for all requests so far: the sum of their claims' counts."""
+        with self._lock:
+            return self._totals
+
+    def open_claims(self) -> int:
+        """Return how many claims were not released."""
+        with self._lock:
+            return len(self._open)
+
+    def usage(self) -> tuple[GroupUsage, ...]:
+        """Return each group's slots by use. Takes time in proportion to the slots (for metrics)."""
+        with self._lock:
+            return tuple(_usage(slots) for slots in self._groups)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the index takes, for all groups."""
+        partial = self._partial.memory_bytes if self._partial is not None else 0
+        return partial + sum(slots.memory_bytes for slots in self._groups)
+
+    def _check_open(self, claim: Claim) -> None:
+        self._check_process()
+        if claim not in self._open:
+            raise BadInputError(
+                f"the claim of request {claim.request.id!r} is not open in this pool",
+                reason="ClaimReleased",
+                remedy="a claim ends with its release, once",
+            )
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise FailedError(
+                f"the index of these slots is process {self._pid}'s",
+                reason="OtherProcess",
+                remedy="claim in the process that leads the region's lease, and tell the others",
+            )
+
+
+def _usage(slots: SlotGroup) -> GroupUsage:
+    count = slots.group.slots
+    free = slots.state.count(MISSING)
+    idle = slots.order.count
+    return GroupUsage(slots.group.name, count, count - idle, idle - free, free)

@@ -1,0 +1,197 @@
+"""What a pool must do, written for reading: dicts and lists, every question asked from scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hostprep.slots import OUTSIDE, RECURRENT, REUSED, SHARED, STORED, WRITE, Group, Layout, Request
+
+
+@dataclass
+class Block:
+    written: bool = False
+    has_writer: bool = True
+
+
+@dataclass
+class GroupModel:
+    """One group: its blocks by hash, and those that nobody claims, oldest first."""
+
+    group: Group
+    blocks: dict[bytes, Block] = field(default_factory=dict)
+    idle: list[bytes] = field(default_factory=list)
+
+    @property
+    def free(self) -> int:
+        return self.group.slots - len(self.blocks)
+
+    def ready(self, key: bytes) -> bool:
+        return key in self.blocks and self.blocks[key].written
+
+
+@dataclass(eq=False)
+class Held:
+    """A claim, as the model knows it: kinds by group and block."""
+
+    request: Request
+    kinds: list[list[int]]
+    unwritten: list[list[int]]
+
+    def keys(self, group: int) -> list[bytes]:
+        kinds = self.kinds[group]
+        return [k for k, kind in zip(self.request.hashes, kinds, strict=True) if kind != OUTSIDE]
+
+
+class ReferencePool:
+    def __init__(self, layout: Layout) -> None:
+        self.tokens_per_block = layout.tokens_per_block
+        self.groups = [GroupModel(group) for group in layout.groups]
+        self.open: list[Held] = []
+
+    def claim_batch(
+        self, requests: Sequence[Request], token_budget: int | None
+    ) -> tuple[list[Held], int] | None:
+        """Claims, and how many blocks were evicted; None where slots are short."""
+        held = []
+        left = token_budget
+        for request in requests:
+            end = self._reusable(request)
+            if left is not None:
+                left -= self._to_compute(request, end)
+                if left < 0:
+                    break
+            held.append(Held(request, [self._kinds(g, request, end) for g in self.groups], []))
+        for index, model in enumerate(self.groups):
+            claimed = {key for one in held for key in one.keys(index)}
+            idle = [key for key in model.idle if key not in claimed]
+            if len(claimed - model.blocks.keys()) > model.free + len(idle):
+                return None
+        evicted = sum(self._take(index, held) for index in range(len(self.groups)))
+        for one in held:
+            one.unwritten = [[i for i, kind in enumerate(k) if kind == WRITE] for k in one.kinds]
+        self.open += held
+        return held, evicted
+
+    def _take(self, index: int, held: list[Held]) -> int:
+        model, evicted = self.groups[index], 0
+        claimed = {key for one in held for key in one.keys(index)}
+        model.idle = [key for key in model.idle if key not in claimed]  # first phase
+        for one in held:  # second phase
+            for number, key in enumerate(one.request.hashes):
+                if one.kinds[index][number] != WRITE:
+                    continue
+                if key not in model.blocks:
+                    if not model.free:
+                        del model.blocks[model.idle.pop(0)]
+                        evicted += 1
+                    model.blocks[key] = Block()
+                elif not model.blocks[key].has_writer:
+                    model.blocks[key].has_writer = True
+                else:  # an earlier request of the batch writes it
+                    one.kinds[index][number] = SHARED
+        return evicted
+
+    def commit(self, held: Held, blocks: int | None) -> None:
+        for index, model in enumerate(self.groups):
+            for number in held.unwritten[index]:
+                if blocks is None or number < blocks:
+                    model.blocks[held.request.hashes[number]].written = True
+            held.unwritten[index] = [
+                n for n in held.unwritten[index] if blocks is not None and n >= blocks
+            ]
+
+    def take_over(self, held: Held) -> int:
+        for index, model in enumerate(self.groups):
+            for number, key in enumerate(held.request.hashes):
+                if held.kinds[index][number] != SHARED:
+                    continue
+                if model.blocks[key].written:
+                    held.kinds[index][number] = STORED
+                elif not model.blocks[key].has_writer:
+                    model.blocks[key].has_writer = True
+                    held.kinds[index][number] = WRITE
+                    held.unwritten[index] = sorted([*held.unwritten[index], number])
+        return sum(kinds.count(SHARED) for kinds in held.kinds)
+
+    def release(self, held: Held) -> None:
+        self.open.remove(held)
+        for index, model in enumerate(self.groups):
+            for number in held.unwritten[index]:
+                model.blocks[held.request.hashes[number]].has_writer = False
+            others = {key for one in self.open for key in one.keys(index)}
+            for key in reversed(held.keys(index)):
+                if key in others:
+                    continue
+                if model.blocks[key].written:
+                    model.idle.append(key)
+                else:
+                    del model.blocks[key]
+
+    def forget_unclaimed(self) -> int:
+        forgotten = 0
+        for model in self.groups:
+            forgotten += len(model.idle)
+            for key in model.idle:
+                del model.blocks[key]
+            model.idle = []
+        return forgotten
+
+    def _reusable(self, request: Request) -> int:
+        begin, first = self._begin(request), request.first_block
+        limit = request.reuse_limit_tokens
+        tokens = max(0, request.tokens - 1) if limit is None else min(limit, request.tokens)
+        most = min(len(request.hashes), tokens // self.tokens_per_block - first)
+        for end in range(most, begin, -1):
+            if all(
+                model.ready(request.hashes[block - first])
+                for model in self.groups
+                for block in self._needed(model.group, first + end)
+                if block - first >= begin
+            ):
+                return end
+        return begin
+
+    def _begin(self, request: Request) -> int:
+        whole = request.computed_tokens // self.tokens_per_block - request.first_block
+        return min(len(request.hashes), whole)
+
+    def _to_compute(self, request: Request, end: int) -> int:
+        behind = (request.first_block + end) * self.tokens_per_block
+        return request.tokens - max(request.computed_tokens, behind)
+
+    def _needed(self, group: Group, blocks: int) -> set[int]:
+        """The blocks that the next token looks at, token by token."""
+        size = self.tokens_per_block
+        if group.kind == RECURRENT:
+            return {blocks - 1} - {-1}
+        window = group.window_tokens or blocks * size + 1
+        position = blocks * size
+        return {t // size for t in range(max(0, position - window + 1), position)}
+
+    def _stored(self, group: Group, blocks: int, tokens: int) -> set[int]:
+        if group.kind == RECURRENT:
+            return {(tokens - 1) // self.tokens_per_block - 1}
+        if not blocks:
+            return set()
+        return self._needed(group, blocks - 1) | self._needed(group, blocks) | {blocks - 1}
+
+    def _kinds(self, model: GroupModel, request: Request, end: int) -> list[int]:
+        begin, first = self._begin(request), request.first_block
+        needed = self._needed(model.group, first + end)
+        stored = self._stored(model.group, first + len(request.hashes), request.tokens)
+        kinds = []
+        for number, key in enumerate(request.hashes):
+            known = model.blocks.get(key)
+            skipped = begin <= number < end
+            if skipped and first + number in needed:
+                kinds.append(REUSED)
+            elif not request.store or first + number not in stored:
+                kinds.append(OUTSIDE)
+            elif known is not None and known.written:
+                kinds.append(STORED)
+            elif skipped:
+                kinds.append(OUTSIDE)
+            else:
+                kinds.append(SHARED if known is not None and known.has_writer else WRITE)
+        return kinds

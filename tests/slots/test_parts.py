@@ -1,0 +1,102 @@
+"""The hash table and the order of eviction, each beside what Python has for it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies
+from hypothesis.strategies import DataObject
+
+from hostprep.slots.index import HashIndex
+from hostprep.slots.lru import EvictionOrder
+from hostprep.slots.runs import in_a_row, runs
+
+pytestmark = pytest.mark.unit
+
+_KEYS = [bytes([a, b]) for a in range(6) for b in range(4)]
+
+
+@given(strategies.data())
+def test_the_table_is_a_dict(data: DataObject) -> None:
+    slots = data.draw(strategies.integers(1, 20))
+    index = HashIndex(slots, 2)
+    held: dict[int, bytes] = {}
+    for _ in range(data.draw(strategies.integers(0, 12))):
+        free = [slot for slot in range(slots) if slot not in held]
+        new = [key for key in _KEYS if key not in held.values()]
+        count = data.draw(strategies.integers(0, min(len(free), len(new))))
+        places = data.draw(strategies.permutations(free))[:count]
+        places = sorted(places) if data.draw(strategies.booleans()) else places
+        index.insert(new[:count], places)
+        held.update(zip(places, new, strict=False))
+        gone = data.draw(strategies.lists(strategies.sampled_from(range(slots)), unique=True))
+        assert index.remove(gone) == len(set(gone) & held.keys())
+        held = {slot: key for slot, key in held.items() if slot not in gone}
+        where = {key: slot for slot, key in held.items()}
+        asked = data.draw(strategies.permutations(_KEYS))
+        found, rows = index.find(asked)
+        assert found == [where.get(key, -1) for key in asked]
+        assert [slot for _, slot, n in rows for slot in range(slot, slot + n)] == [
+            slot for slot in found if slot >= 0
+        ]
+        ordered = [held[slot] for slot in sorted(held)]
+        assert index.find(ordered)[0] == sorted(held)
+        assert index.keys(sorted(held)) == ordered
+
+
+def test_a_key_may_be_at_several_slots() -> None:
+    index = HashIndex(4, 2)
+    index.insert([b"aa", b"aa", b"bb"], [2, 0, 1])
+    assert index.find_all(b"aa", 9) == [0, 2]
+    assert index.find_all(b"aa", 1) == [0]
+    index.remove([0])
+    assert index.find_all(b"aa", 9) == [2]
+
+
+@given(strategies.data())
+def test_the_order_is_a_list(data: DataObject) -> None:
+    slots = data.draw(strategies.integers(1, 12))
+    order, expected = EvictionOrder(slots), list(range(slots))
+    out: list[int] = []
+    for _ in range(data.draw(strategies.integers(0, 15))):
+        step = data.draw(strategies.sampled_from(["take", "unlink", "append", "prepend"]))
+        if step == "take":
+            count = data.draw(strategies.integers(0, len(expected)))
+            taken, expected = expected[:count], expected[count:]
+            assert order.take(count) == taken
+            out += taken
+        elif step == "unlink":
+            chosen = data.draw(
+                strategies.permutations(expected) if expected else strategies.just([])
+            )
+            chosen = chosen[: data.draw(strategies.integers(0, len(chosen)))]
+            if data.draw(strategies.booleans()):
+                chosen = sorted(chosen)
+            order.unlink(in_a_row(chosen))
+            expected = [slot for slot in expected if slot not in chosen]
+            out += chosen
+        else:
+            back = data.draw(strategies.permutations(out) if out else strategies.just([]))
+            back = back[: data.draw(strategies.integers(0, len(back)))]
+            out = [slot for slot in out if slot not in back]
+            if step == "append":
+                order.append(back)
+                expected = expected + back
+            else:
+                order.prepend(back)
+                expected = back[::-1] + expected
+        assert order.oldest_first() == expected
+        assert order.count == len(expected)
+
+
+@given(strategies.lists(strategies.integers(0, 30), max_size=60))
+def test_runs_are_all_of_the_slots(slots: list[int]) -> None:
+    found = runs(slots)
+    if found is not None:
+        assert [slot for first, end in found for slot in range(first, end)] == slots
+    assert list(in_a_row(slots)) == slots
+
+
+def test_scattered_slots_have_no_runs() -> None:
+    assert runs(list(range(0, 40, 2))) is None
+    assert runs(list(range(5, 40))) == [(5, 40)]
+    assert in_a_row([3, 4, 5]) == range(3, 6)

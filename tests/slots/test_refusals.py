@@ -1,0 +1,118 @@
+"""Layouts and requests that make no sense are refused, naming the field; nothing is changed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hostprep.errors import BadInputError, BusyError
+from hostprep.slots import Group, Layout, Request, SlotPool, over
+
+pytestmark = pytest.mark.unit
+
+_GROUP = {"name": "kv", "slots": 4, "slot_bytes": 100, "offset_bytes": 0}
+_LAYOUT = {"tokens_per_block": 3, "groups": [_GROUP]}
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ([], "layout: not an object"),
+        ({}, "groups is not a list"),
+        ({"tokens_per_block": 3, "groups": []}, "no groups"),
+        ({"groups": [_GROUP]}, "tokens_per_block is 0"),
+        ({**_LAYOUT, "tokens_per_block": True}, "tokens_per_block is True"),
+        ({**_LAYOUT, "groups": [7]}, r"groups\[0\] is not an object"),
+        ({**_LAYOUT, "groups": [{"name": "kv"}]}, "lacks slots, slot_bytes, offset_bytes"),
+        ({**_LAYOUT, "groups": [{**_GROUP, "name": 7}]}, "name is not a string"),
+        ({**_LAYOUT, "groups": [{**_GROUP, "slots": 0}]}, "slots is 0"),
+        ({**_LAYOUT, "groups": [{**_GROUP, "slots": 1 << 32}]}, "slots is 4294967296"),
+        ({**_LAYOUT, "groups": [{**_GROUP, "slot_bytes": 1.5}]}, "slot_bytes is 1.5"),
+        ({**_LAYOUT, "groups": [{**_GROUP, "offset_bytes": -1}]}, "offset_bytes is -1"),
+        ({**_LAYOUT, "groups": [{**_GROUP, "window_tokens": 0}]}, "window_tokens is 0"),
+        ({**_LAYOUT, "groups": [{**_GROUP, "kind": "odd"}]}, "kind is 'odd'"),
+        (
+            {**_LAYOUT, "groups": [{**_GROUP, "kind": "recurrent", "window_tokens": 5}]},
+            "a recurrent group has no window_tokens",
+        ),
+        ({**_LAYOUT, "groups": [_GROUP, _GROUP]}, "two groups of one name"),
+        (
+            {**_LAYOUT, "groups": [_GROUP, {**_GROUP, "name": "b", "offset_bytes": 399}]},
+            "begins at 399, inside group 'kv', which ends at 400",
+        ),
+        (
+            {**_LAYOUT, "groups": [{**_GROUP, "offset_bytes": 1000}]},
+            "ends at 1400, and the region at 1000",
+        ),
+    ],
+)
+def test_a_layout_that_is_none(document: Any, message: str) -> None:
+    with pytest.raises(BadInputError, match=message) as caught:
+        Layout.parse(document, 1000)
+    assert caught.value.exit_code == 2
+
+
+def test_a_layout_that_fits() -> None:
+    layout = Layout.parse({**_LAYOUT, "groups": [{**_GROUP, "offset_bytes": 600}]}, 1000)
+    assert layout.offset_bytes(0, 3) == 900
+    with pytest.raises(BadInputError, match="slots 0 to 3"):
+        layout.offset_bytes(0, 4)
+
+
+def _request(**changes: Any) -> Request:
+    fields = {"id": "r", "tokens": 7, "hashes": [b"a" * 4, b"b" * 4], **changes}
+    return Request(**fields)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": 10}, "2 hashes for 3 full blocks"),
+        ({"tokens": -1}, "tokens is -1"),
+        ({"tokens": 7.0}, "tokens is 7.0"),
+        ({"computed_tokens": 8}, "computed_tokens is 8, more than its 7 tokens"),
+        ({"first_block": 1, "hashes": [b"bbbb"]}, "beyond the 0 computed_tokens"),
+        ({"reuse_limit_tokens": -2}, "reuse_limit_tokens is -2"),
+        ({"hashes": [b"aaaa", b"bbb"]}, "a hash of 3 bytes: this pool's have 4"),
+        ({"hashes": [b"aaaa", "bbbb"]}, "hashes are bytes"),
+        ({"token_ids": [1, 2]}, "token_ids has 2 of 7 tokens"),
+    ],
+)
+def test_a_request_that_is_none(changes: dict[str, Any], message: str) -> None:
+    pool = SlotPool(Layout(3, (Group("kv", 4, 1),)), hash_bytes=4)
+    with pytest.raises(BadInputError, match=message):
+        pool.claim_batch([_request(), _request(**changes)])
+    assert pool.open_claims() == 0
+    assert pool.usage()[0].free == 4
+
+
+def test_keys_of_another_length() -> None:
+    pool = SlotPool(Layout(3, (Group("kv", 4, 1),)))
+    with pytest.raises(BadInputError, match="4 bytes: not 32"):
+        pool.holds(b"aaaa")
+    with pytest.raises(BadInputError, match="at least one byte"):
+        SlotPool(Layout(3, (Group("kv", 4, 1),)), hash_bytes=0)
+
+
+def _attachment(**changes: Any) -> Any:
+    region = {"name": "r0", "layout": _LAYOUT, "size_bytes": 1000, "st_dev": 1, "st_ino": 2}
+    leader = changes.pop("is_leader", True)
+    return SimpleNamespace(is_leader=leader, region=SimpleNamespace(**{**region, **changes}))
+
+
+def test_one_pool_over_a_region_and_only_the_leaders() -> None:
+    with pytest.raises(BadInputError, match="is not this process's") as caught:
+        over(_attachment(is_leader=False))
+    assert caught.value.reason == "NotTheLeader"
+    with pytest.raises(BadInputError, match="has no layout"):
+        over(_attachment(layout=None))
+    with pytest.raises(BadInputError, match="ends at 400, and the region at 300"):
+        over(_attachment(size_bytes=300))
+    pool = over(_attachment(), hash_bytes=4)
+    with pytest.raises(BusyError, match="has a pool over region r0"):
+        over(_attachment())
+    assert over(_attachment(st_ino=3)).layout == pool.layout
+    del pool
+    assert over(_attachment()).hash_bytes == 32
