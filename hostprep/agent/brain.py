@@ -179,6 +179,9 @@ class Brain:
         if outcome.pending and before is not None and before.error is not None:
             # Trying again is no news: what stood in the way is said until something moves.
             outcome = replace(outcome, error=before.error)
+        if before is not None and not outcome.pending and not outcome.steps:
+            # A round that found nothing to do may be answered before anybody was told of the work.
+            outcome = replace(outcome, steps=before.steps)
         if outcome.pending and not (before and before.pending):
             self._progress.pop(outcome.name, None)
         self._outcomes[outcome.name] = outcome

@@ -7,57 +7,36 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from hostprep.agent.listener import Listener
 from hostprep.agent.metrics import CONTENT_TYPE, Metrics
-from hostprep.errors import BadInputError
 
-__all__ = ["HealthServer", "parse_listen"]
+__all__ = ["HealthServer"]
 
 WhyNot = Callable[[], str | None]
 """Returns why it is not so, or None."""
 
 
-def parse_listen(text: str) -> tuple[str | None, int]:
-    """Return host (None: every address) and port of `:9808`, `127.0.0.1:9808`, `[::1]:9808`.
-
-    Raises BadInputError.
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise BadInputError(
-            f"--listen {text[:60]!r} is no address", remedy="write it like :9808 or 127.0.0.1:9808"
-        )
-    return host.strip("[]") or None, int(port)
-
-
 @dataclass(slots=True)
 class HealthServer:
-    """Answers on one port while it is started."""
+    """Answers while it is started; the port stays open before and after."""
 
-    listen: str
+    listener: Listener
     metrics: Metrics
     not_healthy: WhyNot
     not_ready: WhyNot
     _runner: web.AppRunner | None = None
 
-    async def start(self) -> int:
-        """Begin to answer. Returns the port. Raises BadInputError where it cannot be had."""
-        host, port = parse_listen(self.listen)
+    async def start(self) -> None:
+        """Begin to answer."""
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, host, port, shutdown_timeout=1.0).start()
-        except OSError as error:
-            await self.stop()
-            raise BadInputError(
-                f"cannot listen on {self.listen}: {error.strerror}",
-                reason="CannotListen",
-                remedy="give another --listen, such as 127.0.0.1:0",
-            ) from error
-        return int(self._runner.addresses[0][1])
+        for one in self.listener.sockets:
+            # A copy: the server closes what it is given.
+            await web.SockSite(self._runner, one.dup()).start()
 
     async def stop(self) -> None:
         """Answer no more."""

@@ -86,8 +86,10 @@ class NodeApi:
         """Close the connections."""
         await _close(self._client)
 
-    async def watch(self) -> AsyncIterator[Observed]:
+    async def watch(self, since: str | None = None) -> AsyncIterator[Observed]:
         """Yield the object now and after every change, for ever.
+
+        With `since`, a version that `ask` returned, begin with the changes after it.
 
         Raises nothing: while the API server is away it tries again, ever less often, and after
         each interruption yields the object anew, since anything may have been missed.
@@ -96,12 +98,12 @@ class NodeApi:
         while True:
             begin_s = math.inf  # no stream has been granted yet
             try:
-                observed, version = await self._list()
-                self.connected = True
-                yield observed
+                if since is None:
+                    observed, since = await self.ask()
+                    yield observed
                 while True:
-                    async for change, now in self._stream(version):
-                        version = now
+                    async for change, now in self._stream(since):
+                        since = now
                         self._say_back()
                         begin_s = min(begin_s, time.monotonic())
                         if change is not None:
@@ -112,7 +114,7 @@ class NodeApi:
                         await asyncio.sleep(backoff.next_s())
                     begin_s = math.inf
             except ApiError as error:
-                self.connected = error.status == _GONE
+                since, self.connected = None, error.status == _GONE
                 self._say_away(error)
                 # A list that works says nothing of the watch: both again at once, from every
                 # node, would be what keeps an overloaded server down.
@@ -154,14 +156,17 @@ class NodeApi:
             raise
         return document
 
-    async def _list(self) -> tuple[Observed, str]:
+    async def ask(self) -> tuple[Observed, str]:
+        """Return the object as it is now, and the version to watch from. Raises ApiError."""
         async with self._request("GET", self._folder, self._query()) as answer:
             document = await _read_json(answer)
         try:
             items = [item for item in document["items"] if item["metadata"]["name"] == self._name]
-            return Observed(items[0] if items else None), document["metadata"]["resourceVersion"]
+            found = Observed(items[0] if items else None), document["metadata"]["resourceVersion"]
         except (KeyError, TypeError) as error:
             raise ApiError(0, f"not a list: {error}") from error
+        self.connected = True
+        return found
 
     async def _stream(self, version: str) -> AsyncIterator[tuple[Observed | None, str]]:
         """Yield changes with the version they led to, until it ends.

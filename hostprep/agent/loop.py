@@ -7,7 +7,6 @@ import contextlib
 import gc
 import signal
 import time
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,14 +16,10 @@ from hostprep.agent.desired import Desire, Source
 from hostprep.agent.devices import DeviceSide
 from hostprep.agent.health import HealthServer
 from hostprep.agent.kube import NodeApi
-from hostprep.agent.kubeconfig import load_configuration
-from hostprep.agent.logs import Logger
 from hostprep.agent.messages import Message, PoolDone, Progress, RoundDone
 from hostprep.agent.metrics import Metrics
 from hostprep.agent.reporter import Reporter
-from hostprep.agent.saving import Saver
-from hostprep.agent.settings import Settings
-from hostprep.agent.standby import Place, take_place
+from hostprep.agent.start import Beginning
 from hostprep.agent.supervisor import Supervisor
 from hostprep.cluster.node_resource import NodeStatus
 from hostprep.errors import BadInputError, HostprepError
@@ -39,50 +34,19 @@ _LAST_WORD_S = 2.0
 _NO_STATUS = NodeStatus()
 
 
-async def run(settings: Settings, log: Logger, worker: Process | None = None) -> int:
-    """Run until SIGTERM, or with `once` until all is done. Returns the exit code.
-
-    `worker` was started beforehand, for `settings.root`, and is taken over.
-
-    Raises BadInputError for settings that cannot be, before anything is changed.
-    """
-    boot_id = settings.check()
+async def run(beginning: Beginning) -> int:
+    """Go on from there until SIGTERM, or with `once` until all is done. Returns the exit code."""
     metrics = Metrics()
-    place = await take_place(settings, log, metrics)
-    if place is None:
-        return 0
-    try:
-        saver = Saver(settings.state_dir, log)
-        saved = saver.read()
-        configuration = await load_configuration(settings.kubeconfig)
-        if configuration is None and saved is None:
-            raise BadInputError(
-                "there is no API server to ask, and nothing was saved of an earlier run",
-                reason="NoInstruction",
-                remedy="give --kubeconfig, or run it in a pod; without a cluster use"
-                " `hostprep prepare`",
-            )
-        api = None
-        if configuration is not None:
-            api = NodeApi(settings.node_name, configuration, settings.kubeconfig, log)
-            metrics.connected.set_function(lambda: api.connected)
-        agent = _Agent(settings, log, boot_id, saver, Brain(metrics), api, metrics, place, worker)
-        return await agent.run()
-    finally:
-        place.close()
+    api = beginning.api
+    if api is not None:
+        metrics.connected.set_function(lambda: api.connected)
+    return await _Agent(beginning, Brain(metrics)).run()
 
 
 @dataclass
 class _Agent:
-    settings: Settings
-    log: Logger
-    boot_id: str
-    saver: Saver
+    beginning: Beginning
     brain: Brain
-    api: NodeApi | None
-    metrics: Metrics
-    place: Place
-    early: Process | None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _heard: asyncio.Event = field(default_factory=asyncio.Event)
@@ -95,8 +59,11 @@ class _Agent:
     _exit_code: int = 0
 
     def __post_init__(self) -> None:
+        beginning, metrics = self.beginning, self.brain.metrics
+        self.settings, self.log = beginning.settings, beginning.log
+        self.api, self.saver, self.place = beginning.api, beginning.saver, beginning.place
         self._alive_s = self.place.looked_s
-        self.reporter = Reporter(self.brain, self.api, self.metrics, self.log)
+        self.reporter = Reporter(self.brain, self.api, metrics, self.log)
         settings = self.settings
         self.worker = Supervisor(
             settings.root,
@@ -105,33 +72,45 @@ class _Agent:
             self._worker_started,
             self._worker_lost,
             self.log,
-            self.early,
+            beginning.worker,
         )
         self.devices = DeviceSide(
-            settings.root, settings.kubelet_dir, self.metrics, self.log, self._wake.set
+            settings.root, settings.kubelet_dir, metrics, self.log, self._wake.set
         )
         self.health = HealthServer(
-            self.settings.listen, self.metrics, self._why_not_healthy, self._why_not_ready
+            self.place.listener, metrics, self._why_not_healthy, self._why_not_ready
         )
 
     async def run(self) -> int:
-        port = await self.health.start()
-        self.log.info("started", port=port, root=self.settings.root, boot_id=self.boot_id)
+        await self.health.start()
+        self.log.info(
+            "started",
+            port=self.place.listener.port,
+            root=self.settings.root,
+            boot_id=self.beginning.boot_id,
+            instructed_at=self.beginning.instructed_at,
+        )
+        gc.unfreeze()
         gc.collect()
         gc.freeze()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        self._take_over()
         try:
             async with self._background():
                 await self._stop.wait()
                 await self._drain()
         finally:
-            if self.api is not None:
-                await self.api.close()
             await self.health.stop()
         self.log.info("ended", exit_code=self._exit_code)
         return self._exit_code
+
+    def _take_over(self) -> None:
+        """Want what the worker was told, before it is asked for anything else."""
+        if self.beginning.first is not None:
+            self._instructed(self.beginning.first.document)
+            self._heard.set()
 
     @contextlib.asynccontextmanager
     async def _background(self) -> AsyncIterator[None]:
@@ -161,7 +140,7 @@ class _Agent:
     # --- what is asked for
 
     async def _watch(self, api: NodeApi) -> None:
-        async for observed in api.watch():
+        async for observed in api.watch(self.beginning.version):
             self._instructed(observed.document)
             self._heard.set()
 
@@ -174,7 +153,7 @@ class _Agent:
             self._adopt(Desire())
             return
         try:
-            desire = Desire.of_object(document, boot_id=self.boot_id)
+            desire = Desire.of_object(document, boot_id=self.beginning.boot_id)
         except HostprepError as error:
             self.log.warning("bad_instruction", error=error.message, remedy=error.remedy)
             return

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 
 from hostprep.agent.desired import prepare_folder
-from hostprep.agent.health import parse_listen
+from hostprep.agent.listener import parse_listen
 from hostprep.deviceplugin.devices import socket_name
 from hostprep.deviceplugin.plugins import plugins_folder
 from hostprep.errors import BadInputError

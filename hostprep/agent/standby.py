@@ -9,93 +9,68 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from hostprep.agent.health import HealthServer
+from hostprep.agent.listener import Listener
 from hostprep.agent.logs import Logger
 from hostprep.agent.looking import look
 from hostprep.agent.metrics import Metrics
+from hostprep.agent.place import Place
 from hostprep.agent.settings import Settings
-from hostprep.apply.exclusive import AgentLock
 from hostprep.errors import BadInputError
 
-__all__ = ["Place", "take_place"]
+__all__ = ["Standby"]
 
 _TRY_EVERY_S = 0.2
 
 
 @dataclass
-class Place:
-    """Being the node's agent: two locks, and when memory was last looked at on the way there."""
+class Standby:
+    """Waits for a place."""
 
-    root: AgentLock
-    _state: int
-    looked_s: float = 0.0
-    """Monotonic; 0 where nobody stood by."""
-
-    def close(self) -> None:
-        """Let the next one in."""
-        self.root.close()
-        os.close(self._state)
-
-
-async def take_place(settings: Settings, log: Logger, metrics: Metrics) -> Place | None:
-    """Become the node's agent, standing by for one that still runs. None where told to end.
-
-    Raises BadInputError (AlreadyRunning) when `settings.wait_s` is over, at once with `once`.
-    """
-    try:
-        return _take(settings)
-    except BadInputError as error:
-        if error.reason != "AlreadyRunning" or settings.once or settings.wait_s <= 0:
-            raise
-        return await _Standby(settings, log, metrics).wait(error)
-
-
-def _take(settings: Settings) -> Place:
-    state = settings.lock()
-    root = AgentLock(settings.root)
-    try:
-        root.hold()
-    except BadInputError:
-        os.close(state)
-        raise
-    return Place(root, state)
-
-
-@dataclass
-class _Standby:
     settings: Settings
     log: Logger
-    metrics: Metrics
+    take: Callable[[Settings, Listener], Place]
+    """Takes the place, with a port that is open already. Raises BadInputError."""
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _looked_s: float = 0.0
 
     async def wait(self, busy: BadInputError) -> Place | None:
         """Try again until it works; raises what is in the way when the time is over."""
-        server = HealthServer(self.settings.listen, self.metrics, lambda: None, self._why_not_ready)
         try:
-            port = await server.start()
+            listener = Listener.open(self.settings.listen)
         except BadInputError:
             raise busy from None
-        self.log.warning("stands_by", port=port, why=busy.message, wait_s=self.settings.wait_s)
+        place = None
+        try:
+            place = await self._wait(listener, busy)
+        finally:
+            if place is None:
+                listener.close()
+        return place
+
+    async def _wait(self, listener: Listener, busy: BadInputError) -> Place | None:
+        server = HealthServer(listener, Metrics(), lambda: None, self._why_not_ready)
+        await server.start()
+        why, wait_s = busy.message, self.settings.wait_s
+        self.log.warning("stands_by", port=listener.port, why=why, wait_s=wait_s)
         looks = asyncio.create_task(self._look())
         try:
             with self._told_to_end():
-                return await self._try(busy)
+                return await self._try(listener, busy)
         finally:
             looks.cancel()
             await server.stop()
 
-    async def _try(self, busy: BadInputError) -> Place | None:
+    async def _try(self, listener: Listener, busy: BadInputError) -> Place | None:
         deadline_s = time.monotonic() + self.settings.wait_s
         while not self._stop.is_set():
             try:
-                place = _take(self.settings)
+                place = self.take(self.settings, listener)
             except BadInputError as error:
                 busy = error
             else:

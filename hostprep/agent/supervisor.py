@@ -17,7 +17,7 @@ from hostprep.agent.messages import Done, Message, Round, decode, encode
 if TYPE_CHECKING:
     from hostprep.agent.logs import Logger
 
-__all__ = ["Supervisor", "early_worker", "start_worker"]
+__all__ = ["Supervisor", "early_worker", "send", "start_worker"]
 
 _MAX_LINE_BYTES = 16 << 20
 _STEADY_S = 60.0
@@ -48,6 +48,15 @@ async def early_worker(root: str, state_dir: str) -> AsyncIterator[asyncio.subpr
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+async def send(process: asyncio.subprocess.Process, request: Round) -> None:
+    """Ask a worker; nothing happens where it has ended."""
+    if process.stdin is None or process.returncode is not None:
+        return
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(encode(request))
+        await process.stdin.drain()
 
 
 @dataclass
@@ -88,12 +97,8 @@ class Supervisor:
 
     async def send(self, request: Round) -> None:
         """Ask the worker; nothing happens while there is none."""
-        process = self._process
-        if process is None or process.stdin is None or process.returncode is not None:
-            return
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            process.stdin.write(encode(request))
-            await process.stdin.drain()
+        if self._process is not None:
+            await send(self._process, request)
 
     def kill(self) -> None:
         """End a worker that answers no more; another one follows."""

@@ -116,20 +116,18 @@ def agent(
     released by nothing but an entry with `state: Absent`.
     """
     import asyncio
+    import gc
+
+    gc.disable()  # until `start`: what is read is no garbage, and looking costs a tenth of the time
 
     async def run() -> int:
         from hostprep.agent.supervisor import early_worker
 
         async with early_worker(root, state_dir) as worker:
-            try:
-                from hostprep.agent.logs import make_logger
-                from hostprep.agent.loop import run
-                from hostprep.agent.settings import Settings
-            except ModuleNotFoundError as error:
-                raise BadInputError(
-                    f"the agent needs {error.name}",
-                    remedy="install it by: pip install 'hostprep[agent]'",
-                ) from error
+            from hostprep.agent.logs import make_logger
+            from hostprep.agent.settings import Settings
+            from hostprep.agent.start import start
+
             settings = Settings(
                 node_name=node_name,
                 root=root,
@@ -143,6 +141,11 @@ def agent(
                 once=once,
             )
             log = make_logger(log_format, log_level, node=node_name)
-            return await run(settings, log, worker)
+            return await start(settings, log, worker)
 
-    return asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    except ModuleNotFoundError as error:
+        raise BadInputError(
+            f"the agent needs {error.name}", remedy="install it by: pip install 'hostprep[agent]'"
+        ) from error

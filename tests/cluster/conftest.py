@@ -20,6 +20,29 @@ from tests.testbed.nodes import create_node, node_object
 JsonObject = dict[str, Any]
 _CRDS = Path(__file__).parents[2] / "charts" / "hostprep" / "files" / "crds"
 _CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_INDEPENDENT = (
+    "test_benchmarks_cluster_short.py",
+    "test_operator_cleanup.py",
+    "test_operator_faults.py",
+)
+"""Each of their tests has a control plane of its own."""
+_MACHINE = ("agent/", "test_bad_input.py", "test_story.py")
+"""They hold the machine's lock, for its huge pages: one after the other anyway."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, keep in one process what shares something, and no more than that."""
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            name = nodeid.partition("::")[0].removeprefix("tests/cluster/")
+            if name in _INDEPENDENT:
+                return nodeid
+            return "machine" if name.startswith(_MACHINE) else name
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def _started(**options: Any) -> ControlPlane:

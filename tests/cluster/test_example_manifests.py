@@ -14,7 +14,9 @@ from tests.testbed.control_plane import ControlPlane
 pytestmark = pytest.mark.cluster
 
 _ENGINES = sorted(
-    path for path in EXAMPLES.glob("engine*.yaml") if "device-plugin" not in path.name
+    path
+    for path in (*EXAMPLES.glob("engine*.yaml"), *EXAMPLES.parent.glob("engines/*.yaml"))
+    if "device-plugin" not in path.name
 )
 _LEVEL = "pod-security.kubernetes.io/"
 

@@ -157,7 +157,7 @@ def test_a_pool_deleted_unseen_is_found_by_the_periodic_comparison_at_last(
     cluster: ControlPlane, api: Api, agents: SimulatedAgents, proxy: FaultProxy
 ) -> None:
     operator = OperatorProcess(
-        cluster, "--agent-liveness=off", "--resync=5", kubeconfig=proxy.admin_kubeconfig()
+        cluster, "--agent-liveness=off", "--resync=2", kubeconfig=proxy.admin_kubeconfig()
     )
     operator.wait_ready()
     _join(api, "n1")
@@ -173,7 +173,7 @@ def test_a_pool_deleted_unseen_is_found_by_the_periodic_comparison_at_last(
 def test_a_pool_definition_that_is_deleted_releases_no_memory(
     cluster: ControlPlane, api: Api, agents: SimulatedAgents
 ) -> None:
-    operator = OperatorProcess(cluster, "--agent-liveness=off", "--resync=5")
+    operator = OperatorProcess(cluster, "--agent-liveness=off", "--resync=2")
     operator.wait_ready()
     _join(api, "n1")
     api.create(POOLS, pool_object())
@@ -181,7 +181,7 @@ def test_a_pool_definition_that_is_deleted_releases_no_memory(
     crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/hostmemorypools.hostprep.dev"
     api.delete(crd)
     wait_for(lambda: not api.exists(crd))
-    time.sleep(8)
+    time.sleep(5)  # two comparisons
     assert api.get(f"{HMNS}/n1")["spec"]["pools"][0]["state"] == "Present"
     assert operator.child.alive
     apply_crds(api)
@@ -366,7 +366,7 @@ def _condition(api: Api, name: str) -> tuple[str, str]:
 def test_a_pool_definition_whose_deletion_takes_long_releases_no_memory(
     cluster: ControlPlane, api: Api, agents: SimulatedAgents
 ) -> None:
-    OperatorProcess(cluster, "--agent-liveness=off", "--resync=5").wait_ready()
+    OperatorProcess(cluster, "--agent-liveness=off", "--resync=2").wait_ready()
     _join(api, "n1")
     api.create(POOLS, pool_object())
     wait_for(lambda: _open_nodes(api) == {"n1"})
@@ -376,6 +376,6 @@ def test_a_pool_definition_whose_deletion_takes_long_releases_no_memory(
     crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/hostmemorypools.hostprep.dev"
     api.delete(crd)
     wait_for(lambda: not api.exists(f"{POOLS}/kv"))
-    time.sleep(8)
+    time.sleep(5)  # two comparisons
     assert api.exists(crd), "the definition is gone: this test shows nothing"
     assert api.get(f"{HMNS}/n1")["spec"]["pools"][0]["state"] == "Present"

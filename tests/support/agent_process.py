@@ -74,7 +74,11 @@ class AgentProcess:
                 stderr=log,
                 env=_environment(kubeconfig),
             )
-        wait_for(self._has_started, 20, why="the agent did not start")
+        try:
+            wait_for(self._has_started, 60, why="the agent did not start")
+        except BaseException:
+            self.close()
+            raise
 
     def _has_started(self) -> bool:
         if self._process.poll() is not None:

@@ -60,6 +60,22 @@ def test_nothing_is_said_before_a_round_was_asked_about_the_present_wishes() -> 
     assert _phase(brain) is Phase.READY
 
 
+def test_the_steps_of_work_that_ended_before_anybody_asked_are_kept() -> None:
+    brain = _brain()
+    pending = outcome_of(KV, pending=True)
+    brain.take(RoundDone(0, EMPTY, (pending,), busy=True), now_s=0, wall_s=0)
+    done = outcome_of(KV, steps=(("Populate", 2.0),))
+    brain.take(PoolDone(done, READY), now_s=2, wall_s=2)
+    brain.take(Done(), now_s=2, wall_s=2)
+    assert brain.status(NodeStatus(), wall_s=2) is None, "no round of its own was answered"
+
+    _answer(brain, READY, outcome_of(KV), now_s=3)
+
+    status = brain.status(NodeStatus(), wall_s=3)
+    assert status is not None
+    assert [(step.name, step.seconds) for step in status.pools[0].steps] == [("Populate", 2.0)]
+
+
 def test_a_deleted_object_stops_everything_and_releases_nothing() -> None:
     brain = _brain(desire=desire_of(KV, entry_of("old", absent=True)))
     assert {one.spec.state for one in brain.request(now_s=0).wanted} == set(PoolState)

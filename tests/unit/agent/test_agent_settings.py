@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hostprep.agent.health import parse_listen
+from hostprep.agent.listener import parse_listen
 from hostprep.agent.settings import Settings
 from hostprep.errors import BadInputError
 from hostprep.observe import HostRoot

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from hostprep.agent.logs import make_logger
-from hostprep.agent.metrics import Metrics
+from hostprep.agent.place import take_place
 from hostprep.agent.settings import Settings
-from hostprep.agent.standby import take_place
 
 pytestmark = pytest.mark.unit
 
@@ -31,7 +30,7 @@ def test_a_look_that_fails_is_said_and_the_next_one_counts(
     old = settings.lock()
 
     async def stand_by() -> float:
-        standing = asyncio.create_task(take_place(settings, make_logger("json", "info"), Metrics()))
+        standing = asyncio.create_task(take_place(settings, make_logger("json", "info")))
         said = ""
         while said.count("cannot_look") < 2:
             await asyncio.sleep(0.05)
