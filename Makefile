@@ -10,7 +10,7 @@ REQUIRE ?=
 # For `make cluster NODE=1`; not from the environment, where others mean something else by it.
 NODE =
 
-.PHONY: install demo test check lint unit kernel testbed cluster-tests node-tests gpu-tests cluster node-shell bench clean help
+.PHONY: install demo test check lint unit kernel testbed cluster-tests node-tests engines-tests test-engines-all gpu-tests cluster node-shell bench clean help
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -31,23 +31,33 @@ lint: $(STAMP)
 	@$(VENV)/bin/lint-imports
 
 unit: $(STAMP)  ## pure code: a process for each CPU
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m unit -n auto tests/unit tests/register
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m unit -n auto tests/unit tests/register tests/sizing tests/slots
 
 kernel: $(STAMP)  ## real memory: one test at a time, since they count the machine's huge pages
 	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel tests/kernel tests/register
 
-testbed: $(STAMP)  ## build what the cluster and node tests need, once: about 25 minutes on two cores
+testbed: $(STAMP)  ## build what the cluster, node and engines tests need, once: half an hour on two cores
 	@$(PY) -m tests.testbed build
 	@$(PY) -m tests.testbed build --node
+	@$(PY) -m tests.testbed build --engines
 
 # Where the tier is required, what cannot be built is a failure; elsewhere its tests skip.
+# Two processes with control planes of their own: more than two would be in each other's way.
 cluster-tests: $(STAMP)  ## a real API server, built and started by tests/testbed
 	@$(PY) -m tests.testbed build || test -z "$(findstring cluster,$(REQUIRE))"
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m cluster tests/cluster
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m cluster -n 2 --dist loadfile tests/cluster
 
 node-tests: $(STAMP)  ## a real kubelet and containerd in a virtual machine; as root
 	@$(PY) -m tests.testbed build --node || test -z "$(findstring node,$(REQUIRE))"
 	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m node tests/node
+
+engines-tests: $(STAMP)  ## the engines' own code on the CPU, in environments of their own
+	@$(PY) -m tests.testbed build --engines || test -z "$(findstring engines,$(REQUIRE))"
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m engines tests/engines
+
+test-engines-all: $(STAMP)  ## the same with SGLang and further releases; writes down what was tried
+	@$(PY) -m tests.testbed build --engines-all
+	@RECORD_ENGINES=1 LONG=1 REQUIRE_TIERS="engines" $(PYTEST) -q -m engines tests/engines
 
 cluster: $(STAMP)  ## a throw-away Kubernetes to play with, until Ctrl-C; NODE=1: with a real node
 	@exec $(PY) -m tests.testbed up $(if $(NODE),--node)
@@ -55,12 +65,12 @@ cluster: $(STAMP)  ## a throw-away Kubernetes to play with, until Ctrl-C; NODE=1
 node-shell: $(STAMP)  ## a shell in the node of `make cluster NODE=1`
 	@exec $(PY) -m tests.testbed shell
 
-gpu-tests: $(STAMP)  ## the registering tests on a real CUDA driver; those that order it about skip
-	@HOSTPREP_GPU=1 $(PYTEST) -q -m "unit or kernel" tests/register
+gpu-tests: $(STAMP)  ## the registering tests on a real CUDA driver, where there is a GPU
+	@HOSTPREP_GPU=1 $(PYTEST) -q -m gpu tests/register
 
 check: lint unit kernel  ## the quick part: lint, unit and kernel tiers, under 3 minutes
 
-test: check cluster-tests node-tests  ## everything
+test: check cluster-tests engines-tests node-tests  ## everything
 
 bench: $(STAMP)  ## the numbers against their rivals, in one run: table and chart in docs/
 	@$(PY) -m benchmarks

@@ -12,8 +12,9 @@ __all__ = ["NAME", "build_zipapp"]
 
 NAME = "hostprep.pyz"
 
-_PACKAGES = ("kernel", "handoff", "claim", "attachment", "register", "engine")
+_PACKAGES = ("kernel", "handoff", "claim", "attachment", "register", "slots", "engines", "engine")
 _MODULES = ("__init__", "backing", "errors", "paths", "units", "values")
+_DATA = ("tested.json",)
 _MAIN = "import sys\n\nfrom hostprep.engine.main import main\n\nsys.exit(main())\n"
 
 
@@ -22,10 +23,20 @@ def build_zipapp() -> bytes:
     package = resources.files("hostprep")
     files = {f"hostprep/{name}.py": package / f"{name}.py" for name in _MODULES}
     for folder in _PACKAGES:
-        for entry in (package / folder).iterdir():
-            if entry.name.endswith(".py"):
-                files[f"hostprep/{folder}/{entry.name}"] = entry
+        files.update(_files_below(package / folder, f"hostprep/{folder}"))
     return b"#!/usr/bin/env python3\n" + _zip({"__main__.py": _MAIN} | _read(files))
+
+
+def _files_below(folder: Traversable, path: str) -> dict[str, Traversable]:
+    """Return a package's modules and what they read with them, subpackages included."""
+    found: dict[str, Traversable] = {}
+    for entry in folder.iterdir():
+        name = f"{path}/{entry.name}"
+        if entry.is_dir() and entry.name != "__pycache__":
+            found.update(_files_below(entry, name))
+        elif entry.name.endswith(".py") or entry.name in _DATA:
+            found[name] = entry
+    return found
 
 
 def _read(files: dict[str, Traversable]) -> dict[str, str]:

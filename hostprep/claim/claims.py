@@ -7,7 +7,7 @@ import time
 
 from hostprep.claim.lease import Held, Lease, Taken, new_lease_id, take_all
 from hostprep.claim.request import Request
-from hostprep.claim.sidecar import forget_members, read_sidecar, write_sidecar
+from hostprep.claim.sidecar import forget_members, read_sidecar, short_command, write_sidecar
 from hostprep.claim.tickets import Ticket, draw_ticket, left_by_earlier
 from hostprep.errors import BusyError, HostprepError, NotReadyError
 from hostprep.handoff import Handoff, Region, check_region, read_handoff
@@ -123,7 +123,10 @@ class _Waiting:
         """Return the error that says why the wait was in vain."""
         if self.problem is not None:
             return self.problem
-        listed = "; ".join(f"{name}: {why}" for name, why in sorted(self.refusals.items()))
+        listed = "; ".join(
+            f"{name}: {_by_whom(self.paths, name, why)}"
+            for name, why in sorted(self.refusals.items())
+        )
         return BusyError(
             f"no {self.request.wanted} region(s) of pool {self.paths.pool} are free ({listed})",
             remedy="wait longer (--wait), or see `hostprep status`; root's `hostprep prepare`"
@@ -135,6 +138,14 @@ class _Waiting:
         if self.ticket is not None:
             self.ticket.give_up()
             self.ticket = None
+
+
+def _by_whom(paths: PoolPaths, region: str, why: str) -> str:
+    """Add to a refusal who holds the region, as far as the small file beside it tells."""
+    sidecar = read_sidecar(paths, region) if why == "leased" else None
+    if sidecar is None:
+        return why
+    return f"leased by {short_command(sidecar, limit=200)} (process {sidecar.holder.pid})"
 
 
 def _lease(

@@ -27,6 +27,7 @@ _MODULES = {
     "demo": "demo",
     "agent": "agent",
     "boot": "boot",
+    "size": "size",
 }
 """Each command's module below hostprep.cli."""
 

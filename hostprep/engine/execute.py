@@ -8,10 +8,14 @@ from collections.abc import Sequence
 
 from hostprep.claim import Lease, Request, claim
 from hostprep.claim.environment import LeaseEnvironment
-from hostprep.errors import BadInputError
+from hostprep.errors import BadInputError, NotReadyError
 from hostprep.kernel.files import from_os_error
 from hostprep.paths import PoolPaths
 from hostprep.values import value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hostprep.engine.starting import EngineStart
 
 __all__ = ["ExecOrder", "execute"]
 
@@ -25,6 +29,8 @@ class ExecOrder:
     wait_timeout_s: float
     link: str | None
     command: tuple[str, ...]
+    engine: EngineStart | None = None
+    """Who completes the command, where it is an engine that we know."""
 
 
 def execute(order: ExecOrder) -> None:
@@ -34,39 +40,62 @@ def execute(order: ExecOrder) -> None:
     long as the command or any child that inherits them. Does not return.
     Raises HostprepError; the claim is given back then.
     """
-    program = _find(order.command[0])
-    if program is None:
-        raise BadInputError(
-            f"there is no program {order.command[0]!r}",
-            reason="NoCommand",
-            remedy="check its name and PATH",
-        )
+    _find(order.command[0])
     if order.link is not None:
-        from hostprep.engine.links import check_template, link_regions  # late: few ask for it
+        from hostprep.engine.links import check_template  # late: few ask for it
 
         check_template(order.paths, order.link, order.request.wanted)
-    leases = claim(order.paths, order.request, wait_timeout_s=order.wait_timeout_s)
-    if order.link is not None:
-        link_regions(leases, order.link)
+    leases = _claimed(order)
+    launch = order.engine.arranged(order.command, leases) if order.engine else None
+    if order.link is not None or (launch is not None and launch.links):
+        from hostprep.engine.links import link_at, link_regions
+
+        if order.link is not None:
+            link_regions(leases, order.link)
+        if launch is not None:
+            link_at(leases, launch.links)
     for lease in leases:
         os.set_inheritable(lease.fd, True)
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)  # Python ignores them, and exec passes that on
     variables = {**os.environ, **_environment(leases).to_variables()}
+    command = order.command
+    if launch is not None:
+        command = launch.command
+        variables.update(launch.variables)
+    program = _find(command[0])
     try:
-        os.execve(program, order.command, variables)  # noqa: S606 - that is the point
+        os.execve(program, command, variables)  # noqa: S606 - that is the point
     except OSError as error:
         raise from_os_error(error, f"run {program}") from error
 
 
-def _find(command: str) -> str | None:
-    """Return the program's path, as a shell would find it (shutil.which costs 10 ms)."""
+def _claimed(order: ExecOrder) -> list[Lease]:
+    try:
+        return claim(order.paths, order.request, wait_timeout_s=order.wait_timeout_s)
+    except NotReadyError as error:
+        if order.engine is None or not order.engine.because or error.reason != "NoSuchRegion":
+            raise
+        raise BadInputError(
+            f"{order.engine.because}: {error.message}", reason="DoesNotFit", remedy=error.remedy
+        ) from error
+
+
+def _find(command: str) -> str:
+    """Return the program's path, as a shell would find it (shutil.which costs 10 ms).
+
+    Raises BadInputError where there is none.
+    """
     folders = [""] if "/" in command else os.get_exec_path()
     for folder in folders:
         path = f"{folder}/{command}" if folder else command
         if os.path.isfile(path) and os.access(path, os.X_OK):
             return path
-    return None
+    raise BadInputError(
+        f"there is no program {command!r}",
+        reason="NoCommand",
+        remedy="check its name and PATH",
+    )
 
 
 def _environment(leases: Sequence[Lease]) -> LeaseEnvironment:

@@ -14,13 +14,16 @@ from collections.abc import Sequence
 from hostprep.claim import Lease
 from hostprep.claim.claims import claim_lock
 from hostprep.claim.sidecar import read_sidecar, write_sidecar
-from hostprep.errors import BadInputError, HostprepError
+from hostprep.errors import BadInputError, FailedError, HostprepError
 from hostprep.kernel.files import closing_fd, from_os_error, open_state_file
 from hostprep.kernel.locks import try_lock
 from hostprep.paths import PoolPaths
 from hostprep.values import replace
 
-__all__ = ["check_template", "link_regions"]
+__all__ = ["check_places", "check_template", "link_at", "link_regions"]
+
+_CHOOSE = "choose another path for --link, or remove it"
+_LEFT = "it may be a dead engine's: remove it, or leave the engine's own name out"
 
 
 def check_template(paths: PoolPaths, template: str, count: int) -> None:
@@ -44,7 +47,16 @@ def check_template(paths: PoolPaths, template: str, count: int) -> None:
         )
     if "{lease}" not in template and "{region}" not in template:
         for index in range(count):
-            _check_free(paths.root, _fill(template, paths.pool, "", "", index))
+            _check_free(paths.root, _fill(template, paths.pool, "", "", index), _CHOOSE)
+
+
+def check_places(root: str, places: Sequence[str]) -> None:
+    """Refuse, before anything is claimed, paths of an engine that are taken.
+
+    Raises BadInputError. A link of an earlier lease of ours may be replaced.
+    """
+    for path in places:
+        _check_free(root, path, _LEFT)
 
 
 def link_regions(leases: Sequence[Lease], template: str) -> tuple[str, ...]:
@@ -52,27 +64,61 @@ def link_regions(leases: Sequence[Lease], template: str) -> tuple[str, ...]:
 
     Raises BadInputError where something of somebody else's is in the way.
     """
+    places = [
+        _fill(template, lease.handoff.pool, lease.lease_id, lease.region.name, index)
+        for index, lease in enumerate(leases)
+    ]
+    _link_all([(lease, path) for lease, path in zip(leases, places)], _CHOOSE)
+    return tuple(places)
+
+
+def link_at(leases: Sequence[Lease], places: Sequence[tuple[str, int]]) -> None:
+    """Make an engine's own links: a path, and the index of the lease it leads to.
+
+    Raises BadInputError as `link_regions` does, FailedError where the engine could not follow
+    one (fs.protected_symlinks); none is left then.
+    """
+    _link_all([(leases[index], path) for path, index in places], _LEFT)
+
+
+def _link_all(wanted: Sequence[tuple[Lease, str]], remedy: str) -> None:
     made: list[str] = []
     try:
-        for index, lease in enumerate(leases):
-            path = _fill(template, lease.handoff.pool, lease.lease_id, lease.region.name, index)
-            _link(lease, path)
+        for lease, path in wanted:
+            _link(lease, path, remedy)
             made.append(path)
+            _check_leads(lease, path)
     except BaseException:
         for path in made:
             with contextlib.suppress(OSError):
                 os.unlink(path)
         raise
-    return tuple(made)
+
+
+def _check_leads(lease: Lease, path: str) -> None:
+    """Follow a link that was made, as the engine will. Raises FailedError where it cannot be."""
+    try:
+        found, leased = os.stat(path), os.fstat(lease.fd)
+    except OSError as error:
+        raise FailedError(
+            f"the link {path} cannot be followed: {error.strerror}",
+            reason="BadLink",
+            remedy="with fs.protected_symlinks a link in a sticky folder such as /dev/shm serves "
+            "its maker alone: make it as the user who follows it",
+        ) from error
+    if (found.st_dev, found.st_ino) != (leased.st_dev, leased.st_ino):
+        raise FailedError(
+            f"the link {path} leads elsewhere", reason="BadLink", remedy="see who else links there"
+        )
 
 
 def _fill(template: str, pool: str, lease: str, region: str, index: int) -> str:
     return os.path.abspath(template.format(pool=pool, lease=lease, region=region, index=index))
 
 
-def _link(lease: Lease, path: str) -> None:
+def _link(lease: Lease, path: str, remedy: str) -> None:
     inner = f"{lease.paths.links}/{lease.region.name}@{lease.lease_id}"
-    _check_free(lease.paths.root, path)
+    _check_free(lease.paths.root, path, remedy)
     sidecar = read_sidecar(lease.paths, lease.region.name)
     try:
         with contextlib.suppress(FileExistsError):
@@ -89,7 +135,7 @@ def _link(lease: Lease, path: str) -> None:
         raise from_os_error(error, f"link {path}") from error
 
 
-def _check_free(root: str, path: str) -> None:
+def _check_free(root: str, path: str, remedy: str) -> None:
     """Allow an empty place, and a link of ours that leads nowhere, or to what nobody leases."""
     if not os.path.lexists(path):
         return
@@ -99,7 +145,7 @@ def _check_free(root: str, path: str) -> None:
     raise BadInputError(
         f"{path} exists" + (" and leads to a region that is leased" if ours else ""),
         reason="BadLink",
-        remedy="choose another path for --link, or remove it",
+        remedy=remedy,
     )
 
 

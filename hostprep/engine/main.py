@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from hostprep.errors import BadInputError, HostprepError
 from hostprep.paths import PoolPaths, canonical_root, check_pool_name, default_root
-from hostprep.units import format_bytes, format_seconds, parse_quantity
+from hostprep.units import format_bytes, parse_quantity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ COMMANDS = {
     "exec": "claim a region, put it where the engine looks for it, and become the engine",
     "wait": "wait until the pool is prepared and verified for this boot",
     "attach": "try out an attach as an engine does it, and say what it took",
+    "engines": "list the engines that exec knows, and how each gets to its memory",
 }
 
 
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         ("exec", _EXEC, _add_exec),
         ("wait", _WAIT, _add_wait),
         ("attach", _ATTACH, _add_attach),
+        ("engines", _ENGINES, _add_engines),
     ):
         fill(
             commands.add_parser(
@@ -87,7 +89,8 @@ _EXEC = (
     "Claims regions of a pool and becomes the command, which holds them until it and all its "
     "children end. It learns of them by HOSTPREP_PATH, HOSTPREP_PATHS, HOSTPREP_SIZE_BYTES, "
     "HOSTPREP_LEASE and HOSTPREP_FDS, by hostprep.join() in Python, or by a link at a path of "
-    "your choice. Example: hostprep exec --pool kv --link /dev/shm/kv.bin -- vllm serve MODEL"
+    "your choice. An engine that we know needs none of that: --engine completes its command line, "
+    "as in hostprep exec --pool kv --engine vllm -- vllm serve MODEL"
 )
 _WAIT = (
     "Returns once the pool's handoff is there, is of this boot, and every region of it has been "
@@ -96,6 +99,10 @@ _WAIT = (
 _ATTACH = (
     "Claims a region, maps it with every page present, says how long that took, and lets it go. "
     "The region counts as used then: it is scrubbed before the next owner gets it."
+)
+_ENGINES = (
+    "Lists what `hostprep exec --engine` takes; with a NAME, how to start that one. For trtllm, "
+    "--connector prints the configuration that leads it to an LMCache server or a Mooncake store."
 )
 
 
@@ -127,12 +134,17 @@ def _add_exec(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, wait_default=0.0)
     _add_choice(parser)
     parser.add_argument(
+        "--engine",
+        metavar="NAME",
+        help="complete this engine's command line for the memory: see `hostprep engines`",
+    )
+    parser.add_argument(
         "--link",
         metavar="PATH",
         help="symbolic link to make; may hold {pool}, {lease}, {region} and {index}",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD")
-    parser.set_defaults(run=_run_exec)
+    parser.set_defaults(run=_run_exec, count=None)
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
@@ -158,6 +170,15 @@ def _add_attach(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_run_attach)
 
 
+def _add_engines(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="this engine alone")
+    parser.add_argument("--connector", choices=("lmcache", "mooncake"), help="for trtllm")
+    parser.add_argument("--server", metavar="ADDRESS", help="of the connector's server or master")
+    parser.add_argument("--model-key", metavar="KEY", help="names the checkpoint to Mooncake")
+    _add_output(parser)
+    parser.set_defaults(run=_run_engines)
+
+
 def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
 
@@ -170,8 +191,23 @@ def _run_exec(options: argparse.Namespace) -> int:
         raise BadInputError(
             "there is no command to become", reason="NoCommand", remedy="give it after --"
         )
-    execute(ExecOrder(_paths(options), _request(options), options.wait, options.link, command))
+    paths, request = _paths(options), _request(options)
+    engine = None
+    if options.engine is not None:
+        from hostprep.engine.starting import read_engine  # late: engines' command lines
+        from hostprep.engines.launching import Options
+
+        told = Options(options.count, request.size_bytes, request.names)
+        engine = read_engine(options.engine, paths, command, told)
+        request = engine.request_for(request)
+    execute(ExecOrder(paths, request, options.wait, options.link, command, engine))
     return 1
+
+
+def _run_engines(options: argparse.Namespace) -> int:
+    from hostprep.engine.engines import run_engines
+
+    return run_engines(options)
 
 
 def _run_wait(options: argparse.Namespace) -> int:
@@ -201,44 +237,16 @@ def _run_wait(options: argparse.Namespace) -> int:
 
 
 def _run_attach(options: argparse.Namespace) -> int:
-    import time
+    from hostprep.engine.trying import run_attach
 
-    from hostprep.attachment import attach_many
-
-    paths = _paths(options)
-    begin_s = time.perf_counter()
-    attachments = attach_many(
-        paths.pool,
-        count=options.count,
-        size_bytes=_size_bytes(options),
-        numa_node=options.numa_node,
-        regions=options.region,
-        wait_timeout_s=options.wait,
-        root=paths.root,
-    )
-    took_s = time.perf_counter() - begin_s
-    for attachment in attachments:
-        region = attachment.region
-        if options.output == "table":
-            print(
-                f"{region.name}: {format_bytes(region.size_bytes)} of {region.backing.value}, "
-                f"{region.placement}, at {attachment.address:#x}"
-            )
-        attachment.close()
-    if options.output == "json":
-        names = [attachment.region.name for attachment in attachments]
-        size_bytes = sum(attachment.size_bytes for attachment in attachments)
-        _print_json({"regions": names, "size_bytes": size_bytes, "attach_s": took_s})
-    else:
-        print(f"attached in {format_seconds(took_s)}, every page present")
-    return 0
+    return run_attach(options, _paths(options), _size_bytes(options))
 
 
 def _request(options: argparse.Namespace) -> Request:
     from hostprep.claim import Request
 
     return Request(
-        count=options.count,
+        count=1 if options.count is None else options.count,
         size_bytes=_size_bytes(options),
         numa_node=options.numa_node,
         names=tuple(options.region),

@@ -16,6 +16,7 @@ from hostprep.errors import HostprepError
 from tests.testbed import binaries, playground
 from tests.testbed.cache import builder_lock, cache_folder
 from tests.testbed.control_plane import ControlPlane, runs
+from tests.testbed.engines import environments
 from tests.testbed.node_parts import NodeParts, build_node_parts
 from tests.testbed.nodes import this_machine
 from tests.testbed.terminal import open_console
@@ -52,14 +53,27 @@ def main() -> None:
 @main.command()
 @click.argument("programs", nargs=-1, type=click.Choice(_PROGRAMS), metavar="[PROGRAM]...")
 @click.option("--node", "with_node", is_flag=True, help="What the tests of tier node need.")
+@click.option("--engines", is_flag=True, help="What the tests of tier engines need, and no more.")
+@click.option("--engines-all", is_flag=True, help="The engines that only some runs test as well.")
 @_kubernetes
-def build(programs: tuple[str, ...], with_node: bool, kubernetes: str | None) -> None:
+def build(
+    programs: tuple[str, ...],
+    with_node: bool,
+    engines: bool,
+    engines_all: bool,
+    kubernetes: str | None,
+) -> None:
     """Build or fetch what is missing: all that tier cluster needs, or the named ones.
 
     PROGRAM is one of etcd, kube-apiserver, kube-controller-manager, kube-scheduler, helm, kubectl,
     promtool, prometheus, karpenter, kubelet, kube-proxy, containerd, containerd-shim-runc-v2, ctr,
     runc, coredns, channel.
     """
+    if engines or engines_all:
+        if programs or with_node:
+            raise click.UsageError("--engines goes with no program and not with --node")
+        environments.build(environments.ALL if engines_all else environments.ALWAYS, _say)
+        return
     wanted = programs or (binaries.NODE if with_node else binaries.ALL)
     start = time.monotonic()
     missing = [n for n in wanted if binaries.locate(n, kubernetes=kubernetes) is None]

@@ -1,0 +1,133 @@
+"""LMCache's server over leased regions: its L1 is the first one, others are added as it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from hostprep.engines.beside import beside
+from hostprep.engines.catalogue import way_of
+from hostprep.engines.installed import installed_version, untried
+from hostprep.engines.launching import Launch, Options, Wanted
+from hostprep.engines.lmcache.command_line import ServerCommand, read_command
+from hostprep.errors import BadInputError
+from hostprep.register.chunks import ONE_CALL_LIMIT_BYTES
+from hostprep.units import format_bytes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hostprep.claim import Lease
+
+__all__ = ["arranged", "wanted"]
+
+_GIB = 1 << 30
+_ELSEWHERE = {
+    "--l1-manager": "puts L1 into pools of their own, to which no region can be added later",
+    "--gds-l1-path": "puts L1 on a disk",
+    "--l1-devdax-path": "names a file for L1, and the region is to be it",
+    "--l1-use-hugepages": "has L1 allocated from the node's free huge pages",
+    "--p2p-advertise-url": "wants L1 in memory of the server's own",
+    "--p2p-listen-url": "wants L1 in memory of the server's own",
+    "--l1-use-lazy": "has L1 allocated bit by bit, which a file cannot be",
+}
+
+
+def wanted(command: tuple[str, ...], environ: Mapping[str, str], options: Options) -> Wanted:
+    """Return what the server needs of the pool. Raises BadInputError where its options forbid it.
+
+    `--l1-size-gb` (GiB, whatever its name) is the least that the region must have; without it the
+    server gets all of each region.
+    """
+    del environ
+    server = read_command(command)
+    _check(server)
+    count = len(options.regions) or options.count or 1
+    given = server.last("--l1-size-gb")
+    if given is None:
+        return Wanted(count=count)
+    size_bytes = _size_bytes(given)
+    if count > 1:
+        raise BadInputError(
+            f"--l1-size-gb is {given}, and {count} regions are to be L1 together",
+            reason="BadCommand",
+            remedy="leave --l1-size-gb out: the server gets all of each region",
+        )
+    return Wanted(count=1, size_bytes=size_bytes, because=f"--l1-size-gb is {given}")
+
+
+def arranged(
+    command: tuple[str, ...], environ: Mapping[str, str], leases: Sequence[Lease]
+) -> Launch:
+    """Return the server's command over these leases. Raises BadInputError for too large a region.
+
+    LMCache registers each with CUDA by one call.
+    """
+    server = read_command(command)
+    first = leases[0]
+    given = server.last("--l1-size-gb")
+    sizes = [lease.region.size_bytes for lease in leases]
+    _check_one_call(_size_bytes(given) if given is not None else max(sizes))
+    words = list(server.words)
+    if given is None:
+        # A float of GiB, which holds every multiple of a page exactly.
+        words += ["--l1-size-gb", repr(first.region.size_bytes / _GIB)]
+    words += ["--l1-devdax-path", first.path, "--no-l1-use-lazy", "--shm-name", ""]
+    version = installed_version(words[0], ("lmcache",), environ)
+    notes = list(untried("LMCache", version, way_of("lmcache").versions))
+    if server.last("--eviction-policy") is None:
+        words += ["--eviction-policy", "LRU"]
+        notes.append("no --eviction-policy was given: LRU")
+    if len(leases) > 1:
+        words = list(_with_others(words, server.url, leases[1:]))
+    return Launch(tuple(words), {}, (), tuple(notes))
+
+
+def _check(server: ServerCommand) -> None:
+    for option, why in _ELSEWHERE.items():
+        if server.last(option) is not None:
+            raise BadInputError(
+                f"{option} {why}", reason="BadCommand", remedy=f"leave {option} out"
+            )
+    if server.last("--shm-name"):
+        raise BadInputError(
+            "--shm-name has L1 in a shared memory segment of the server's own",
+            reason="BadCommand",
+            remedy="leave --shm-name out",
+        )
+
+
+def _size_bytes(gib: str) -> int:
+    """Return what LMCache makes of --l1-size-gb. Raises BadInputError for what is no size."""
+    try:
+        size = float(gib) * _GIB
+        size_bytes = int(size) if math.isfinite(size) else 0
+    except ValueError:
+        size_bytes = 0
+    if size_bytes <= 0:
+        raise BadInputError(
+            f"--l1-size-gb {gib!r} is no size", reason="BadCommand", remedy="give GiB, such as 64"
+        )
+    _check_one_call(size_bytes)
+    return size_bytes
+
+
+def _check_one_call(size_bytes: int) -> None:
+    if size_bytes >= ONE_CALL_LIMIT_BYTES:
+        raise BadInputError(
+            f"L1 would have {format_bytes(size_bytes)} in one region, and LMCache registers a "
+            "region with CUDA by one call, which fails from "
+            f"{format_bytes(ONE_CALL_LIMIT_BYTES)} on",
+            reason="RegionTooLarge",
+            remedy="have more and smaller regions in the pool, and claim several (--count)",
+        )
+
+
+def _with_others(words: Sequence[str], url: str, others: Sequence[Lease]) -> tuple[str, ...]:
+    """Return a command that becomes the server, beside a process that adds the other regions.
+
+    Several tagged L1s (--l1-manager) would each cache for themselves, and none could grow.
+    """
+    adding = [url]
+    for lease in others:
+        adding += [lease.path, str(lease.region.size_bytes)]
+    return beside("hostprep.engines.lmcache.adding", adding, words)

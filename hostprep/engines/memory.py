@@ -1,0 +1,194 @@
+"""Which memory is an engine's: what a plugin inside the engine asks first.
+
+Two ways lead to it. Under `hostprep exec` the lease is there already, and every process of the
+engine joins it. Otherwise the engine's own configuration names a pool, and the one process that
+serves claims a region of it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hostprep.attachment import Attachment, attach, join
+from hostprep.claim.environment import LeaseEnvironment
+from hostprep.errors import BadInputError, NotReadyError
+from hostprep.handoff import Region, read_handoff
+from hostprep.paths import PoolPaths, canonical_root, check_pool_name, default_root
+from hostprep.units import format_bytes
+from hostprep.values import value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+__all__ = ["MEMORY_KEYS", "Place", "engine_memory", "engine_place"]
+
+MEMORY_KEYS = ("hostprep.pool", "hostprep.root", "hostprep.region")
+"""The keys of an engine's configuration by which it names its memory."""
+
+_claimed: dict[tuple[str, str, str], Attachment] = {}
+
+
+@value
+class Place:
+    """An engine's region, for a process that does not map it, such as a scheduler."""
+
+    paths: PoolPaths
+    region: Region
+    lease_id: str
+
+    @property
+    def board(self) -> str:
+        """Where the ranks that share this region report how far they are."""
+        return self.paths.board(self.region.name)
+
+
+def engine_memory(
+    config: Mapping[str, Any],
+    *,
+    size_bytes: int = 1,
+    largest_page_bytes: int | None = None,
+    index: int = 0,
+    processes: int = 1,
+) -> Attachment:
+    """Return an engine's memory, mapped with every page present.
+
+    Under `hostprep exec`: the lease's region number `index` (counted over again where there are
+    fewer: a data-parallel replica's number is global), joined by this process. Else a region
+    claimed as `config` says by "hostprep.pool", "hostprep.root" and "hostprep.region"; asked
+    again, the same process gets the same attachment, until that is closed. Such a claim serves
+    one process only, so that `processes` must be 1.
+
+    Raises BadInputError for a region smaller than `size_bytes` or of larger pages than
+    `largest_page_bytes`, and where neither way leads to memory; NotReadyError and BusyError as
+    `attach` and `join` do.
+    """
+    if _is_under_exec():
+        lease = _lease_for(config)
+        memory = join(region=lease.regions[index % len(lease.regions)])
+    else:
+        memory = _claim(config, size_bytes, processes)
+    try:
+        _check(memory.region, memory.handoff.pool, size_bytes, largest_page_bytes)
+    except BadInputError:
+        memory.close()
+        raise
+    return memory
+
+
+def engine_place(
+    config: Mapping[str, Any],
+    *,
+    size_bytes: int = 1,
+    largest_page_bytes: int | None = None,
+    index: int = 0,
+    processes: int = 1,
+) -> Place:
+    """Return where the same memory lies, without mapping it where it need not be claimed.
+
+    Raises as `engine_memory` does.
+    """
+    if _is_under_exec():
+        lease = _lease_for(config)
+        paths = PoolPaths(canonical_root(lease.root), lease.pool)
+        region = _region_of(paths, lease.regions[index % len(lease.regions)])
+        place = Place(paths, region, lease.lease_id)
+    else:
+        memory = _claim(config, size_bytes, processes)
+        paths = PoolPaths(_root(config), memory.handoff.pool)
+        place = Place(paths, memory.region, memory.lease_id)
+    _check(place.region, paths.pool, size_bytes, largest_page_bytes)
+    return place
+
+
+def _is_under_exec() -> bool:
+    return "HOSTPREP_LEASE" in os.environ
+
+
+def _lease_for(config: Mapping[str, Any]) -> LeaseEnvironment:
+    """Return the surrounding lease. Raises BadInputError where the configuration means another."""
+    lease = LeaseEnvironment.read()
+    told = {
+        "hostprep.pool": {lease.pool},
+        "hostprep.root": {lease.root, canonical_root(lease.root)},
+        "hostprep.region": set(lease.regions),
+    }
+    for key, held in told.items():
+        if config.get(key) not in (None, *held):
+            raise BadInputError(
+                f"the configuration's {key} is {config[key]!r}, and `hostprep exec` claimed "
+                f"{', '.join(sorted(held))}",
+                reason="OtherMemory",
+                remedy=f"leave {key} out of the configuration, or claim that one",
+            )
+    return lease
+
+
+def _claim(config: Mapping[str, Any], size_bytes: int, processes: int) -> Attachment:
+    pool, region = config.get("hostprep.pool"), config.get("hostprep.region")
+    if not pool:
+        raise BadInputError(
+            "this engine was given no prepared memory",
+            reason="NoMemory",
+            remedy="start it by `hostprep exec --pool POOL -- CMD`, or name a pool by "
+            '"hostprep.pool" in its configuration',
+        )
+    if processes > 1:
+        raise BadInputError(
+            f"{processes} processes of this engine need the memory, and a claim by its "
+            "configuration serves one",
+            reason="SeveralProcesses",
+            remedy=f"start it by `hostprep exec --pool {pool} -- CMD`: all of them join that lease",
+        )
+    key = (_root(config), check_pool_name(str(pool)), str(region or ""))
+    if key not in _claimed or not _is_open(_claimed[key]):
+        _claimed[key] = _attach(*key, size_bytes)
+    return _claimed[key]
+
+
+def _attach(root: str, pool: str, region: str, size_bytes: int) -> Attachment:
+    if not region:
+        return attach(pool, size_bytes=size_bytes, root=root)
+    # Before it is taken: a region that was claimed in vain would have to be scrubbed.
+    _check(_region_of(PoolPaths(root, pool), region), pool, size_bytes, None)
+    return attach(pool, region=region, root=root)
+
+
+def _region_of(paths: PoolPaths, name: str) -> Region:
+    region = read_handoff(paths).region(name)
+    if region is None:
+        raise NotReadyError(f"pool {paths.pool} has no region {name}", reason="NoSuchRegion")
+    return region
+
+
+def _is_open(memory: Attachment) -> bool:
+    try:
+        return bool(memory.buffer.nbytes)
+    except ValueError:
+        return False
+
+
+def _root(config: Mapping[str, Any]) -> str:
+    return canonical_root(str(config.get("hostprep.root") or default_root()))
+
+
+def _check(region: Region, pool: str, size_bytes: int, largest_page_bytes: int | None) -> None:
+    if region.size_bytes < size_bytes:
+        raise BadInputError(
+            f"the engine asks for {_both(size_bytes)}, and region {region.name} of pool {pool} "
+            f"has {_both(region.size_bytes)}",
+            reason="RegionTooSmall",
+            remedy="ask for less, or claim a larger region (`hostprep exec --size`)",
+        )
+    if largest_page_bytes is not None and region.page_bytes > largest_page_bytes:
+        raise BadInputError(
+            f"the engine maps pages of {format_bytes(largest_page_bytes)} at most, and region "
+            f"{region.name} of pool {pool} has pages of {format_bytes(region.page_bytes)}",
+            reason="PagesTooLarge",
+            remedy="use a pool with smaller pages for it",
+        )
+
+
+def _both(size_bytes: int) -> str:
+    return f"{size_bytes} bytes ({format_bytes(size_bytes)})"

@@ -1,0 +1,1 @@
+"""TensorRT-LLM: configuration for its KV cache connectors. Its own pools cannot be prepared."""

@@ -1,0 +1,87 @@
+"""What differs between the releases of vLLM that the OffloadingConnector's plugin works with.
+
+Read for it: 0.32.0 and 0.33.0. Both load a spec by `spec_module_path`, make it with one
+OffloadingConfig, ask it for a manager in the scheduler and for a worker in each rank. 0.33.0 adds
+`lock`, `config_info` and `on_reset_flushed` to the manager, and `expedited` to `submit_load`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import vllm
+from vllm.config import get_current_vllm_config_or_none
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import OffloadingManager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["LOG", "READ_FOR", "Forwarding", "nodes_of_world", "shares_process", "warn_if_unread"]
+
+READ_FOR = ("0.32.0", "0.33.0")
+
+# Below vLLM's own logger, whose handler and level are the ones that people have set.
+LOG = init_logger("vllm.hostprep")
+
+_told: list[str] = []
+
+
+def warn_if_unread() -> None:
+    """Say once that nobody has read this release's interfaces. It goes on: they change seldom."""
+    version = str(vllm.__version__)
+    if version.partition("+")[0] not in READ_FOR and not _told:
+        _told.append(version)
+        LOG.warning(
+            "hostprep was tried with vLLM %s, and this is %s: if it does not start, use "
+            "`hostprep exec --engine vllm`, which needs no plugin",
+            " and ".join(READ_FOR),
+            version,
+        )
+
+
+def nodes_of_world() -> int:
+    """Return on how many nodes the ranks of this engine are, as far as this rank is told."""
+    config = get_current_vllm_config_or_none()
+    return int(getattr(config.parallel_config, "nnodes_within_dp", 1)) if config else 1
+
+
+def shares_process() -> bool:
+    """Tell whether this rank lives in the scheduler's process, as far as it is told.
+
+    vllm/config/parallel.py: `uni` is what a world of one rank gets unless it asks for another one.
+    """
+    config = get_current_vllm_config_or_none()
+    return config is None or config.parallel_config.distributed_executor_backend in (None, "uni")
+
+
+def _forward(name: str, member: object) -> Any:
+    if isinstance(member, property):
+        return property(lambda self: getattr(self.inner, name))
+
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        return getattr(self.inner, name)(*arguments, **named)
+
+    call.__name__ = name
+    return call
+
+
+def _forwarding() -> Callable[[Any], Any]:
+    """Make a manager that hands all on to `inner`, of the interface that this release has."""
+    members = {
+        name: _forward(name, member)
+        for name, member in vars(OffloadingManager).items()
+        if not name.startswith("_")
+    }
+
+    def __init__(self: Any, inner: Any) -> None:  # noqa: N807
+        self.inner = inner
+
+    made: Callable[[Any], Any] = type(OffloadingManager)(
+        "Forwarding", (OffloadingManager,), {**members, "__init__": __init__}
+    )
+    return made
+
+
+Forwarding: Any = _forwarding()

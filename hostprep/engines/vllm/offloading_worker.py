@@ -1,0 +1,148 @@
+"""A rank's half: vLLM's copies between GPU and host, over this rank's slice of the region."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.v1.kv_offload.base import OffloadingWorker
+
+from hostprep.engines.vllm.offloading_compat import LOG
+from hostprep.engines.vllm.offloading_memcpy import MemcpyHandler
+from hostprep.errors import FailedError
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from hostprep.attachment import Attachment
+    from hostprep.engines.vllm.offloading_layout import Layout
+    from hostprep.engines.vllm.offloading_ranks import RankRegistration
+
+__all__ = ["HostprepWorker", "host_views"]
+
+
+def host_views(memory: Attachment, layout: Layout, slice_number: int, widths: list[int]) -> Any:
+    """Return one tensor for each of the KV cache's, of `widths` bytes a chunk, in our memory.
+
+    Each has a row for each chunk, and rows as far apart as the layout says. Raises FailedError
+    where a chunk is larger than vLLM said when the layout was made.
+    """
+    if sum(widths) > layout.row_bytes:
+        raise FailedError(
+            f"a chunk of this rank takes {sum(widths)} bytes, and rows were made for "
+            f"{layout.row_bytes}: its ranks hold unequal parts of the model",
+            reason="UnequalRanks",
+            remedy="use `hostprep exec --engine vllm`, or no pipeline parallelism",
+        )
+    whole = torch.frombuffer(memory.buffer, dtype=torch.int8)
+    views, offset = [], layout.offset_of(slice_number)
+    for width in widths:
+        shape, strides = (layout.rows, width), (layout.row_bytes, 1)
+        views.append(torch.as_strided(whole, shape, strides, storage_offset=offset))
+        offset += width
+    return views
+
+
+class HostprepWorker(OffloadingWorker):  # type: ignore[misc]
+    """Three directions of copies, as in vLLM's own worker; the memory and its pinning are ours."""
+
+    def __init__(
+        self,
+        kv_caches: Any,
+        memory: Attachment,
+        registration: RankRegistration,
+        *,
+        layout: Layout,
+        slice_number: int,
+        blocks_per_chunk: int,
+        is_cuda: bool,
+        is_pinned: bool = True,
+    ) -> None:
+        """`is_pinned`: whether the memory is registered by the time that there are jobs."""
+        self._memory = memory
+        self._registration = registration
+        self._rows = layout.rows
+        widths = [cache.page_size_bytes * blocks_per_chunk for cache in kv_caches.tensors]
+        views = host_views(memory, layout, slice_number, widths)
+        caches = [
+            cache.tensor.view(torch.int8).view((-1, cache.page_size_bytes))
+            for cache in kv_caches.tensors
+        ]
+        make = functools.partial(_cuda_handler, is_pinned) if is_cuda else MemcpyHandler
+
+        def handler(*, is_store: bool) -> Any:
+            return make(
+                # Lists of its own for each: vLLM's handlers empty theirs when they shut down.
+                gpu_tensors=list(caches),
+                cpu_tensors=list(views),
+                blocks_per_chunk=blocks_per_chunk,
+                layer_refs_per_group=kv_caches.group_data_refs,
+                gpu_to_cpu=is_store,
+            )
+
+        self._stores = handler(is_store=True)
+        self._loads = handler(is_store=False)
+        self._expedited = handler(is_store=False)  # a line of its own: a step waits for these
+        self._handlers = (self._stores, self._loads, self._expedited)
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        """Begin to copy from the GPU."""
+        self._check(dst_spec)
+        return bool(self._stores.transfer_async(job_id, src_spec, dst_spec))
+
+    def submit_load(
+        self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False
+    ) -> bool:
+        """Begin to copy to the GPU; vLLM 0.33 waits for an expedited one within the step."""
+        self._check(src_spec)
+        handler = self._expedited if expedited else self._loads
+        return bool(handler.transfer_async(job_id, src_spec, dst_spec))
+
+    def get_finished(self) -> list[Any]:
+        """Return what was copied since. The first call begins the registration.
+
+        vLLM polls at each step, and the first step is after warm-up: a registration would break a
+        CUDA graph that is being captured.
+        """
+        self._registration.poll()
+        return [result for handler in self._handlers for result in handler.get_finished()]
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Return once these are copied."""
+        for handler in self._handlers:
+            handler.wait(job_ids)
+
+    def shutdown(self) -> None:
+        """Finish the copies, take the registration back, let go of the memory."""
+        for handler in self._handlers:
+            try:
+                handler.shutdown()
+            except Exception:
+                LOG.exception("copies of the host tier could not be finished")
+        try:
+            self._registration.close()
+        except Exception:
+            LOG.exception("the registration could not be taken back")
+        self._memory.close()
+
+    def _check(self, chunks: Any) -> None:
+        """Refuse chunks beyond this rank's slice: they would be another rank's memory."""
+        ids = chunks.block_ids
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._rows:
+            raise FailedError(
+                f"the scheduler names chunk {int(ids.max())}, and this rank's slice holds "
+                f"{self._rows}: its ranks hold unequal parts of the model",
+                reason="UnequalRanks",
+                remedy="use `hostprep exec --engine vllm`, or no pipeline parallelism",
+            )
+
+
+def _cuda_handler(is_pinned: bool, /, **arguments: Any) -> Any:
+    """Return vLLM's own copies: where host memory is pinned, GPU kernels may read it themselves.
+
+    That is decided here, before it is pinned; no job comes before the gate is open.
+    """
+    from vllm.v1.kv_offload.cpu.gpu_worker import SingleDirectionOffloadingHandler
+
+    return SingleDirectionOffloadingHandler(**arguments, host_memory_is_pinned=is_pinned)

