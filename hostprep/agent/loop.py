@@ -191,8 +191,10 @@ class _Agent:
         while True:
             self._turned_s = time.monotonic()
             interval_s = self.devices.interval_s(self.settings.verify_interval_s)
+            # Not wait_for: Python 3.11's loses a cancellation that comes with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), interval_s)
+                async with asyncio.timeout(interval_s):
+                    await self._wake.wait()
             now_s = time.monotonic()
             if self._asked_s:
                 if now_s - self._asked_s > _WORKER_PATIENCE_S:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -61,10 +62,10 @@ class Reporter:
         while True:
             self.wake.clear()
             pause_s = await self.report()
-            try:
-                await asyncio.wait_for(self.wake.wait(), pause_s)
-            except TimeoutError:
-                continue
+            # Not wait_for: Python 3.11's loses a cancellation that comes with the event.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self.wake.wait()
 
     async def report(self, *, now: bool = False) -> float | None:
         """Write the status if it is due, or (`now`) merely differs.

@@ -105,8 +105,10 @@ class Plugins:
                 for name, pool in list(self._pools.items()):
                     if self._is_offered(name, pool):
                         await self._tend(name, pool)
+                # Not wait_for: Python 3.11's loses a cancellation that comes with the event.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), _LOOK_EVERY_S)
+                    async with asyncio.timeout(_LOOK_EVERY_S):
+                        await self._wake.wait()
         finally:
             self._leaving += [p.plugin for p in self._pools.values() if p.plugin is not None]
             await self._stop_leaving()

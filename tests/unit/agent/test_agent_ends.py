@@ -1,0 +1,55 @@
+"""Parts of the agent that wait for an event end when they are told to, also in that very moment.
+
+asyncio.wait_for of Python 3.11 takes a cancellation that comes together with the event for the
+event alone: the agent then never ended (python/cpython issue 86296).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from hostprep.agent.brain import Brain
+from hostprep.agent.logs import make_logger
+from hostprep.agent.metrics import Metrics
+from hostprep.agent.reporter import Reporter
+from hostprep.deviceplugin.plugins import Plugins
+
+pytestmark = pytest.mark.unit
+
+
+class _Later(Reporter):
+    """Has something to write in a minute."""
+
+    async def report(self, *, now: bool = False) -> float | None:
+        return 60.0
+
+
+async def _ends_at_the_event(task: asyncio.Task[None], wake: asyncio.Event) -> bool:
+    for _ in range(5):
+        await asyncio.sleep(0)  # it waits by now
+    wake.set()
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=1.0)
+    task.cancel()
+    await asyncio.wait({task})
+    return bool(done)
+
+
+def test_the_reporter_ends() -> None:
+    async def check() -> bool:
+        brain = Brain(Metrics())
+        reporter = _Later(brain, None, brain.metrics, make_logger("json", "error"))
+        return await _ends_at_the_event(asyncio.create_task(reporter.run()), reporter.wake)
+
+    assert asyncio.run(check())
+
+
+def test_the_device_plugins_end(tmp_path: Path) -> None:
+    async def check() -> bool:
+        plugins = Plugins(str(tmp_path), "hostprep.pyz", str(tmp_path))
+        return await _ends_at_the_event(asyncio.create_task(plugins.run()), plugins._wake)
+
+    assert asyncio.run(check())
