@@ -5,6 +5,7 @@ For engines that take memory only after they have started, by their own HTTP int
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -33,7 +34,11 @@ def beside(module: str, arguments: Sequence[str], command: Sequence[str]) -> tup
 
 def let_go_of_leases() -> None:
     """Close what was inherited: the engine holds the leases, and this process must not."""
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    # Not os.closerange up to the limit: that may be a thousand million in a container.
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > sys.stderr.fileno():
+            with contextlib.suppress(OSError):
+                os.close(int(name))
 
 
 def until_it_answers(check: Callable[[], None], parent: int) -> None:

@@ -167,7 +167,12 @@ class Stage:
         steering = {name: text for name, text in driver.items() if name.startswith("STANDIN_")}
         libraries = f"{folder}:{self.vllm.variables.get('LD_LIBRARY_PATH', '')}"
         paths = f"{python_path}:{cuda_bindings(self.folder / 'bindings')}"
-        more = {"LD_LIBRARY_PATH": libraries, "PYTHONPATH": paths, "VLLM_SERVER_DEV_MODE": "1"}
+        more = {
+            "LD_LIBRARY_PATH": libraries,
+            "PYTHONPATH": paths,
+            "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
+            "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "60",  # then it kills its workers
+        }
         return self.vllm.environ(**steering, **more)
 
     def command(self, config: Mapping[str, object], *exec_options: str) -> list[str]:
@@ -203,7 +208,7 @@ def test_it_serves_while_it_registers_and_then_from_the_region(stage: Stage) -> 
     stage.node.prepare([pool_of(mib=_REGION_MIB, backing=backing)])
     config = {"kv_connector_extra_config": {"hostprep.register": "always"}}
     command = stage.command(config, "--engine", "vllm-offloading")
-    command += ["--shutdown-timeout", "60"]  # else vLLM kills its workers at once
+    command += ["--shutdown-timeout", "60"]  # by default it kills them at once
     log = stage.folder / "log"
     around = stage.environment(REPOSITORY)
     with serving(stage.own(command), stage.port, log, around) as server:

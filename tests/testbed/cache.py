@@ -26,14 +26,18 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 @contextmanager
-def builder_lock(cache: Path, say: Say) -> Iterator[None]:
-    """One builder at a time, in all processes; whoever waits says so. Removes unfinished builds."""
+def builder_lock(cache: Path, say: Say) -> Iterator[int]:
+    """One builder at a time, in all processes; whoever waits says so. Removes unfinished builds.
+
+    Yields the lock's descriptor: a child that inherits it holds the lock for as long as it works,
+    should its builder be killed.
+    """
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / "builder.lock", "w", encoding="ascii") as file:
         _wait_for(file.fileno(), say)
         for folder in cache.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(folder, ignore_errors=True)
-        yield
+        yield file.fileno()
 
 
 def _wait_for(fd: int, say: Say) -> None:

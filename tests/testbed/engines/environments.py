@@ -90,24 +90,24 @@ def build(names: Sequence[str], say: Say) -> None:
     if all(locate(name) for name in names):
         return
     _check_machine()
-    with builder_lock(cache_folder(), say):
+    with builder_lock(cache_folder(), say) as lock_fd:
         for name in names:
-            _ensure(name, say)
+            _ensure(name, lock_fd, say)
 
 
-def _ensure(name: str, say: Say) -> None:
+def _ensure(name: str, lock_fd: int, say: Say) -> None:
     if locate(name):
         return
     environment = _ENVIRONMENTS[name]
     for other in environment.shares:
-        _ensure(other, say)
+        _ensure(other, lock_fd, say)
     folder = folder_of(name)
     shutil.rmtree(folder, ignore_errors=True)
     start_s = time.monotonic()
     say(f"building the environment {name} from {lock_file(name).name}")
     with install(cache_folder(), folder.name) as unfinished:
         venv.create(unfinished)
-        venv.install_locked(unfinished, lock_file(name), say)
+        venv.install_locked(unfinished, lock_file(name), say, held_fd=lock_fd)
         venv.add_packages_of(unfinished, [folder_of(other) for other in environment.shares])
         if environment.cuda_stubs:
             torch = venv.site_packages(unfinished) / "torch" / "lib"

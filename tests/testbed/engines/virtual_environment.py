@@ -44,10 +44,11 @@ def add_packages_of(folder: Path, others: Iterable[Path]) -> None:
     (site_packages(folder) / "hostprep-shared.pth").write_text(lines, encoding="utf-8")
 
 
-def install_locked(folder: Path, lock: Path, say: Say) -> None:
+def install_locked(folder: Path, lock: Path, say: Say, *, held_fd: int) -> None:
     """Install exactly what the lock names, hashes checked, dependencies left alone.
 
-    Says what it downloads. Raises FailedError with pip's own words.
+    Says what it downloads. pip holds `held_fd` as well, the builder's lock: it goes on writing
+    when we are killed. Raises FailedError with pip's own words.
     """
     # No cache: wheels of hundreds of MB would lie on the disk twice. No byte code: Python makes
     # it for what is imported, a small part of all.
@@ -57,7 +58,11 @@ def install_locked(folder: Path, lock: Path, say: Say) -> None:
     start_s = time.monotonic()
     last: deque[str] = deque(maxlen=_REASON_LINES)
     with subprocess.Popen(
-        [*command, "-r", str(lock)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, "-r", str(lock)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        pass_fds=(held_fd,),
     ) as pip:
         assert pip.stdout is not None
         megabytes = _follow(pip.stdout, lock.stem, last, say)
