@@ -161,6 +161,7 @@ def test_it_sees_its_region_and_nothing_else_of_the_pool(
         "./kv/tickets",
         "./turnstile",
         "./turnstile/node",
+        "./turnstile/node/slot0",
     }
     assert "HOSTPREP_REGION=node0-0" in listed
 

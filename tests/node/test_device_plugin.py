@@ -158,6 +158,7 @@ def test_a_container_sees_its_region_and_nothing_else_of_the_pool(devices: Devic
         f"./{POOL}/mem/{region}",
         f"./{POOL}/state/{region}/lease",
         f"./{POOL}/state/{region}/users",
+        "./turnstile/node/slot0",
     ]
     assert "uid=1000" in listed
     assert f"HOSTPREP_REGION={region}" in lines
