@@ -8,6 +8,8 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from io import BytesIO
 
+import hostprep
+
 __all__ = ["NAME", "build_zipapp"]
 
 NAME = "hostprep.pyz"
@@ -16,6 +18,8 @@ _PACKAGES = ("kernel", "handoff", "claim", "attachment", "register", "slots", "e
 _MODULES = ("__init__", "backing", "errors", "paths", "units", "values")
 _DATA = ("tested.json",)
 _MAIN = "import sys\n\nfrom hostprep.engine.main import main\n\nsys.exit(main())\n"
+_PLUGINS = "[sglang.srt.plugins]\nhostprep = hostprep.engines.sglang.plugin:load\n"
+"""As in pyproject.toml: what engines find by importlib.metadata, which reads zip files as well."""
 
 
 def build_zipapp() -> bytes:
@@ -24,7 +28,15 @@ def build_zipapp() -> bytes:
     files = {f"hostprep/{name}.py": package / f"{name}.py" for name in _MODULES}
     for folder in _PACKAGES:
         files.update(_files_below(package / folder, f"hostprep/{folder}"))
-    return b"#!/usr/bin/env python3\n" + _zip({"__main__.py": _MAIN} | _read(files))
+    return b"#!/usr/bin/env python3\n" + _zip({"__main__.py": _MAIN} | _described() | _read(files))
+
+
+def _described() -> dict[str, str]:
+    """Return what says that hostprep is installed, and what it offers to engines."""
+    version = hostprep.__version__
+    metadata = f"Metadata-Version: 2.1\nName: hostprep\nVersion: {version}\n"
+    folder = f"hostprep-{version}.dist-info"
+    return {f"{folder}/METADATA": metadata, f"{folder}/entry_points.txt": _PLUGINS}
 
 
 def _files_below(folder: Traversable, path: str) -> dict[str, Traversable]:

@@ -1,0 +1,169 @@
+"""What SGLang loads by its entry-point group `sglang.srt.plugins`: its host pools in our region.
+
+Three functions of SGLang are wrapped, by its own HookRegistry (names: 0.5.23): the one that
+allocates and registers a host buffer, the one that takes a registration back, and the one that
+says how much host memory a pool may have, which does not know of memory prepared before.
+
+Without `HOSTPREP_SGLANG=1` in the environment, which `hostprep exec --engine sglang` sets,
+nothing is wrapped.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+from hostprep.engines.sglang.place import place_in, place_of
+from hostprep.errors import BadInputError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from hostprep.engines.sglang.host_memory import HostMemory
+
+__all__ = ["ASKED", "load"]
+
+ASKED = "HOSTPREP_SGLANG"
+"""The variable that asks for it: a lease alone may be meant for something else in this process."""
+
+_POOLS = "sglang.srt.mem_cache.pool_host"
+_memory: HostMemory | None = None
+
+
+def load() -> None:
+    """Wrap SGLang's functions where we are asked to; SGLang calls this in each of its processes.
+
+    SGLang logs what a plugin raises, and goes on with memory of its own.
+    """
+    if os.environ.get(ASKED, "0") in ("", "0"):
+        return
+    from pkgutil import resolve_name
+
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    hooks = {
+        f"{_POOLS}.common.alloc_with_host_register": _allocate,
+        f"{_POOLS}.common._cuda_host_unregister": _unregister,
+        f"{_POOLS}.base.host_memory_budget_bytes": _budget_bytes,
+    }
+    for target in hooks:  # all or none: a pool in our memory that SGLang unregisters is worse
+        resolve_name(target)
+    _forget_allocators(resolve_name(f"{_POOLS}.common"))
+    for target, hook in hooks.items():
+        HookRegistry.register(target, hook, HookType.AROUND)
+
+
+def _forget_allocators(common: Any) -> None:
+    """Have SGLang look its function up again: its table keeps it for devices it has seen."""
+    table = getattr(common, "ALLOC_MEMORY_FUNCS", {})
+    for device in [each for each in table if table[each] is common.alloc_with_host_register]:
+        del table[device]
+
+
+def host_memory() -> HostMemory:
+    """Return this process's part of the lease, joined at first. Raises HostprepError."""
+    global _memory  # noqa: PLW0603 - SGLang's hooks are functions
+    if _memory is None:
+        _memory = _joined()
+    return _memory
+
+
+def _joined() -> HostMemory:
+    from sglang.srt.runtime_context import get_parallel
+
+    from hostprep.claim.environment import LeaseEnvironment
+    from hostprep.engines.memory import engine_memory
+    from hostprep.engines.sglang.host_memory import HostMemory
+    from hostprep.engines.vllm.simple_layout import share_of
+
+    ranks = place_of(get_parallel())
+    if "HOSTPREP_LEASE" not in os.environ:
+        raise BadInputError(
+            f"{ASKED} is set, and this engine was given no prepared memory",
+            reason="NoMemory",
+            remedy="start it by `hostprep exec --pool POOL -- CMD`, or unset it",
+        )
+    region, place = place_in(len(LeaseEnvironment.read().regions), ranks)
+    attachment = engine_memory({}, index=region)
+    try:
+        share = share_of(
+            attachment.size_bytes, attachment.page_bytes, ranks=place.count, index=place.index
+        )
+        return HostMemory(attachment, share, place)
+    except BaseException:
+        attachment.close()
+        raise
+
+
+def _allocate(  # noqa: PLR0917 - SGLang's signature
+    original: Callable[..., Any],
+    dims: tuple[int, ...],
+    dtype: Any,
+    device: Any,
+    pin_memory: bool,
+    allocator: Any,
+    registration_granularity_bytes: int | None = None,
+    **more: Any,
+) -> Any:
+    """Allocate a host buffer in our memory; an empty one needs none."""
+    from sglang.srt.mem_cache.pool_host import common
+
+    if math.prod(dims) == 0:
+        return original(
+            dims, dtype, device, pin_memory, allocator, registration_granularity_bytes, **more
+        )
+    if pin_memory and getattr(common, "_is_hip", False):
+        raise BadInputError(
+            "memory is registered with CUDA, and this is ROCm",
+            reason="WrongPlatform",
+            remedy="start SGLang without --engine sglang",
+        )
+    row_bytes = None
+    if pin_memory:
+        item_bytes = dtype.itemsize
+        row_bytes = registration_granularity_bytes or _row_bytes(dims, item_bytes, _io_backend())
+    return host_memory().tensor(tuple(dims), dtype, row_bytes=row_bytes)
+
+
+def _unregister(original: Callable[..., Any], buffer: Any) -> Any:
+    """Take a buffer's registration back: ours where the buffer is ours."""
+    if _memory is None or not _memory.owns(buffer.data_ptr()):
+        return original(buffer)
+    _memory.let_go(buffer.data_ptr())
+    return None
+
+
+def _budget_bytes(original: Callable[..., Any], requested_bytes: int = 0, **how: Any) -> int:
+    """Say how much a host pool of this rank may have: what is left of our memory, here already.
+
+    Raises BadInputError for more than that, with both numbers.
+    """
+    del original, how  # it counts free memory, and ours is not free any more
+    memory = host_memory()
+    memory.check(requested_bytes)
+    return memory.free_bytes
+
+
+def _io_backend() -> str:
+    from sglang.srt.runtime_context import get_memory
+
+    try:
+        return str(get_memory().hicache_io_backend)
+    except (AttributeError, RuntimeError, ValueError):  # not published in this process
+        return ""
+
+
+def _row_bytes(dims: tuple[int, ...], item_bytes: int, io_backend: str) -> int:
+    """Return what no copy straddles, for a buffer that SGLang gives no granularity.
+
+    Those are the layouts by layer: kernels read them address by address, and copies (`direct`)
+    stay within one layer, at least within the outermost dimension. A flat buffer may hold
+    anything: it is registered by one call, as SGLang does.
+    """
+    if len(dims) < 3:
+        return math.prod(dims) * item_bytes
+    if io_backend == "kernel":
+        return 0
+    return math.prod(dims[1:]) * item_bytes
