@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from hostprep.apply.service import Node
+from tests.support.machine import clean_node, machine_lock
+
 # No deadline: a noisy machine is no defect. HYPOTHESIS_PROFILE=long looks ten times as hard.
 settings.register_profile("quick", max_examples=50, deadline=None)
 settings.register_profile("long", max_examples=1000, deadline=None)
@@ -64,3 +67,19 @@ def memory_folder() -> Iterator[Path]:
     folder = tempfile.mkdtemp(prefix="hostprep-test-", dir="/dev/shm")
     yield Path(folder)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def machine() -> Iterator[None]:
+    """The machine's huge pages for this session alone."""
+    with machine_lock():
+        yield
+
+
+@pytest.fixture
+def node(machine: None) -> Iterator[Node]:
+    """This machine with a root of its own. Fails the test that leaves pages or mounts behind."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: huge pages and mounts")
+    with clean_node() as node:
+        yield node

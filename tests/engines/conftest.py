@@ -1,15 +1,12 @@
-"""Real memory for the engines' tests, and the machine left as it was found."""
+"""Which of the engines' tests run, and what is written down of them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
-from hostprep.apply.service import Node
 from tests.engines.recording import Recorder
-from tests.support.machine import clean_node, machine_lock
 
 _recorder = Recorder()
 _TEST_SECONDS = 1200
@@ -38,19 +35,3 @@ def pytest_sessionfinish() -> None:
     """Write it down where `make test-engines-all` asks for it."""
     if os.environ.get("RECORD_ENGINES"):
         _recorder.write()
-
-
-@pytest.fixture(scope="session")
-def machine() -> Iterator[None]:
-    """The machine's huge pages for this session alone."""
-    with machine_lock():
-        yield
-
-
-@pytest.fixture
-def node(machine: None) -> Iterator[Node]:
-    """This machine with a root of its own. Fails the test that leaves pages or mounts behind."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root: huge pages and mounts")
-    with clean_node() as node:
-        yield node

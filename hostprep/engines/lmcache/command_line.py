@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hostprep.engines.options import read_options
 from hostprep.errors import BadInputError
 from hostprep.values import value
 
@@ -75,26 +76,13 @@ def read_command(words: Sequence[str]) -> ServerCommand:
     """
     for index, word in enumerate(words[:-1]):
         if word.rpartition("/")[2] == "lmcache" and words[index + 1] == "server":
-            return ServerCommand(tuple(words), tuple(_options(words[index + 2 :])))
+            options = read_options(words[index + 2 :], _long, flags=_FLAGS)
+            return ServerCommand(tuple(words), tuple(options))
     raise BadInputError(
         "the command is not `lmcache server`",
         reason="BadCommand",
         remedy="give --engine lmcache the server's own command: -- lmcache server ...",
     )
-
-
-def _options(words: Sequence[str]) -> list[tuple[str, str]]:
-    found = []
-    rest = list(words)
-    while rest:
-        name, equals, given = rest.pop(0).partition("=")
-        option = _long(name)
-        if option is None:
-            continue
-        if not equals and option not in _FLAGS and rest:
-            given = rest.pop(0)
-        found.append((option, given))
-    return found
 
 
 def _long(name: str) -> str | None:

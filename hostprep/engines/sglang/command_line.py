@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Sequence
 
+from hostprep.engines.options import read_options
 from hostprep.errors import BadInputError
 from hostprep.values import value
 
@@ -126,27 +127,15 @@ def read_command(words: Sequence[str]) -> ServerCommand:
         is_script = os.path.basename(word) == "sglang" and words[index + 1] == "serve"
         if is_module or is_script:
             program = words[index - 1] if is_module else word
-            return ServerCommand(tuple(words), program, tuple(_options(words[index + 2 :])))
+            options = read_options(words[index + 2 :], _long, flags=_FLAGS)
+            same = ((_SAME.get(name, name), given) for name, given in options)
+            return ServerCommand(tuple(words), program, tuple(same))
     raise BadInputError(
         "the command starts no server of SGLang's",
         reason="BadCommand",
         remedy=f"give --engine sglang one: -- python3 -m {_MODULE} ..., or -- sglang serve ...; "
         "for a program of your own see docs/engines/sglang.md",
     )
-
-
-def _options(words: Sequence[str]) -> list[tuple[str, str]]:
-    found = []
-    rest = list(words)
-    while rest:
-        name, equals, given = rest.pop(0).partition("=")
-        option = _long(name)
-        if option is None:
-            continue
-        if not equals and option not in _FLAGS and rest:
-            given = rest.pop(0)
-        found.append((_SAME.get(option, option), given))
-    return found
 
 
 def _long(name: str) -> str | None:
