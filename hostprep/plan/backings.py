@@ -169,11 +169,20 @@ def unmet(question: Question, wanted_bytes: int, choice: Choice) -> Unmet:
             f"{passed.backing}: {passed.why}" for passed in choice.passed_over
         )
     if best:
-        remedy = f"ask for {_exact(best)} or less, which {backing} can give now"
+        remedy = f"{_ask_for(question, wanted_bytes, best)} or less, which {backing} can give now"
     else:
         remedy = choice.passed_over[0].remedy if choice.passed_over else "ask for less"
     reason = next((r for r in _REASONS if r in choice.reasons), choice.reasons[-1])
     return Unmet(why, best, remedy, "TooLarge" if too_large else reason, never)
+
+
+def _ask_for(question: Question, wanted_bytes: int, size_bytes: int) -> str:
+    """Return how to have no more than a size: in a pool with a sizing, nobody writes bytes."""
+    region_bytes = question.spec.region_bytes
+    if region_bytes is None:
+        return f"ask for {_exact(size_bytes)}"
+    share_bytes = size_bytes // (wanted_bytes // region_bytes)
+    return f"size the model again (`hostprep size`) with --host-memory {_exact(share_bytes)}"
 
 
 def _exact(size_bytes: int) -> str:

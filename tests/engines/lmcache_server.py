@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from tests.support.engine_environments import EnginePython
 from tests.support.pools import POOL
 from tests.testbed.ports import free_port
 
-__all__ = ["LMCache", "exec_command", "non_zero_pages", "serving"]
+__all__ = ["LMCache", "connector", "exec_command", "non_zero_pages", "serving"]
 
 _PAGE_BYTES = 4096
 _UP_S = 300.0
@@ -59,6 +60,17 @@ def exec_command(root: str, *options: str) -> list[str]:
     """Return `hostprep exec --pool kv --engine lmcache OPTIONS --`."""
     command = [sys.executable, "-m", "hostprep", "exec", "--pool", POOL, "--root", root]
     return [*command, "--engine", "lmcache", *options, "--"]
+
+
+def connector(port: int) -> str:
+    """Return the value of vLLM's --kv-transfer-config for the server at that port."""
+    extra = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port}
+    config = {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
+    return json.dumps(config)
 
 
 @contextlib.contextmanager

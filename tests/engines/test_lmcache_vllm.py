@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,16 +17,6 @@ pytestmark = pytest.mark.engines
 _PROMPT_TOKENS = 600
 _CHUNK_TOKENS = 256
 _TOKEN_BYTES = 4096
-
-
-def _connector(port: int) -> str:
-    extra = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port}
-    config = {
-        "kv_connector": "LMCacheMPConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": extra,
-    }
-    return json.dumps(config)
 
 
 @pytest.fixture
@@ -54,7 +43,7 @@ def test_what_vllm_computed_comes_back_from_the_region(root: str, tmp_path: Path
         port = vllm_server.free_port()
         model = vllm_server.tiny_model(tmp_path / "model")
         command = vllm_server.serve_command(
-            vllm, model, port, "--kv-transfer-config", _connector(cache.port)
+            vllm, model, port, "--kv-transfer-config", lmcache_server.connector(cache.port)
         )
         environment = vllm.environ(VLLM_SERVER_DEV_MODE="1")
         with vllm_server.serving(command, port, tmp_path / "vllm.log", environment) as engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,16 @@ def test_without_a_place_for_regions_one_is_missed() -> None:
     made = plan([spec(layout=RegionLayout.PER_GPU, region_count=None)], node())
     assert made.pools[0].unmet is not None
     assert made.pools[0].wanted_bytes == 104 * MIB
+
+
+def test_a_pool_that_does_not_fit_says_for_how_much_the_model_would_have_to_be_sized() -> None:
+    facts = node()
+    unmet = plan([spec(20 * 1024, region_count=2)], facts).pools[0].unmet
+    assert unmet is not None
+    found = re.search(r"`hostprep size`\) with --host-memory (\d+)Mi or less", unmet.remedy)
+    assert found
+    whole = replace(spec(), sizing=None, size_bytes=2 * int(found[1]) * MIB, region_count=2)
+    assert plan([whole], facts).pools[0].unmet is None
 
 
 def test_what_has_its_layout_is_adopted_and_nothing_else_done() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.testbed.engines import environments
 
-__all__ = ["EnginePython", "engine_python"]
+__all__ = ["EnginePython", "chosen", "engine_python"]
 
 _SILENT = {
     # Nobody is asked for anything, and nobody is told: engines report their use by default.
@@ -28,7 +28,14 @@ _SILENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_COLOR": "0",
 }
-_OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
+_OURS = (
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "LD_LIBRARY_PATH",
+    # With it each start compiles thousands of modules anew, which triples the time of an import.
+    "PYTHONDONTWRITEBYTECODE",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +60,27 @@ class EnginePython:
         return {**rest, "PATH": programs, **self.variables, **changes}
 
 
+def chosen(name: str) -> str:
+    """The environment in which tests of this one run: ENGINES_RELEASE names another release's.
+
+    `ENGINES_RELEASE=vllm-cpu-previous` runs all tests of `vllm-cpu` there, and no other tests
+    elsewhere. Raises ValueError for an environment that is no such release.
+    """
+    wanted = os.environ.get("ENGINES_RELEASE")
+    if not wanted:
+        return name
+    if not any(wanted in releases for releases in environments.RELEASES.values()):
+        raise ValueError(f"ENGINES_RELEASE is {wanted!r}: not one of {environments.RELEASES}")
+    return wanted if wanted in environments.RELEASES.get(name, ()) else name
+
+
 def engine_python(name: str) -> EnginePython:
     """The interpreter of `vllm-cpu`, `lmcache`, `mooncake`, `sglang` or `torch`.
 
-    Skips the test where it is not built; where the tier is required, that is a failure.
+    Of the release that `chosen` says. Skips the test where it is not built; where the tier is
+    required, that is a failure.
     """
+    name = chosen(name)
     folder = environments.locate(name)
     if folder is None:
         pytest.skip(
