@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import mmap
 import os
 import weakref
@@ -163,7 +164,13 @@ def _keep(mapping: mmap.mmap, lease: Lease) -> None:
     """End the lease when the mapping is gone: when its last user has let go of it."""
     key = id(mapping)
 
+    names = vars(builtins)
+
     def unmapped(_: object) -> None:
+        if not names.get("open"):
+            # The interpreter's very end, which some extensions' objects outlive: no file can be
+            # read or written any more, and the end of the process says what `retire` would.
+            return
         _alive.pop(key, None)
         lease.retire()
         lease.close()

@@ -72,8 +72,15 @@ def _rows(way: Way) -> list[Tried]:
     return [row for row in tried() if row.way == way.name]
 
 
+def _last_tests(way: Way) -> str:
+    """Return what came of each release that was tested, those with the same result together."""
+    versions: dict[tuple[str, str], list[str]] = {}
+    for row in _rows(way):
+        versions.setdefault((row.result, row.date), []).append(row.version)
+    return "; ".join(f"{' '.join(key)} ({', '.join(found)})" for key, found in versions.items())
+
+
 def _row(way: Way) -> tuple[str, ...]:
-    last = max(_rows(way), key=lambda row: row.date, default=None)
     return (
         way.name,
         way.engine,
@@ -81,7 +88,7 @@ def _row(way: Way) -> tuple[str, ...]:
         way.how,
         "yes" if way.background else "no",
         "yes" if way.kind else "no",
-        f"{last.result} {last.date} ({last.version})" if last else "-",
+        _last_tests(way) or "-",
     )
 
 

@@ -13,10 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 
 import hostprep
-from hostprep.errors import FailedError, NotReadyError
+from hostprep.errors import FailedError, HostprepError, NotReadyError
+from hostprep.units import format_bytes
 
-__all__ = ["beside", "let_go_of_leases", "say", "until_it_answers"]
+__all__ = ["beside", "hand_over", "say"]
 
+_ENGINE = "HOSTPREP_BESIDE"
+"""The variable that says which process is the engine: it may have ended before ours begins."""
 _PAUSE_S = 0.2
 
 
@@ -28,11 +31,45 @@ def beside(module: str, arguments: Sequence[str], command: Sequence[str]) -> tup
     home = os.path.dirname(os.path.dirname(os.path.abspath(hostprep.__file__)))
     words = [sys.executable, "-m", module, *arguments]
     quoted = " ".join(shlex.quote(word) for word in words)
-    script = f'PYTHONPATH={shlex.quote(home)} {quoted} & exec "$@"'
+    script = f'PYTHONPATH={shlex.quote(home)} {_ENGINE}=$$ {quoted} & exec "$@"'
     return ("/bin/sh", "-c", script, "hostprep", *command)
 
 
-def let_go_of_leases() -> None:
+def hand_over(
+    check: Callable[[], None],
+    give: Callable[[str, int], object],
+    regions: Sequence[str],
+    *,
+    into: str,
+    without: str,
+) -> int:
+    """Give the engine its regions as soon as it answers: what a process that `beside` starts does.
+
+    `check` raises NotReadyError until the engine answers; `give` takes a name and a size in bytes.
+    `regions`: names and sizes in turn, as on the command line. `into` and `without` say what the
+    regions became a part of, or that the engine goes on without. Returns the exit code.
+    """
+    engine = int(os.environ[_ENGINE])
+    _let_go_of_leases()
+    try:
+        _until_it_answers(check, engine)
+        for name, size in zip(regions[::2], regions[1::2]):
+            _check_alive(engine)
+            give(name, int(size))
+            say(f"{name}, {format_bytes(int(size))}, is part of {into}")
+    except HostprepError as error:
+        say(f"{error}; {without}")
+        return error.exit_code
+    return 0
+
+
+def say(line: str) -> None:
+    """Tell people, on standard error."""
+    sys.stderr.write(f"hostprep: {line}\n")
+    sys.stderr.flush()
+
+
+def _let_go_of_leases() -> None:
     """Close what was inherited: the engine holds the leases, and this process must not."""
     # Not os.closerange up to the limit: that may be a thousand million in a container.
     for name in os.listdir("/proc/self/fd"):
@@ -41,23 +78,19 @@ def let_go_of_leases() -> None:
                 os.close(int(name))
 
 
-def until_it_answers(check: Callable[[], None], parent: int) -> None:
-    """Return once `check` raises NotReadyError no more.
-
-    Raises FailedError when the engine, whose process id is `parent`, ends before.
-    """
+def _until_it_answers(check: Callable[[], None], engine: int) -> None:
+    """Return once `check` raises NotReadyError no more. Raises FailedError for a dead engine."""
     while True:
+        _check_alive(engine)
         try:
             check()
-        except NotReadyError as error:
-            if os.getppid() != parent:
-                raise FailedError("the engine ended before it answered") from error
+        except NotReadyError:
             time.sleep(_PAUSE_S)
         else:
             return
 
 
-def say(line: str) -> None:
-    """Tell people, on standard error."""
-    sys.stderr.write(f"hostprep: {line}\n")
-    sys.stderr.flush()
+def _check_alive(engine: int) -> None:
+    """Raise FailedError once the engine has ended: who answers then has no lease."""
+    if os.getppid() != engine:
+        raise FailedError("the engine ended before it had its memory")

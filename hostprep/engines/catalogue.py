@@ -50,7 +50,7 @@ WAYS = (
     Way(
         name="vllm",
         engine="vLLM",
-        versions=("0.32.0", "0.33.0"),
+        versions=("0.31.0", "0.32.0", "0.33.0"),
         how="configuration",
         background=False,
         kind=False,
@@ -61,7 +61,7 @@ WAYS = (
     Way(
         name="vllm-offloading",
         engine="vLLM",
-        versions=("0.32.0", "0.33.0"),
+        versions=("0.31.0", "0.32.0", "0.33.0"),
         how="plugin",
         background=True,
         kind=True,
@@ -72,7 +72,7 @@ WAYS = (
     Way(
         name="vllm-simple",
         engine="vLLM",
-        versions=("0.32.0", "0.33.0"),
+        versions=("0.31.0", "0.32.0", "0.33.0"),
         how="plugin",
         background=True,
         kind=True,
@@ -90,6 +90,17 @@ WAYS = (
         docs="docs/engines/lmcache.md",
         launcher="hostprep.engines.lmcache.launch",
         example="hostprep exec --pool kv --engine lmcache -- lmcache server",
+    ),
+    Way(
+        name="lmcache-inprocess",
+        engine="LMCache",
+        versions=("0.5.6",),
+        how="plugin",
+        background=False,
+        kind=True,
+        docs="docs/engines/lmcache.md",
+        launcher="hostprep.engines.lmcache.launch_inside",
+        example="hostprep exec --pool kv --engine lmcache-inprocess -- vllm serve MODEL",
     ),
     Way(
         name="mooncake",

@@ -28,7 +28,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Count what comes of each module."""
     if report.when == "call" or report.outcome != "passed":
-        _recorder.add(report.location[0].rpartition("/")[2].removesuffix(".py"), report.outcome)
+        file, _, test = report.location
+        _recorder.add(file.rpartition("/")[2].removesuffix(".py"), report.outcome, test)
 
 
 def pytest_sessionfinish() -> None:

@@ -1,6 +1,7 @@
-"""Rounds of requests against vLLM's own manager behind our gate; runs in vLLM's interpreter.
+"""Rounds of requests against a manager behind our gate; runs in vLLM's interpreter.
 
-Reads one round a line, a JSON list of steps, and answers each with what happened. It offers blocks
+Reads one round a line, a JSON object (`inner`: vllm or slots; `steps`; with `room` one of
+offloading_plays.py, without the gate), and answers each with what happened. It offers blocks
 as vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py does: what a request hit is
 not offered, what was offered is not offered again unless there was no room, and after a reset all
 is. A block is named by its whole prefix: that of "abc" comes after that of "ab".
@@ -10,19 +11,27 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from typing import Any
 
-from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    ReqContext,
+    ScheduleEndContext,
+    make_offload_key,
+)
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from hostprep.engines.vllm.offloading_manager import GatedManager
+from hostprep.engines.vllm.offloading_slots import SlotsManager
 from hostprep.register.gate import Gate
+from tests.engines.offloading_plays import Play
 
 _ROOM = 4096
 
 
 def _key(prefix: str) -> Any:
-    return make_offload_key(prefix.encode(), 0)
+    return make_offload_key(prefix.encode().rjust(16), 0)  # as short as vLLM's shortest hashes
 
 
 class Request:
@@ -38,8 +47,10 @@ class Request:
 class Round:
     """One engine's life."""
 
-    def __init__(self) -> None:
-        self.inner = CPUOffloadingManager(num_chunks=_ROOM)
+    def __init__(self, inner: str) -> None:
+        self.inner: Any = (
+            SlotsManager(_ROOM) if inner == "slots" else CPUOffloadingManager(num_chunks=_ROOM)
+        )
         self.gate = Gate(1, on_degraded=lambda _: None)
         self.manager = GatedManager(self.inner, self.gate)
         self.requests: list[Request] = []
@@ -139,17 +150,24 @@ class Round:
             request.next_stored = 0
 
     def _end(self) -> None:
-        self.manager.on_schedule_end(None)
+        self.manager.on_schedule_end(ScheduleEndContext((), ()))
 
     def _active(self, number: int) -> Request | None:
         active = [request for request in self.requests if not request.is_finished]
         return active[number % len(active)] if active else None
 
 
+def _answer(inner: str, steps: list[Any], **scene: Any) -> dict[str, Any]:
+    try:
+        return Play(inner, **scene).play(steps) if scene else Round(inner).play(steps)
+    except Exception:
+        return {"wrong": traceback.format_exc()}
+
+
 def main() -> None:
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
-        print(json.dumps(Round().play(json.loads(line))), flush=True)
+        print(json.dumps(_answer(**json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ _MASTER = "127.0.0.1:50061"
 _REST = 50073
 _VALUE = b"these bytes are Mooncake's" * 40000
 _UP_S = 120.0
+_START_S = 4.0
+"""About as long as a start: later on it serves already, and is killed all the same."""
 
 
 @contextlib.contextmanager
@@ -66,13 +68,10 @@ def python_way(root: str) -> dict[str, Any]:
 
 def rest_way(root: str) -> dict[str, Any]:
     """Start the store service by `hostprep exec`, store something, and kill it."""
-    command = [os.environ["HOSTPREP_PYTHON"], "-m", "hostprep", "exec", "--pool", "kv"]
-    command += ["--root", root, "--engine", "mooncake", "--"]
-    command += ["mc_store_rest_server", "--port", str(_REST)]
-    environment = {**os.environ, "MOONCAKE_MASTER": _MASTER, "MOONCAKE_LOCAL_HOSTNAME": "127.0.0.1"}
+    command, environment = _service(root)
     seen: dict[str, Any] = {}
     with subprocess.Popen(command, env=environment, stdout=sys.stderr) as service:
-        until(lambda: "kv/mem" in Path(f"/proc/{service.pid}/maps").read_text())
+        until(lambda: _is_mounted(service.pid))
         text = _VALUE[:1000].decode()
         seen["put"] = _ask("PUT", "/api/put", {"key": "key", "value": text})
         seen["same"] = _ask("GET", "/api/get/key").decode() == text
@@ -85,6 +84,36 @@ def rest_way(root: str) -> dict[str, Any]:
         service.wait()
     seen["after"] = _state(root)
     return seen
+
+
+def crash_way(root: str) -> dict[str, Any]:
+    """End the service again and again while it starts, and once when it has the region."""
+    from tests.engines.crashes import is_left_whole, killed_at, moments
+
+    command, environment = _service(root)
+    (path,) = Path(root, "kv", "mem").iterdir()
+    sizes = {path.name: path.stat().st_size}
+    ends = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL)
+    log = Path(root).with_name("log")
+    for moment_s, number in zip(moments(len(ends), _START_S), ends, strict=True):
+        killed_at(moment_s, command, environment, log, number=number)
+        is_left_whole(root, sizes)
+    ended = killed_at(_UP_S, command, environment, log, number=signal.SIGTERM, is_ready=_is_mounted)
+    is_left_whole(root, sizes)
+    return {"ended": ended}
+
+
+def _service(root: str) -> tuple[list[str], dict[str, str]]:
+    """Return the store service's command over a region, and its environment."""
+    command = [os.environ["HOSTPREP_PYTHON"], "-m", "hostprep", "exec", "--pool", "kv"]
+    command += ["--root", root, "--engine", "mooncake", "--"]
+    command += ["mc_store_rest_server", "--port", str(_REST)]
+    where = {"MOONCAKE_MASTER": _MASTER, "MOONCAKE_LOCAL_HOSTNAME": "127.0.0.1"}
+    return command, {**os.environ, **where}
+
+
+def _is_mounted(process_id: int) -> bool:
+    return "kv/mem" in Path(f"/proc/{process_id}/maps").read_text()
 
 
 def until(look: Any) -> None:
@@ -114,7 +143,7 @@ def _state(root: str) -> str:
 def main(way: str, root: str) -> None:
     """Run one of them."""
     with master():
-        seen = python_way(root) if way == "python" else rest_way(root)
+        seen = {"python": python_way, "rest": rest_way, "crash": crash_way}[way](root)
     print(json.dumps({key: _plain(value) for key, value in seen.items()}))
 
 

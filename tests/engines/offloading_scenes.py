@@ -1,7 +1,7 @@
 """The plugin's spec as vLLM makes it in the scheduler and in each rank, without an engine around.
 
-Arguments: the root of a pool `kv`. One lease a scene, in the variables of `hostprep exec`. Prints a
-line of JSON at the end: each scene's name, and what went wrong in it.
+Arguments: the root of a pool `kv`, the folder of a model. One lease a scene, in the variables of
+`hostprep exec`. Prints a line of JSON at the end: each scene's name, and what went wrong in it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from vllm.v1.kv_offload.base import LookupResult, OffloadingManager, ReqContext
 
 from hostprep.engines.vllm import offloading_compat
 from tests.engines.offloading_copies import caches_of, copy_both_ways, stand_in_for_cuda
+from tests.engines.offloading_slots_scenes import SLOTS_SCENES
 from tests.engines.offloading_world import (
     CHUNK,
     HANG_S,
@@ -194,7 +195,7 @@ def whatever_this_release_asks_a_manager_reaches_vllms_own() -> None:
 
 @scene
 def vllms_own_copies_land_in_each_ranks_slice() -> None:
-    """The last one: what it stands in for stays so."""
+    """The last one of these: what it stands in for stays so."""
     stand_in_for_cuda()
     with leased():
         copy_both_ways(is_cuda=True)
@@ -204,7 +205,7 @@ def main() -> None:
     offloading_compat.LOG.addHandler(Listener())
     offloading_compat.LOG.setLevel(logging.INFO)
     outcome = {}
-    for play in SCENES:
+    for play in (*SCENES, *SLOTS_SCENES):  # in this order: whole engines configure logging
         SAID.clear()
         try:
             play()

@@ -10,6 +10,8 @@ import gc
 import importlib
 import json
 import os
+import random
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +22,8 @@ import torch
 
 LAYERS, HEADS, WIDTH, PAGE, DEVICE_TOKENS = 4, 4, 64, 16, 256
 TOKEN_BYTES = 2 * LAYERS * HEADS * WIDTH * 2
+_ATTACH_S = 2.0
+"""About as long as a rank takes to have its first pool filled."""
 constructors_s: list[float] = []
 """How long each took, without what the scene itself makes."""
 
@@ -151,6 +155,56 @@ def main() -> None:
     print(json.dumps(seen), flush=True)
 
 
+def ended_while_they_attach(root: str) -> None:
+    """Print what engines leave that end anywhere between the claim and a filled pool.
+
+    They are forked, with a lease of their own each: SGLang's imports are most of a start.
+    """
+    from sglang.srt.plugins import load_plugins
+
+    import hostprep
+
+    load_plugins()
+    ends = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL, signal.SIGKILL)
+    seen = []
+    for index, number in enumerate(ends):
+        child = os.fork()
+        if child == 0:
+            _attach_and_fill(root)
+        time.sleep(_ATTACH_S * (index + random.random()) / len(ends))
+        os.kill(child, number)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with hostprep.attach("kv", root=root, wait_timeout_s=60) as memory:
+            whole = torch.frombuffer(memory.buffer, dtype=torch.uint8)
+            blocks = os.stat(memory.path).st_blocks
+            seen.append([ended, memory.size_bytes, blocks * 512, bool(whole.any())])
+            whole.fill_(7)
+            del whole
+    print(json.dumps(seen), flush=True)
+
+
+def _attach_and_fill(root: str) -> None:
+    """Claim as `hostprep exec` does, have SGLang make a pool there, and wait for the end."""
+    import hostprep
+    from hostprep.claim.environment import LeaseEnvironment
+
+    memory = hostprep.attach("kv", root=root)
+    lease = LeaseEnvironment(
+        root=root,
+        pool="kv",
+        lease_id=memory.lease_id,
+        regions=(memory.region.name,),
+        paths=(memory.path,),
+        fds=(memory.fd,),
+        size_bytes=memory.size_bytes,
+        page_bytes=memory.page_bytes,
+    )
+    os.environ.update(lease.to_variables())
+    have_a_context()
+    host_pool(20).kv_buffer.fill_(3)
+    signal.pause()
+
+
 def place_as_sglang_says() -> list[Any]:
     """Return a rank's place, before SGLang has published any, and as its launcher states it."""
     from sglang.srt.runtime_context import get_parallel
@@ -197,5 +251,8 @@ def _join_again() -> None:
 if __name__ == "__main__":
     if "SCENE_MIB" in os.environ:
         times(int(os.environ["SCENE_MIB"]))
+    elif "SCENE_CRASHES" in os.environ:
+        ended_while_they_attach(os.environ["SCENE_CRASHES"])
     else:
         main()
+        os.kill(os.getpid(), signal.SIGKILL)  # the region is left as it is

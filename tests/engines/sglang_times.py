@@ -18,9 +18,9 @@ from tests.support.engine_environments import EnginePython, engine_python
 from tests.support.machine import clean_node, machine_lock
 from tests.support.pools import POOL, pool_of
 
-__all__ = ["play"]
+__all__ = ["SCENE", "play"]
 
-_SCENE = Path(__file__).with_name("sglang_scene.py")
+SCENE = Path(__file__).with_name("sglang_scene.py")
 
 
 def play(folder: Path, python: EnginePython, root: str) -> list[str]:
@@ -32,7 +32,7 @@ def play(folder: Path, python: EnginePython, root: str) -> list[str]:
     program.write_text(
         f"#!{python.path} -P\nimport sys, runpy\n"
         f"assert sys.argv[1:3] == ['serve', 'm'], sys.argv\n"
-        f"runpy.run_path({str(_SCENE)!r}, run_name='__main__')\n"
+        f"runpy.run_path({str(SCENE)!r}, run_name='__main__')\n"
     )
     program.chmod(0o755)
     command = [sys.executable, "-m", "hostprep", "exec", "--pool", POOL, "--root", root]

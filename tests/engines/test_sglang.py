@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sysconfig
 from collections.abc import Iterator
@@ -16,10 +17,10 @@ from typing import Any
 
 import pytest
 
-import hostprep
 from hostprep.apply.service import Node
 from hostprep.backing import Backing
-from tests.engines.sglang_times import play
+from tests.engines.crashes import is_left_whole
+from tests.engines.sglang_times import SCENE, play
 from tests.engines.vllm_server import cuda_bindings
 from tests.standin import build, environment
 from tests.support.engine_environments import EnginePython, engine_python
@@ -46,25 +47,32 @@ def node(machine: None, python: EnginePython) -> Iterator[Node]:
         yield node
 
 
+def _environ(folder: Path, python: EnginePython, **changes: str) -> dict[str, str]:
+    """Return SGLang's environment with the stand-in driver in it."""
+    standin = build(folder)
+    steering = environment(standin, log=folder / "calls", lock=folder / "lock", scale=0)
+    libraries = f"{standin}:{python.variables.get('LD_LIBRARY_PATH', '')}".rstrip(":")
+    packages = [str(cuda_bindings(folder / "packages")), *changes.pop("PYTHONPATH", "").split()]
+    return python.environ(
+        **{name: text for name, text in steering.items() if name.startswith("STANDIN_")},
+        PYTHONPATH=":".join(packages),
+        LD_LIBRARY_PATH=libraries,
+        **changes,
+    )
+
+
 @pytest.fixture(scope="module")
 def seen(
     node: Node, python: EnginePython, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """One start for all: SGLang's imports alone take half a minute."""
     folder = tmp_path_factory.mktemp("sglang")
-    standin = build(folder)
-    steering = environment(standin, log=folder / "calls", lock=folder / "lock", scale=0)
-    libraries = f"{standin}:{python.variables.get('LD_LIBRARY_PATH', '')}".rstrip(":")
-    around = python.environ(
-        **{name: text for name, text in steering.items() if name.startswith("STANDIN_")},
-        PYTHONPATH=str(cuda_bindings(folder / "packages")),
-        LD_LIBRARY_PATH=libraries,
-    )
+    around = _environ(folder, python)
     done = subprocess.run(
         play(folder, python, node.root), env=around, cwd=folder,
         capture_output=True, text=True, check=False, timeout=_SLOW_S,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    assert done.returncode == -signal.SIGKILL, done.stdout[-2000:] + done.stderr[-6000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told | {"stderr": done.stderr}
 
@@ -117,8 +125,25 @@ def test_another_engine_under_the_same_lease_is_refused(seen: dict[str, Any]) ->
     assert "RankTaken" in seen["beside"]
 
 
-def test_the_next_owner_reads_zeros(node: Node, seen: dict[str, Any]) -> None:
-    assert seen["first"]["path"]
-    with hostprep.attach(POOL, root=node.root, wait_timeout_s=60) as memory:
-        assert memory.path == seen["first"]["path"]
-        assert not any(memory.buffer)
+def test_killed_it_leaves_the_region_whole(node: Node, seen: dict[str, Any]) -> None:
+    name = Path(seen["first"]["path"]).name
+    is_left_whole(node.root, {name: _MIB << 20})
+
+
+def test_ended_while_it_attaches_it_leaves_nothing_behind(
+    node: Node, python: EnginePython, seen: dict[str, Any], tmp_path: Path
+) -> None:
+    """A rank that ended is not replaced under its lease: each of these has one of its own."""
+    around = _environ(
+        tmp_path, python, PYTHONPATH=f"{node.root}/hostprep.pyz", HOSTPREP_SGLANG="1",
+        SCENE_CRASHES=node.root,
+    )  # fmt: skip
+    done = subprocess.run(
+        [python.path, "-P", str(SCENE)], env=around, cwd=tmp_path,
+        capture_output=True, text=True, check=False, timeout=_SLOW_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    rounds = json.loads(done.stdout.splitlines()[-1])
+    assert {ended for ended, *_ in rounds} == {-signal.SIGKILL, -signal.SIGTERM}
+    assert [left for _, *left in rounds] == [[_MIB << 20, _MIB << 20, False]] * len(rounds)
+    is_left_whole(node.root, {Path(seen["first"]["path"]).name: _MIB << 20})

@@ -6,15 +6,11 @@ are few, since one takes 40 s of two cores to start, so that each test of one te
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,22 +20,17 @@ from hostprep.apply.service import Node
 from hostprep.apply.zipapp import build_zipapp
 from hostprep.backing import Backing
 from hostprep.kernel.locks import try_lock
-from hostprep.paths import PoolPaths
-from hostprep.register.board import RankBoard
 from tests.engines.vllm_server import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
     REPOSITORY,
     Server,
-    cuda_bindings,
     free_port,
     prompt_of,
-    serve_command,
     serving,
     tiny_model,
-    with_own_shared_memory,
 )
-from tests.standin import build, environment
+from tests.engines.vllm_stage import Stage
 from tests.support.engine_environments import EnginePython, engine_python
 from tests.support.machine import clean_node, machine_lock
 from tests.support.pools import POOL, pool_of
@@ -83,18 +74,23 @@ SCENES = (
     "another_release_is_a_warning_once",
     "whatever_this_release_asks_a_manager_reaches_vllms_own",
     "vllms_own_copies_land_in_each_ranks_slice",
+    "a_waiting_request_is_overtaken_with_vllms_own_manager",
+    "with_slots_it_loads_what_it_was_told",
+    "one_that_waits_and_is_aborted_or_forgotten_leaves_nothing_claimed",
+    "what_slots_cannot_have_beside_them_is_refused",
 )
 
 
 @pytest.fixture(scope="module")
-def outcome(vllm: EnginePython) -> dict[str, str]:
+def outcome(vllm: EnginePython, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Play all scenes in one process: importing vLLM takes longest."""
     if os.geteuid() != 0:
         pytest.skip("needs root: mounts")
+    model = tiny_model(tmp_path_factory.mktemp("scenes") / "model")
     with machine_lock(), clean_node() as node:
         node.prepare([pool_of()])
         done = subprocess.run(
-            [vllm.path, "-m", "tests.engines.offloading_scenes", node.root],
+            [vllm.path, "-m", "tests.engines.offloading_scenes", node.root, str(model)],
             cwd=REPOSITORY,
             env=vllm.environ(PYTHONPATH=str(REPOSITORY), VLLM_LOGGING_LEVEL="WARNING"),
             capture_output=True,
@@ -113,82 +109,6 @@ def test_scene(outcome: dict[str, str], scene: str) -> None:
     assert not outcome[scene], outcome[scene]
 
 
-@dataclass
-class Stage:
-    """Where a server plays: a region, a driver that can be held up, a model."""
-
-    node: Node
-    vllm: EnginePython
-    folder: Path
-    port: int
-
-    @property
-    def paths(self) -> PoolPaths:
-        return PoolPaths(self.node.root, POOL)
-
-    @property
-    def region(self) -> Path:
-        return Path(self.paths.mem) / _REGION
-
-    @property
-    def calls(self) -> str:
-        return (self.folder / "calls").read_text("ascii")
-
-    def gate(self) -> str:
-        """The gate's state as `hostprep status` would show it; Closed until it was decided."""
-        announced = RankBoard.look(self.paths.board(_REGION)).gate
-        return announced.state if announced else "Closed"
-
-    def ranks(self) -> list[str]:
-        return [rank.slot.state for rank in RankBoard.look(self.paths.board(_REGION)).ranks]
-
-    def used_bytes(self) -> int:
-        """Bytes of the region's blocks of KV in which anything is."""
-        content = self.region.read_bytes()
-        empty = bytes(BLOCK_BYTES)
-        begins = range(0, len(content), BLOCK_BYTES)
-        return sum(content[at : at + BLOCK_BYTES] != empty for at in begins) * BLOCK_BYTES
-
-    @contextlib.contextmanager
-    def busy_driver(self) -> Iterator[None]:
-        """Have every registration wait, for as long as the block lasts."""
-        with open(self.folder / "lock", "a", encoding="ascii") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
-    def environment(self, python_path: Path, **settings: object) -> dict[str, str]:
-        """The stand-in driver before the engine's libraries, and nothing of ours installed."""
-        folder = self.folder / "standin"
-        folder.mkdir()
-        driver = environment(
-            build(folder), log=self.folder / "calls", lock=self.folder / "lock",
-            **({"scale": 0, "context": 1} | settings),
-        )  # fmt: skip
-        steering = {name: text for name, text in driver.items() if name.startswith("STANDIN_")}
-        libraries = f"{folder}:{self.vllm.variables.get('LD_LIBRARY_PATH', '')}"
-        paths = f"{python_path}:{cuda_bindings(self.folder / 'bindings')}"
-        more = {
-            "LD_LIBRARY_PATH": libraries,
-            "PYTHONPATH": paths,
-            "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
-            "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "60",  # then it kills its workers
-        }
-        return self.vllm.environ(**steering, **more)
-
-    def command(self, config: Mapping[str, object], *exec_options: str) -> list[str]:
-        serve = serve_command(
-            self.vllm, tiny_model(self.folder / "model"), self.port,
-            "--kv-transfer-config", json.dumps(config),
-        )  # fmt: skip
-        ours = [sys.executable, "-m", "hostprep", "exec", "--pool", POOL, "--root", self.node.root]
-        return [*ours, *exec_options, "--", *serve]
-
-    def own(self, command: list[str]) -> list[str]:
-        """Have a command play in a shared memory of its own."""
-        pools = Path(self.node.root).parent
-        return with_own_shared_memory(command, pools, self.folder / "aside")
-
-
 @pytest.fixture
 def stage(node: Node, vllm: EnginePython, tmp_path: Path) -> Stage:
     return Stage(node, vllm, tmp_path, free_port())
@@ -203,11 +123,12 @@ def _served_without_the_tier(server: Server) -> list[int]:
     return tokens
 
 
-def test_it_serves_while_it_registers_and_then_from_the_region(stage: Stage) -> None:
+@pytest.mark.parametrize("slots", [False, True], ids=["vllms_manager", "slots"])
+def test_it_serves_while_it_registers_and_then_from_the_region(stage: Stage, slots: bool) -> None:
     backing = Backing.HUGETLB_2MI
     stage.node.prepare([pool_of(mib=_REGION_MIB, backing=backing)])
-    config = {"kv_connector_extra_config": {"hostprep.register": "always"}}
-    command = stage.command(config, "--engine", "vllm-offloading")
+    extra = {"hostprep.register": "always", **({"hostprep.slots": True} if slots else {})}
+    command = stage.command({"kv_connector_extra_config": extra}, "--engine", "vllm-offloading")
     command += ["--shutdown-timeout", "60"]  # by default it kills them at once
     log = stage.folder / "log"
     around = stage.environment(REPOSITORY)
@@ -226,7 +147,8 @@ def test_it_serves_while_it_registers_and_then_from_the_region(stage: Stage) -> 
         _others_are_told_who_has_it(stage, server)
         assert "cannot store" not in server.log
         assert "GPU memory alone" not in server.log
-        assert server.log.count("all ranks are ready") == 1
+        (opened,) = [line for line in server.log.splitlines() if "all ranks are ready" in line]
+        assert ("by hostprep.slots" in opened) == slots
         server.end(signal.SIGTERM)
     registered = stage.calls.count(" register(")
     assert stage.calls.count(" unregister(") == registered > 0
@@ -244,6 +166,7 @@ def _loads_from_the_region(stage: Stage, server: Server, tokens: list[int]) -> N
 
     wait_for(is_stored, _SLOW_S)
     assert stage.used_bytes() >= stored_bytes
+    assert server.metric("vllm:kv_offload_cpu_allocation_size_sum") >= _WHOLE_BLOCKS
     server.forget_gpu_blocks()
     assert server.complete(_PROMPT) == (tokens, _WHOLE_BLOCKS * BLOCK_TOKENS)
     assert server.metric("vllm:kv_offload_load_bytes_total") == stored_bytes

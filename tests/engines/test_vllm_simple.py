@@ -1,4 +1,4 @@
-"""SimpleCPUOffloadConnector over prepared memory: scenes with vLLM 0.32's own classes.
+"""SimpleCPUOffloadConnector over prepared memory: scenes with vLLM's own classes.
 
 The first seed's test plan, and what may go wrong. vLLM's imports take their time, so that all
 scenes run in one process, and each is a test here.

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ REPOSITORY = Path(__file__).parents[2]
 BLOCK_TOKENS = 32
 BLOCK_BYTES = BLOCK_TOKENS * 4096
 _VOCABULARY = 1024
+_RANK = "X-data-parallel-rank"
+"""By which routers choose a rank (vllm/entrypoints/generate/base/serving.py)."""
 _UP_S = 600.0
 """A hang, whatever the machine: 30 to 50 s on two idle cores."""
 
@@ -105,13 +107,16 @@ class Server:
         except OSError:
             return False
 
-    def complete(self, prompt: Sequence[int], tokens: int = 8) -> tuple[list[int], int]:
+    def complete(
+        self, prompt: Sequence[int], tokens: int = 8, *, data_parallel_rank: int | None = None
+    ) -> tuple[list[int], int]:
         """Return the tokens of a completion, and how many of the prompt's were cached."""
         document = {
             "model": "tiny", "prompt": list(prompt), "max_tokens": tokens, "temperature": 0,
             "ignore_eos": True, "return_token_ids": True,
         }  # fmt: skip
-        answer = json.loads(self._ask("/v1/completions", document)[1])
+        where = {} if data_parallel_rank is None else {_RANK: str(data_parallel_rank)}
+        answer = json.loads(self._ask("/v1/completions", document, where)[1])
         details = answer["usage"].get("prompt_tokens_details") or {}
         return answer["choices"][0]["token_ids"], int(details.get("cached_tokens") or 0)
 
@@ -135,10 +140,14 @@ class Server:
             self.process.send_signal(number)
         return self.process.wait(timeout_s)
 
-    def _ask(self, path: str, document: Any = None) -> tuple[int, bytes]:
+    def _ask(
+        self, path: str, document: Any = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
         data = None if document is None else json.dumps(document).encode()
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"}
+            f"http://127.0.0.1:{self.port}{path}",
+            data,
+            {"Content-Type": "application/json", **(headers or {})},
         )
         with urllib.request.urlopen(request, timeout=120) as answer:
             return answer.status, answer.read()

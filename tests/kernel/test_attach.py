@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from typing import Any
 
 import pytest
@@ -47,6 +48,21 @@ def test_the_next_owner_sees_zeros(node: Node) -> None:
 
     with hostprep.attach(POOL, root=node.root) as memory:
         assert memory.buffer.tobytes() == bytes(memory.size_bytes)
+
+
+def test_memory_that_outlives_the_interpreters_names_goes_without_a_word(node: Node) -> None:
+    """As what torch's extensions hold: at the interpreter's very end `open` is gone before it."""
+    node.prepare([pool_of()])
+    steps = (
+        "import builtins, hostprep; memory = hostprep.join()",
+        "del builtins.open",
+        "memory.close()",
+    )
+    rank = (sys.executable, "-c", "; ".join(steps))
+    told = run_hostprep("exec", "--root", node.root, "--pool", POOL, "--", *rank)
+    assert (told.returncode, told.stderr) == (0, "")
+    with hostprep.attach(POOL, root=node.root, wait_timeout_s=5):
+        pass
 
 
 def test_the_next_owner_sees_zeros_after_a_kill(node: Node) -> None:
@@ -106,7 +122,6 @@ def test_an_orphaned_grandchild_keeps_the_region_from_being_scrubbed(node: Node)
         "os.wait(); os._exit(0)\n"
     )
     import subprocess
-    import sys
 
     subprocess.run([sys.executable, "-c", code], pass_fds=[write_end], check=True, timeout=30)
     os.close(write_end)

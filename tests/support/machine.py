@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,18 +20,26 @@ from tests.support.kill_harness import huge_pages_total
 __all__ = ["clean_node", "machine_lock"]
 
 
+_LOCK = "/tmp/hostprep-machine.lock"
 _HELD = "HOSTPREP_TEST_MACHINE_LOCK"
 """Set while it is held, for this process and those that it starts: they have it as well."""
 
 
 @contextmanager
 def machine_lock() -> Iterator[None]:
-    """Be alone with the machine's huge pages."""
+    """Be alone with the machine's huge pages. Whoever has to wait says so, and for whom."""
     if os.environ.get(_HELD):
         yield
         return
-    with open("/tmp/hostprep-machine.lock", "w", encoding="ascii") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with open(_LOCK, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            print(f"waiting for {_LOCK}, held by {file.read()}", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(0)
+        print(os.getpid(), *sys.argv, end="", file=file, flush=True)
         os.environ[_HELD] = "1"
         try:
             yield

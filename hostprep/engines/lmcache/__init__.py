@@ -1,5 +1,6 @@
-"""LMCache: its multi-process server's first memory tier (L1) in prepared regions.
+"""LMCache: its first memory tier (L1) in prepared regions.
 
 The server opens them itself, as memory-mapped files: `launch` completes its command line, `lend`
 adds regions to one that runs and takes them back, `server` is the client for its HTTP interface.
+Inside of vLLM's processes, `vllm_connector` leads it there: `launch_inside` has vLLM load that.
 """

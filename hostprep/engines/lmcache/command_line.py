@@ -81,7 +81,8 @@ def read_command(words: Sequence[str]) -> ServerCommand:
     raise BadInputError(
         "the command is not `lmcache server`",
         reason="BadCommand",
-        remedy="give --engine lmcache the server's own command: -- lmcache server ...",
+        remedy="give --engine lmcache the server's own command: -- lmcache server ...; vLLM with "
+        "LMCache inside its processes is --engine lmcache-inprocess",
     )
 
 

@@ -10,6 +10,7 @@ from hostprep.engines.catalogue import way_of
 from hostprep.engines.installed import installed_version, untried
 from hostprep.engines.launching import Launch, Options, Wanted
 from hostprep.engines.lmcache.command_line import ServerCommand, read_command
+from hostprep.engines.lmcache.server import Server
 from hostprep.errors import BadInputError
 from hostprep.register.chunks import ONE_CALL_LIMIT_BYTES
 from hostprep.units import format_bytes
@@ -42,6 +43,8 @@ def wanted(command: tuple[str, ...], environ: Mapping[str, str], options: Option
     server = read_command(command)
     _check(server)
     count = len(options.regions) or options.count or 1
+    if count > 1:
+        Server(server.url)  # refuses an address at which nobody could be told of the others
     given = server.last("--l1-size-gb")
     if given is None:
         return Wanted(count=count)

@@ -6,33 +6,26 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
-from hostprep.engines.beside import let_go_of_leases, say, until_it_answers
+from hostprep.engines.beside import hand_over
 from hostprep.engines.mooncake.rest import Service
-from hostprep.errors import HostprepError
-from hostprep.units import format_bytes
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run as above. Returns the exit code."""
-    parent = os.getppid()
-    let_go_of_leases()
-    port, *rest = arguments
-    try:
-        service = Service(int(port))
-        until_it_answers(service.check, parent)
-        for name, size in zip(rest[::2], rest[1::2]):
-            service.mount(name, int(size))
-            say(f"{name}, {format_bytes(int(size))}, is part of Mooncake's pool")
-    except HostprepError as error:
-        say(f"{error}; the store goes on without this memory")
-        return error.exit_code
-    return 0
+    port, *regions = arguments
+    service = Service(int(port))
+    return hand_over(
+        service.check,
+        service.mount,
+        regions,
+        into="Mooncake's pool",
+        without="the store goes on without this memory",
+    )
 
 
 if __name__ == "__main__":

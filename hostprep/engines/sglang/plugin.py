@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 
+from hostprep.engines.parts import Asker
 from hostprep.engines.sglang.place import place_in, place_of
 from hostprep.errors import BadInputError
 
@@ -21,13 +22,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from hostprep.engines.sglang.host_memory import HostMemory
+    from hostprep.engines.host_memory import HostMemory
 
-__all__ = ["ASKED", "load"]
+__all__ = ["ASKED", "RANGES", "load"]
 
 ASKED = "HOSTPREP_SGLANG"
 """The variable that asks for it: a lease alone may be meant for something else in this process."""
 
+RANGES = "_sglang_cuda_host_registered_ranges"
+"""The attribute by which SGLang remembers what it has to unregister (pool_host/common.py)."""
+
+_ASKER = Asker("SGLang", "--hicache-size (GB a rank) or --hicache-ratio")
 _POOLS = "sglang.srt.mem_cache.pool_host"
 _memory: HostMemory | None = None
 
@@ -74,8 +79,8 @@ def _joined() -> HostMemory:
     from sglang.srt.runtime_context import get_parallel
 
     from hostprep.claim.environment import LeaseEnvironment
+    from hostprep.engines.host_memory import HostMemory
     from hostprep.engines.memory import engine_memory
-    from hostprep.engines.sglang.host_memory import HostMemory
     from hostprep.engines.vllm.simple_layout import share_of
 
     ranks = place_of(get_parallel())
@@ -91,7 +96,7 @@ def _joined() -> HostMemory:
         share = share_of(
             attachment.size_bytes, attachment.page_bytes, ranks=place.count, index=place.index
         )
-        return HostMemory(attachment, share, place)
+        return HostMemory(attachment, share, rank=place.index, asker=_ASKER)
     except BaseException:
         attachment.close()
         raise
@@ -124,7 +129,10 @@ def _allocate(  # noqa: PLR0917 - SGLang's signature
     if pin_memory:
         item_bytes = dtype.itemsize
         row_bytes = registration_granularity_bytes or _row_bytes(dims, item_bytes, _io_backend())
-    return host_memory().tensor(tuple(dims), dtype, row_bytes=row_bytes)
+    tensor = host_memory().tensor(tuple(dims), dtype, row_bytes=row_bytes)
+    # SGLang must not unregister it by the runtime's API: it goes by these ranges.
+    setattr(tensor, RANGES, [])
+    return tensor
 
 
 def _unregister(original: Callable[..., Any], buffer: Any) -> Any:

@@ -10,6 +10,7 @@ import copy
 import re
 
 from hostprep.engines.vllm.command_line import CONFIG, human_number
+from hostprep.engines.vllm.offloading_slots_setting import has_slots
 from hostprep.errors import BadInputError
 from hostprep.units import format_bytes
 from hostprep.values import value
@@ -106,6 +107,7 @@ def checked(config: dict[str, Any], kind: Kind) -> None:
             "it keeps its blocks in a file on disk",
             "leave it out",
         )
+    has_slots(extra, can_have=kind.spec_module is not None)
     tiers = extra.get("secondary_tiers", [])
     if kind.is_tiering and not isinstance(tiers, list):
         raise _contradicts("secondary_tiers", "it is no list", "give a list, or leave it out")

@@ -17,8 +17,8 @@ __all__ = ["arranged", "wanted"]
 
 def wanted(command: tuple[str, ...], environ: Mapping[str, str], options: Options) -> Wanted:
     """Return what the command needs of the pool. Raises BadInputError."""
-    del environ, options
-    return starting.wanted(TIERING, command)
+    del options
+    return starting.wanted(TIERING, command, environ)
 
 
 def arranged(

@@ -16,6 +16,7 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from hostprep.engines.memory import engine_memory, engine_place
 from hostprep.engines.vllm.offloading_compat import (
     LOG,
+    config_info_of,
     nodes_of_world,
     shares_process,
     warn_if_unread,
@@ -24,6 +25,7 @@ from hostprep.engines.vllm.offloading_layout import Layout, layout_of
 from hostprep.engines.vllm.offloading_manager import GatedManager
 from hostprep.engines.vllm.offloading_ranks import Rank, RankRegistration
 from hostprep.engines.vllm.offloading_settings import Settings
+from hostprep.engines.vllm.offloading_slots import SlotsManager
 from hostprep.engines.vllm.offloading_worker import HostprepWorker
 from hostprep.errors import BadInputError
 from hostprep.register.board import BoardReader
@@ -47,7 +49,7 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
     def __init__(self, config: Any) -> None:
         warn_if_unread()
         _check(config)
-        self._settings = Settings.read(config.extra_config)
+        self._settings = Settings.read(config.extra_config, can_have_slots=True)
         self._is_cuda = bool(current_platform.is_cuda())
         self._place = self._find(config)
         self._layout = self._lay_out(config)
@@ -57,9 +59,10 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
         self._copier: HostprepWorker | None = None
 
     def get_manager(self) -> Any:
-        """Return vLLM's own manager, behind the gate."""
+        """Return vLLM's own manager, or ours of slots, behind the gate."""
         if self._gated is None:
-            self._gated = GatedManager(super().get_manager(), self._gate())
+            inner = self._slots() if self._settings.slots else super().get_manager()
+            self._gated = GatedManager(inner, self._gate())
         return self._gated
 
     def get_worker(self, kv_caches: Any) -> Any:
@@ -67,6 +70,14 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
         if self._copier is None:
             self._copier = self._new_worker(kv_caches)
         return self._copier
+
+    def _slots(self) -> SlotsManager:
+        return SlotsManager(
+            self.num_chunks,
+            chunk_bytes=self._layout.row_bytes,
+            has_events=self.kv_events_config.enable_kv_cache_events,
+            config_info=config_info_of(self),
+        )
 
     def _find(self, config: Any) -> Place:
         parallel = config.parallel
@@ -99,9 +110,10 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
             BoardReader(self._place.board, generation=self._place.lease_id),
             deadline_s=self._settings.deadline_s,
             on_open=lambda: LOG.info(
-                "all ranks are ready: the host tier, %d chunks in region %s, is in use",
+                "all ranks are ready: the host tier, %d chunks in region %s, is in use%s",
                 self.num_chunks,
                 self._place.region.name,
+                ", by hostprep.slots" if self._settings.slots else "",
             ),
             on_degraded=lambda why: LOG.warning(
                 "serving from GPU memory alone, without the host tier, until the engine is "

@@ -1,8 +1,9 @@
 """What differs between the releases of vLLM that the OffloadingConnector's plugin works with.
 
-Read for it: 0.32.0 and 0.33.0. Both load a spec by `spec_module_path`, make it with one
+Read for it: 0.31.0, 0.32.0 and 0.33.0. All load a spec by `spec_module_path`, make it with one
 OffloadingConfig, ask it for a manager in the scheduler and for a worker in each rank. 0.33.0 adds
-`lock`, `config_info` and `on_reset_flushed` to the manager, and `expedited` to `submit_load`.
+`lock`, `config_info` and `on_reset_flushed` to the manager, and `expedited` to `submit_load`;
+0.32.0 added the origin of a hit (`get_load_source`).
 """
 
 from __future__ import annotations
@@ -14,16 +15,35 @@ from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadingManager
 
+try:
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+except ImportError:  # before 0.32.0
+    CacheHitSource = None
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
-__all__ = ["LOG", "READ_FOR", "Forwarding", "nodes_of_world", "shares_process", "warn_if_unread"]
+__all__ = [
+    "LOAD_SOURCE",
+    "LOG",
+    "READ_FOR",
+    "Forwarding",
+    "config_info_of",
+    "keys_by_group",
+    "keys_from",
+    "nodes_of_world",
+    "shares_process",
+    "warn_if_unread",
+]
 
-READ_FOR = ("0.32.0", "0.33.0")
+READ_FOR = ("0.31.0", "0.32.0", "0.33.0")
 
 # Below vLLM's own logger, whose handler and level are the ones that people have set.
 LOG = init_logger("vllm.hostprep")
+
+LOAD_SOURCE: Any = CacheHitSource.HOST if CacheHitSource else None
+"""The origin of hits in vLLM's metrics: its CPU tier's own."""
 
 _told: list[str] = []
 
@@ -36,7 +56,7 @@ def warn_if_unread() -> None:
         LOG.warning(
             "hostprep was tried with vLLM %s, and this is %s: if it does not start, use "
             "`hostprep exec --engine vllm`, which needs no plugin",
-            " and ".join(READ_FOR),
+            ", ".join(READ_FOR),
             version,
         )
 
@@ -54,6 +74,39 @@ def shares_process() -> bool:
     """
     config = get_current_vllm_config_or_none()
     return config is None or config.parallel_config.distributed_executor_backend in (None, "uni")
+
+
+def config_info_of(spec: Any) -> Sequence[Any]:
+    """Return what vLLM's own manager tells of its CPU tier's size, one mapping a series (0.33)."""
+    info = getattr(spec, "cpu_info", None)
+    return [info.as_config_info() if info is not None else {}]
+
+
+def keys_from(key: bytes, req_context: Any) -> list[bytes]:
+    """Return a key and those of the same group of layers that follow in its request.
+
+    vLLM notes a request's keys in its context before it looks them up, each group's in order, and
+    tells a manager the position of a key but no list: that is read from where it is kept. Without
+    it there is only the key itself, and all that follow are asked for one by one.
+    """
+    keys = list(_keys(req_context))
+    if key not in keys:
+        return [key]
+    group = key[-4:]
+    return [each for each in keys[keys.index(key) :] if each[-4:] == group]
+
+
+def keys_by_group(req_context: Any) -> list[list[bytes]]:
+    """Return a request's keys, each group's in order, as far as vLLM has noted them."""
+    groups: dict[bytes, list[bytes]] = {}
+    for key in _keys(req_context):
+        groups.setdefault(key[-4:], []).append(key)
+    return list(groups.values())
+
+
+def _keys(req_context: Any) -> Collection[bytes]:
+    keys: Collection[bytes] = getattr(req_context, "_offload_key_positions", ())
+    return keys
 
 
 def _forward(name: str, member: object) -> Any:

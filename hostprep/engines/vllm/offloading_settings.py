@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hostprep.engines.memory import MEMORY_KEYS
+from hostprep.engines.vllm.offloading_slots_setting import SLOTS, has_slots
 from hostprep.errors import BadInputError
 from hostprep.units import parse_quantity
 from hostprep.values import value
@@ -18,7 +19,13 @@ _REGISTER = ("auto", "always", "never")
 _MODES = ("background", "sync")
 _DEADLINE_S = 1800.0
 
-SETTING_KEYS = (*MEMORY_KEYS, "hostprep.register", "hostprep.mode", "hostprep.deadline_s")
+SETTING_KEYS = (
+    *MEMORY_KEYS,
+    "hostprep.register",
+    "hostprep.mode",
+    "hostprep.deadline_s",
+    SLOTS,
+)
 """All keys of ours; what else begins with "hostprep." is a slip of the pen."""
 
 
@@ -34,10 +41,16 @@ class Settings:
     """From the start of the engine: then the host tier is given up until it is restarted."""
     size_bytes: int | None
     """vLLM's own cpu_bytes_to_use; None: the whole region."""
+    slots: bool = False
+    """Hostprep's slots in place of vLLM's own manager."""
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Settings:
-        """Read kv_connector_extra_config. Raises BadInputError for what is unknown or no number."""
+    def read(cls, config: Mapping[str, Any], *, can_have_slots: bool = False) -> Settings:
+        """Read kv_connector_extra_config.
+
+        Raises BadInputError for what is unknown or no number, and for what cannot go together.
+        `can_have_slots`: whether the connector has a manager that slots can stand in for.
+        """
         unknown = [key for key in config if _is_ours(key) and key not in SETTING_KEYS]
         if unknown:
             raise BadInputError(
@@ -50,6 +63,7 @@ class Settings:
             mode=_one_of(config, "hostprep.mode", _MODES),
             deadline_s=_seconds(config, "hostprep.deadline_s", _DEADLINE_S),
             size_bytes=_size(config, "cpu_bytes_to_use"),
+            slots=has_slots(config, can_have=can_have_slots),
         )
 
     def does_register(self, *, is_cuda: bool) -> bool:

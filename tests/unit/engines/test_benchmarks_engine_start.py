@@ -35,7 +35,16 @@ def test_the_reaches_are_those_that_were_set() -> None:
         "vLLM": 500,
         "SGLang": 50,
         "LMCache": 2,
+        "LMCache-vLLM": None,
     }
+
+
+def test_what_has_no_reach_is_neither_met_nor_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    engine_start.show([_ROW | {"reach": None, "ratio": 1.5}])
+    said = capsys.readouterr().out
+    assert "1.5" in said
+    assert "yes" not in said
+    assert "NO" not in said
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,13 @@ def test_of_several_regions_the_others_are_added_beside_it() -> None:
     assert "/run/hostprep/kv/mem/node0-0" in words
 
 
+def test_an_address_at_which_nobody_could_be_told_of_the_others_is_refused_first() -> None:
+    assert _wanted("--http-port", "x") == Wanted(count=1), "LMCache says it better"
+    with pytest.raises(BadInputError, match="http://127.0.0.1:x") as refused:
+        _wanted("--http-port", "x", told=Options(count=2))
+    assert refused.value.exit_code == 2
+
+
 def test_the_shell_hands_every_word_on_as_it_is() -> None:
     done = _arranged("--instance-id", "a b'$x", sizes=(64 * MIB, 32 * MIB))
     shell, dash_c, script, name, *words = done.command

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostprep.backing import MIB
+from hostprep.engines.parts import Asker, Part, Parts
 from hostprep.engines.sglang import plugin
-from hostprep.engines.sglang.parts import Part, Parts
 from hostprep.engines.sglang.place import Place, place_in, place_of
 from hostprep.engines.sglang.plugin import ASKED, _forget_allocators, _row_bytes
 from hostprep.engines.vllm.simple_layout import share_of
@@ -18,6 +18,7 @@ from hostprep.errors import BadInputError
 
 pytestmark = pytest.mark.unit
 
+ASKER = Asker("SGLang", "--hicache-size")
 PAGES = st.sampled_from([4096, 2 * MIB])
 
 
@@ -31,7 +32,7 @@ def test_parts_never_overlap_and_stay_in_the_share(
     page: int, pages: int, first: int, steps: list[tuple[bool, int]]
 ) -> None:
     start, size = first * page, pages * page
-    parts = Parts(start, size, page)
+    parts = Parts(start, size, page, asker=ASKER)
     out: list[Part] = []
     for takes, number in steps:
         if takes:
@@ -62,7 +63,7 @@ def test_parts_never_overlap_and_stay_in_the_share(
 
 
 def test_what_is_between_two_others_is_had_again_once_the_later_one_is_back() -> None:
-    parts = Parts(0, 8 * MIB, 2 * MIB)
+    parts = Parts(0, 8 * MIB, 2 * MIB, asker=ASKER)
     first, second, third = (parts.take(MIB) for _ in range(3))
     parts.give_back(second)
     assert parts.free_bytes == 2 * MIB
@@ -73,7 +74,7 @@ def test_what_is_between_two_others_is_had_again_once_the_later_one_is_back() ->
 
 
 def test_an_exhausted_share_says_both_numbers() -> None:
-    parts = Parts(0, 8 * MIB, 2 * MIB)
+    parts = Parts(0, 8 * MIB, 2 * MIB, asker=ASKER)
     parts.take(5 * MIB)
     with pytest.raises(BadInputError) as caught:
         parts.take(3 * MIB)

@@ -1,4 +1,4 @@
-"""Where SGLang's host buffers lie in a rank's share of a region: pure arithmetic.
+"""Where an engine's host buffers lie in a rank's share of a region: pure arithmetic.
 
 An engine allocates a few large buffers as it starts, each host pool one or more, and gives them
 back together or not at all: so they follow one another, and what is given back can be had again
@@ -11,7 +11,16 @@ from hostprep.errors import BadInputError
 from hostprep.units import format_bytes
 from hostprep.values import value
 
-__all__ = ["Part", "Parts"]
+__all__ = ["Asker", "Part", "Parts"]
+
+
+@value
+class Asker:
+    """Whose buffers they are, for people."""
+
+    engine: str
+    lower: str
+    """Its options by which it asks for less."""
 
 
 @value
@@ -28,7 +37,10 @@ class Parts:
     Every part begins and ends on a page, since it is registered as a slice of its own.
     """
 
-    def __init__(self, offset_bytes: int, size_bytes: int, page_bytes: int) -> None:
+    def __init__(
+        self, offset_bytes: int, size_bytes: int, page_bytes: int, *, asker: Asker
+    ) -> None:
+        self._asker = asker
         self._end_bytes = offset_bytes + size_bytes
         self._page_bytes = page_bytes
         self._start_bytes = self._top_bytes = offset_bytes
@@ -68,12 +80,11 @@ class Parts:
         """Return the refusal of that many bytes."""
         share_bytes = self._end_bytes - self._start_bytes
         return BadInputError(
-            f"SGLang asks for {_both(size_bytes)} of host memory, and this rank's part of the "
-            f"region has {_both(self.free_bytes)} left of {_both(share_bytes)} "
+            f"{self._asker.engine} asks for {_both(size_bytes)} of host memory, and this rank's "
+            f"part of the region has {_both(self.free_bytes)} left of {_both(share_bytes)} "
             f"(pages of {format_bytes(self._page_bytes)})",
             reason="RegionTooSmall",
-            remedy="lower --hicache-size (GB a rank) or --hicache-ratio, or claim a larger region "
-            "(`hostprep exec --size`)",
+            remedy=f"lower {self._asker.lower}, or claim a larger region (`hostprep exec --size`)",
         )
 
 

@@ -1,6 +1,6 @@
 """One rank's host buffers in its part of the lease: tensors, registered before they are returned.
 
-Used by the plugin, inside SGLang: imports torch.
+Used by plugins inside of SGLang and vLLM: imports torch.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import logging
 import math
 import weakref
 
-from hostprep.engines.sglang.parts import Part, Parts
-from hostprep.engines.sglang.told import RankTold
+from hostprep.engines.parts import Asker, Part, Parts
+from hostprep.engines.told import RankTold
 from hostprep.errors import BusyError, FailedError, HostprepError, NotReadyError
 from hostprep.register.board import RankBoard, board_path
 from hostprep.register.call import register
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hostprep.attachment import Attachment
-    from hostprep.engines.sglang.place import Place
     from hostprep.engines.vllm.simple_layout import Share
     from hostprep.register.registration import Registration
 
-__all__ = ["RANGES", "HostMemory"]
+__all__ = ["HostMemory"]
 
-RANGES = "_sglang_cuda_host_registered_ranges"
-"""The attribute by which SGLang remembers what it has to unregister (pool_host/common.py)."""
-
-_log = logging.getLogger("hostprep.engines.sglang")
+_log = logging.getLogger("hostprep.engines")
 
 
 class HostMemory:
-    """A rank's share of a region; SGLang's scheduler uses it from one thread.
+    """A rank's share of a region; used from one thread.
 
     Raises BadInputError (RankTaken) where another engine under the same lease has this share.
     """
 
-    def __init__(self, attachment: Attachment, share: Share, place: Place) -> None:
-        """Take the attachment over, which lives as long as the process: views may, too."""
+    def __init__(self, attachment: Attachment, share: Share, *, rank: int, asker: Asker) -> None:
+        """Take the attachment over, which lives as long as the process: views may, too.
+
+        `rank`: this process's number among those that share the region.
+        """
         self._attachment = attachment
-        self._parts = Parts(share.offset_bytes, share.size_bytes, share.page_bytes)
+        self._parts = Parts(share.offset_bytes, share.size_bytes, share.page_bytes, asker=asker)
+        self._size_bytes = share.size_bytes
         self._registrations: dict[int, Registration] = {}
         self._dead: collections.deque[Part] = collections.deque()
-        self._board = _board_of(attachment, place)
+        self._board = _board_of(attachment, rank, share.ranks)
         self._told = RankTold(self._board) if self._board is not None else None
         _log.info(
             "Host pools in prepared memory: region %s, %d bytes from %d on",
@@ -60,6 +60,11 @@ class HostMemory:
         """What is left of the share."""
         self._sweep()
         return self._parts.free_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """What was taken of it, whole pages."""
+        return self._size_bytes - self.free_bytes
 
     def check(self, size_bytes: int) -> None:
         """Refuse what does not fit. Raises BadInputError with both numbers."""
@@ -95,12 +100,10 @@ class HostMemory:
         # torch holds on to the view for as long as it has the storage. Run by the garbage
         # collector, anywhere: it only takes note. A process that ends leaves the rest to the kernel
         weakref.finalize(view, functools.partial(self._dead.append, part)).atexit = False
-        # SGLang must not unregister it by the runtime's API: it goes by our ranges.
-        setattr(tensor, RANGES, [])
         return tensor
 
     def let_go(self, address: int) -> None:
-        """Take a buffer's registration back, as SGLang's teardown asks, while it is mapped."""
+        """Take a buffer's registration back, as the engine's teardown asks, while it is mapped."""
         self._unregister(address - self._attachment.address)
 
     def close(self) -> None:
@@ -144,14 +147,14 @@ class HostMemory:
             self._parts.give_back(part)
 
 
-def _board_of(attachment: Attachment, place: Place) -> RankBoard | None:
+def _board_of(attachment: Attachment, rank: int, ranks: int) -> RankBoard | None:
     """Take the rank's place in its region. Raises BadInputError where another engine has it."""
     try:
         return RankBoard.open(
             board_path(attachment),
             generation=attachment.lease_id,
-            world=place.count,
-            rank=place.index,
+            world=ranks,
+            rank=rank,
         )
     except (BusyError, FailedError, NotReadyError) as error:
         _log.warning("No rank board, `hostprep status` shows no ranks: %s", error)

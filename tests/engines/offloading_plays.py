@@ -1,0 +1,297 @@
+"""Plays of vLLM's scheduler against a manager of its interface: vLLM's own, or ours of slots.
+
+Requests are looked up while they wait, load, compute and offer what they computed, as
+vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py has them do. Every answer is
+held against what each chunk holds. With slots also against who may evict what.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.kv_offload.base import LookupResult, ScheduleEndContext
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+from hostprep.engines.vllm.offloading_slots import SlotsManager
+from tests.engines.offloading_requests import Request, gauges_of, name_of
+
+__all__ = ["Play"]
+
+_WINDOW = 2
+"""Chunks that a group with a window needs: those at the end of what is loaded."""
+
+
+class Play:
+    """One engine's life: `steps` in, what was answered out. Raises AssertionError."""
+
+    def __init__(
+        self, inner: str, room: int, *, windows: bool = False, positions: bool = True
+    ) -> None:
+        self.has_slots = inner == "slots"
+        self.room = room
+        self.groups = 2 if windows else 1
+        self.positions = positions
+        self.manager: Any = (
+            SlotsManager(room, has_events=True)
+            if self.has_slots
+            else CPUOffloadingManager(num_chunks=room, enable_events=True)
+        )
+        self.requests: list[Request] = []
+        self.waiting: list[Request] = []
+        """Of which something is claimed, the first first."""
+        self.began: list[Request] = []
+        self.content: dict[int, bytes] = {}
+        self.jobs: list[tuple[Request, list[bytes], list[int], set[bytes]]] = []
+        self.seen: dict[str, Any] = {
+            name: [] for name in ("answers", "stored", "evicted", "hits", "events", "gauges")
+        }
+        self.seen["refused"] = self.seen["overtaken"] = 0
+
+    def play(self, steps: list[Any]) -> dict[str, Any]:
+        for step, *arguments in steps:
+            getattr(self, f"_{step}")(*arguments)
+        self._all_ends()
+        return self.seen
+
+    @property
+    def ready(self) -> set[bytes]:
+        return set(self.content.values())
+
+    @property
+    def writing(self) -> set[bytes]:
+        return {key for _, keys, _, _ in self.jobs for key in keys}
+
+    def _new(self, path: str) -> None:
+        request = Request(len(self.requests), path, self.groups, has_positions=self.positions)
+        self.manager.on_new_request(request.context)
+        self.requests.append(request)
+
+    def _look(self, number: int, admit: bool, local: int = 0) -> None:
+        """Look a waiting request up from a chunk on; admit it in the same step, or have it wait."""
+        request = self._of_state(number, "waiting")
+        if request is None:
+            return
+        local = min(local, len(request.path))
+        hits = self._hits(request, local)
+        self.seen["hits"].append(hits)
+        if admit and hits is not None:
+            self._admit(request, local, hits)
+
+    def _hits(self, request: Request, local: int) -> int | None:
+        """Return up to which chunk the request can load; None where some are being written."""
+        prefix, *windows = request.keys
+        end, is_pending = local, False
+        while end < len(prefix):
+            answer = self._ask(request, prefix[end])
+            if answer is LookupResult.MISS:
+                break
+            is_pending |= answer is LookupResult.HIT_PENDING
+            end += 1
+        for keys in windows:
+            found = run = 0
+            for at in range(end - 1, local - 1, -1):
+                answer = self._ask(request, keys[at])
+                is_pending |= answer is LookupResult.HIT_PENDING
+                run = 0 if answer is LookupResult.MISS else run + 1
+                found = at + run
+                if run == _WINDOW:
+                    break
+            end = found if run else local
+        return None if is_pending else end
+
+    def _ask(self, request: Request, key: Any) -> LookupResult:
+        answer: LookupResult = self.manager.lookup(key, request.context)
+        expected = (
+            LookupResult.HIT
+            if key in self.ready
+            else LookupResult.HIT_PENDING
+            if key in self.writing
+            else LookupResult.MISS
+        )
+        assert answer is expected, (answer, expected)
+        self.seen["answers"].append(answer.name)
+        if answer is LookupResult.HIT:
+            if request not in self.waiting:
+                self.waiting.append(request)
+            request.told.add(key)
+        return answer
+
+    def _admit(self, request: Request, local: int, hits: int) -> None:
+        request.computed = request.next_stored = hits
+        prefix, *windows = request.keys
+        keys = prefix[local:hits]
+        for each in windows:
+            keys = keys + each[max(local, hits - _WINDOW) : hits]
+        if hits <= local:
+            request.state = "running"
+            self.began.append(request)
+            return
+        chunks = self.manager.prepare_load(keys, request.context).block_ids.tolist()
+        assert [self.content[chunk] for chunk in chunks] == keys
+        request.state, request.loads = "loading", keys
+        request.told = set(keys)
+        if request in self.waiting:
+            self.waiting.remove(request)
+
+    def _loaded(self, number: int) -> None:
+        loading = [one for one in self.requests if one.loads]
+        if loading:
+            request = loading[number % len(loading)]
+            self._end_load(request)
+            if request.state == "loading":
+                request.state = "running"
+                self.began.append(request)
+
+    def _end_load(self, request: Request) -> None:
+        self.manager.complete_load(set(request.loads), request.context)
+        request.loads = []
+        request.told.clear()
+
+    def _run(self, number: int, chunks: int) -> None:
+        """Compute some chunks more of a running request, and offer what was not offered."""
+        request = self._of_state(number, "running")
+        if request is None:
+            return
+        request.computed = min(len(request.path), request.computed + chunks)
+        offered = [
+            key for keys in request.keys for key in keys[request.next_stored : request.computed]
+        ]
+        if offered:
+            self._offer(request, offered)
+
+    def _offer(self, request: Request, offered: list[bytes]) -> None:
+        self._leaves(request)
+        new = [key for key in offered if key not in self.ready | self.writing]
+        has_room = self._make_room(new, set(offered)) if self.has_slots else None
+        output = self.manager.prepare_store(list(offered), request.context)
+        assert has_room in (None, output is not None), (has_room, output)
+        if output is None:
+            self.seen["refused"] += 1
+            self._check_claims()
+            return
+        request.next_stored = request.computed
+        assert output.keys_to_store == new
+        chunks = output.store_spec.block_ids.tolist()
+        self._check_evicted(output.evicted_keys, chunks, set(offered))
+        self.seen["stored"] += [name_of(key) for key in new]
+        if new:
+            self.jobs.append((request, new, chunks, set(offered)))
+        self._check_claims()
+
+    def _make_room(self, new: list[bytes], offered: set[bytes]) -> bool:
+        """Give up claims as the rule says, the latest first; tell whether the store has room."""
+        while True:
+            free = self.room - len(self.content) - len(self.writing)
+            lacking = len(new) - free - len(self.ready - self._pinned() - offered)
+            if lacking <= 0:
+                return True
+            if len(new) > self.room or lacking > sum(len(one.told) for one in self.waiting):
+                return False
+            while lacking > 0:
+                given_up = self.waiting.pop()
+                lacking -= len(given_up.told)
+                given_up.told.clear()
+
+    def _pinned(self) -> set[bytes]:
+        """Everything that a store must leave alone."""
+        told = [one.told for one in self.requests]
+        return set().union(*told, *(offered for _, _, _, offered in self.jobs))
+
+    def _check_claims(self) -> None:
+        """Nothing is claimed but what somebody was told, loads, or stores."""
+        if self.has_slots:
+            (usage,) = self.manager.pool.usage()
+            assert usage.claimed == len(self._pinned())
+
+    def _check_evicted(self, evicted: list[bytes], chunks: list[int], offered: set[bytes]) -> None:
+        busy = {chunk for _, _, used, _ in self.jobs for chunk in used}
+        assert len(set(chunks)) == len(chunks)
+        assert not busy & set(chunks)
+        loading = {key for one in self.requests for key in one.loads}
+        gone = set(evicted)
+        assert len(gone) == len(evicted)
+        assert not gone & (loading | offered)
+        assert gone <= self.ready
+        for chunk in [chunk for chunk, key in self.content.items() if key in gone]:
+            del self.content[chunk]
+        assert not self.content.keys() & set(chunks), "a chunk was taken that was not evicted"
+        assert all(0 <= chunk < self.room for chunk in chunks)
+        told = set().union(*(one.told for one in self.requests if one.state == "waiting"))
+        self.seen["overtaken"] += len(gone & told)
+        self.seen["evicted"] += [name_of(key) for key in evicted]
+        assert not (self.has_slots and gone & told)
+        for one in self.requests:
+            one.told -= gone
+
+    def _stored(self, number: int) -> None:
+        if self.jobs:
+            request, keys, chunks, _ = self.jobs.pop(number % len(self.jobs))
+            self.manager.complete_store(set(keys), request.context)
+            self.content.update(zip(chunks, keys, strict=True))
+
+    def _failed(self, number: int) -> None:
+        request, keys, _, _ = self.jobs.pop(number % len(self.jobs))
+        self.manager.complete_store(set(keys), request.context, success=False)
+
+    def _finish(self, number: int) -> None:
+        """End a request in whatever state: one that loads is told of its load later."""
+        alive = [one for one in self.requests if one.state != "finished"]
+        if alive:
+            request = alive[number % len(alive)]
+            if not request.loads:
+                self._leaves(request)
+            request.state = "finished"
+            self.manager.on_request_finished(request.context)
+
+    def _end(self) -> None:
+        """End a step: what began to run is no longer waiting."""
+        ids = [one.context.req_id for one in self.began]
+        self.manager.on_schedule_end(ScheduleEndContext(ids, ()))
+        for one in self.began:
+            if one in self.waiting:
+                self.waiting.remove(one)
+                one.told.clear()
+        self.began.clear()
+        self.seen["events"] += [
+            (sorted(map(name_of, event.keys)), event.removed)
+            for event in self.manager.take_events()
+        ]
+        self.seen["gauges"].append(gauges_of(self.manager.get_stats()))
+
+    def _reset(self) -> None:
+        """Forget all, jobs and loads as well: vLLM never reports those again."""
+        self.manager.reset_cache()
+        self.content.clear()
+        self.jobs.clear()
+        self.waiting.clear()
+        for one in self.requests:
+            one.told.clear()
+            one.next_stored = 0
+            if one.state == "loading":
+                one.state = "running"
+            one.loads = []
+
+    def _leaves(self, request: Request) -> None:
+        """A request that runs, or is finished, waits for nothing."""
+        if not request.loads:
+            request.told.clear()
+            if request in self.waiting:
+                self.waiting.remove(request)
+
+    def _of_state(self, number: int, state: str) -> Request | None:
+        found = [one for one in self.requests if one.state == state]
+        return found[number % len(found)] if found else None
+
+    def _all_ends(self) -> None:
+        """End everything that goes on: nothing may be claimed then."""
+        for one in self.requests:
+            if one.loads:
+                self._end_load(one)
+            if one.state != "finished":
+                self.manager.on_request_finished(one.context)
+        while self.jobs:
+            self._stored(0)
+        if self.has_slots:
+            (usage,) = self.manager.pool.usage()
+            assert (self.manager.pool.open_claims(), usage.claimed) == (0, 0)
+            assert usage.cached == len(self.content)

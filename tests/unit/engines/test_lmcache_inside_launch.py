@@ -1,0 +1,130 @@
+"""What `--engine lmcache-inprocess` asks of a pool, and how vLLM starts over its leases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hostprep.backing import GIB, MIB, Backing
+from hostprep.claim import Lease
+from hostprep.engines.launching import Launch, Options, Wanted
+from hostprep.engines.lmcache import launch, launch_inside
+from hostprep.errors import BadInputError
+from hostprep.handoff import Handoff, Region
+from hostprep.paths import PoolPaths
+
+pytestmark = pytest.mark.unit
+
+SERVE = ("vllm", "serve", "m")
+NOTHING = {"PATH": "/nowhere"}
+MODULE = "hostprep.engines.lmcache.vllm_connector"
+
+
+def _given(**config: Any) -> tuple[str, str]:
+    return "--kv-transfer-config", json.dumps(config)
+
+
+def _wanted(*options: str, **environ: str) -> Wanted:
+    return launch_inside.wanted((*SERVE, *options), NOTHING | environ, Options())
+
+
+def _arranged(*options: str, size_bytes: int = 64 * MIB) -> Launch:
+    region = Region(
+        name="node0-0",
+        path="mem/node0-0",
+        st_dev=1,
+        st_ino=1,
+        size_bytes=size_bytes,
+        backing=Backing.HUGETLB_2MI,
+        page_bytes=2 * MIB,
+        placement="node:0",
+        pinned=True,
+    )
+    handoff = Handoff("kv", "", 1, "boot", "0", (region,))
+    lease = Lease(PoolPaths("/run/hostprep", "kv"), handoff, region, 9, "1ea5e")
+    return launch_inside.arranged((*SERVE, *options), NOTHING, [lease])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"},
+        {
+            "kv_connector": "LMCacheConnectorV1Dynamic",
+            "kv_connector_module_path": "lmcache.integration.vllm.lmcache_connector_v1",
+        },
+        {"kv_connector": "HostprepLMCacheConnector", "kv_connector_module_path": MODULE},
+    ],
+)
+def test_our_connector_stands_in_for_lmcaches(config: dict[str, Any]) -> None:
+    extra = {"lmcache.chunk_size": 16}
+    options = _given(**config, kv_connector_extra_config=extra) if config else ()
+    assert _wanted(*options) == Wanted(count=1)
+    done = _arranged(*options)
+    given = json.loads(done.command[done.command.index("--kv-transfer-config") + 1])
+    assert given["kv_connector"] == "HostprepLMCacheConnector"
+    assert given["kv_connector_module_path"] == MODULE
+    assert given["kv_role"] == "kv_both"
+    assert given.get("kv_connector_extra_config") == (extra if config else None)
+    assert done.variables["PYTHONPATH"]
+    assert done.command.count("--kv-transfer-config") == 1
+
+
+def test_its_size_is_a_ranks_and_the_extra_configuration_comes_first() -> None:
+    wanted = _wanted(LMCACHE_MAX_LOCAL_CPU_SIZE="0.5")
+    assert wanted.size_bytes == 512 * MIB
+    assert "LMCACHE_MAX_LOCAL_CPU_SIZE is 0.5" in wanted.because
+    options = _given(kv_connector_extra_config={"lmcache.max_local_cpu_size": 2})
+    wanted = _wanted(*options, "-tp", "4", LMCACHE_MAX_LOCAL_CPU_SIZE="0.5")
+    assert wanted.size_bytes == 8 * GIB
+    assert "4 share a region" in wanted.because
+    assert _wanted("-dp", "2").count == 2
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "nan", "inf", "much"])
+def test_a_size_that_is_none_is_refused(size: str) -> None:
+    with pytest.raises(BadInputError, match="no size"):
+        _wanted(LMCACHE_MAX_LOCAL_CPU_SIZE=size)
+
+
+def test_a_size_in_lmcaches_file_has_to_be_moved(tmp_path: Path) -> None:
+    path = tmp_path / "lmcache.yaml"
+    path.write_text("chunk_size: 256\nmax_local_cpu_size: 64\n")
+    with pytest.raises(BadInputError, match="LMCACHE_MAX_LOCAL_CPU_SIZE"):
+        _wanted(LMCACHE_CONFIG_FILE=str(path))
+    path.write_text("chunk_size: 256\n")
+    assert _wanted(LMCACHE_CONFIG_FILE=str(path)) == Wanted(count=1)
+    assert _wanted(LMCACHE_CONFIG_FILE="/nowhere") == Wanted(count=1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        _given(kv_connector="NixlConnector"),
+        _given(kv_connector="LMCacheConnectorV1", kv_connector_module_path="mine"),
+        ("--kv-offloading-size", "8"),
+    ],
+)
+def test_another_connector_is_refused(options: tuple[str, ...]) -> None:
+    with pytest.raises(BadInputError) as refused:
+        _wanted(*options)
+    assert refused.value.exit_code == 2
+    assert "leave" in str(refused.value)
+
+
+def test_a_part_that_one_call_cannot_register_is_refused() -> None:
+    with pytest.raises(BadInputError, match="512 GiB"):
+        _arranged(size_bytes=512 * GIB)
+    assert _arranged("-tp", "2", size_bytes=512 * GIB).command
+
+
+def test_the_server_is_another_way() -> None:
+    with pytest.raises(BadInputError, match="does not start a vLLM server"):
+        launch_inside.wanted(("lmcache", "server"), NOTHING, Options())
+    with pytest.raises(BadInputError, match="--engine lmcache-inprocess") as refused:
+        launch.wanted((*SERVE, *_given(kv_connector="LMCacheConnectorV1")), NOTHING, Options())
+    assert refused.value.exit_code == 2

@@ -1,0 +1,82 @@
+"""Slots in vLLM's configuration: what may be said, and what contradicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hostprep.engines.vllm.configuration import OFFLOADING, SIMPLE, TIERING, Kind, checked
+from hostprep.engines.vllm.offloading_settings import Settings
+from hostprep.errors import BadInputError
+
+pytestmark = pytest.mark.unit
+
+_SLOTS = {"hostprep.slots": True}
+
+
+def test_slots_are_off_unless_asked_for() -> None:
+    assert not Settings.read({}).slots
+    assert not Settings.read({"hostprep.slots": False, "eviction_policy": "arc"}).slots
+    assert Settings.read(_SLOTS, can_have_slots=True).slots
+
+
+def test_what_asks_vllms_manager_for_nothing_goes_with_slots() -> None:
+    fitting = {
+        "eviction_policy": "lru",
+        "store_threshold": 1,
+        "cache_policy_module_path": None,
+        "secondary_tiers": [],
+        "max_tracker_size": 7,
+    }
+    assert Settings.read({**fitting, **_SLOTS}, can_have_slots=True).slots
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        ("eviction_policy", "arc"),
+        ("eviction_policy", None),
+        ("cache_policy_module_path", "my.policies"),
+        ("store_threshold", 2),
+        ("store_threshold", "often"),
+        ("secondary_tiers", [{"type": "fs"}]),
+    ],
+)
+def test_what_vllms_own_manager_alone_can_do_is_refused_by_name(key: str, given: Any) -> None:
+    with pytest.raises(BadInputError, match=key) as refused:
+        Settings.read({key: given, **_SLOTS}, can_have_slots=True)
+    assert "hostprep.slots does not go with" in str(refused.value)
+    assert "leave that out, or leave out hostprep.slots" in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+def test_all_that_contradicts_is_named_at_once() -> None:
+    extra = {"eviction_policy": "arc", "store_threshold": 3, **_SLOTS}
+    with pytest.raises(BadInputError, match="eviction_policy 'arc' and store_threshold 3"):
+        Settings.read(extra, can_have_slots=True)
+
+
+@pytest.mark.parametrize("given", [1, "true", "yes", None, []])
+def test_it_is_true_or_false(given: Any) -> None:
+    with pytest.raises(BadInputError, match="hostprep.slots is") as refused:
+        Settings.read({"hostprep.slots": given}, can_have_slots=True)
+    assert "true or false" in str(refused.value)
+
+
+def test_a_connector_without_such_a_manager_refuses_them() -> None:
+    with pytest.raises(BadInputError, match="HostprepOffloadingSpec alone"):
+        Settings.read(_SLOTS)
+
+
+@pytest.mark.parametrize("kind", [TIERING, SIMPLE])
+def test_other_ways_refuse_them_before_the_claim(kind: Kind) -> None:
+    with pytest.raises(BadInputError, match="--engine vllm-offloading"):
+        checked({"kv_connector_extra_config": _SLOTS}, kind)
+    checked({"kv_connector_extra_config": _SLOTS}, OFFLOADING)
+
+
+def test_what_contradicts_is_refused_before_the_claim() -> None:
+    extra = {"eviction_policy": "arc", **_SLOTS}
+    with pytest.raises(BadInputError, match="does not go with eviction_policy"):
+        checked({"kv_connector_extra_config": extra}, OFFLOADING)

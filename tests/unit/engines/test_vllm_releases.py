@@ -1,0 +1,48 @@
+"""What only some releases of vLLM cannot do is refused, by the release that is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hostprep.engines.launching import Options, launcher_of
+from hostprep.errors import BadInputError
+
+pytestmark = pytest.mark.unit
+
+_CHOSEN = ("-tp", "2", "--device_ids", "0,2")
+
+
+def _serve(folder: Path, release: str, *options: str) -> tuple[str, ...]:
+    """Return a command of an environment in which that release is installed."""
+    (folder / "bin").mkdir()
+    (folder / "bin/python3").touch(mode=0o755)
+    (folder / f"lib/python3.12/site-packages/vllm-{release}.dist-info").mkdir(parents=True)
+    script = folder / "bin/vllm"
+    script.write_text(f"#!{folder}/bin/python3\n")
+    script.chmod(0o755)
+    return (str(script), "serve", "m", *options)
+
+
+def _count(way: str, command: tuple[str, ...]) -> int:
+    launcher = launcher_of(f"hostprep.engines.vllm.{way}")
+    return launcher.wanted(command, {"PATH": ""}, Options()).count
+
+
+def test_before_0_32_chosen_gpus_would_have_ranks_share_a_place(tmp_path: Path) -> None:
+    command = _serve(tmp_path, "0.31.0", *_CHOSEN)
+    with pytest.raises(BadInputError, match="two may write to one place") as caught:
+        _count("launch", command)
+    assert "CUDA_VISIBLE_DEVICES" in str(caught.value)
+    assert _count("launch_offloading", command) == 1
+
+
+@pytest.mark.parametrize("release", ["0.32.0", "0.33.0+cu130", "1.0", "unknown"])
+def test_later_ones_and_unknown_ones_may(tmp_path: Path, release: str) -> None:
+    assert _count("launch", _serve(tmp_path, release, *_CHOSEN)) == 1
+
+
+@pytest.mark.parametrize("options", [(), ("-tp", "2"), ("--device-ids=3",)])
+def test_other_commands_are_no_matter(tmp_path: Path, options: tuple[str, ...]) -> None:
+    assert _count("launch", _serve(tmp_path, "0.31.0", *options)) == 1
