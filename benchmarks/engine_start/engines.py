@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -123,9 +122,9 @@ def _lmcache_first_token(python: EnginePython, size_bytes: int) -> Times:
             engine.wait_until_healthy()
             engine.complete(vllm_server.prompt_of(1, 300), tokens=1)
             yield
-            engine.end(signal.SIGTERM)  # killed, it would leave its queues in /dev/shm
 
-    return _lmcache_starts(python, size_bytes, first_token)
+    with vllm_server.without_queues():
+        return _lmcache_starts(python, size_bytes, first_token)
 
 
 def _lmcache_starts(

@@ -27,11 +27,8 @@ def root() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def queues() -> Iterator[None]:
-    """Take away what vLLM's queues leave in shared memory when its processes are killed."""
-    before = set(Path("/dev/shm").glob("psm_*"))
-    yield
-    for left in set(Path("/dev/shm").glob("psm_*")) - before:
-        left.unlink(missing_ok=True)
+    with vllm_server.without_queues():
+        yield
 
 
 def test_what_vllm_computed_comes_back_from_the_region(root: str, tmp_path: Path) -> None:

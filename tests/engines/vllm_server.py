@@ -34,6 +34,7 @@ __all__ = [
     "serving",
     "tiny_model",
     "with_own_shared_memory",
+    "without_queues",
 ]
 
 REPOSITORY = Path(__file__).parents[2]
@@ -166,6 +167,20 @@ def with_own_shared_memory(command: Sequence[str], pools: Path, aside: Path) -> 
     )
     private = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", steps, "sh"]
     return [*private, str(pools), str(aside), *command]
+
+
+@contextlib.contextmanager
+def without_queues() -> Iterator[None]:
+    """Take away what vLLM's queues leave in shared memory when its processes are killed.
+
+    Not for where others start a vLLM meanwhile: see `with_own_shared_memory`.
+    """
+    before = set(Path("/dev/shm").glob("psm_*"))
+    try:
+        yield
+    finally:
+        for left in set(Path("/dev/shm").glob("psm_*")) - before:
+            left.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
