@@ -138,15 +138,15 @@ def main() -> int:
         if rival is not None:
             theirs.append(rival.turn(REQUESTS))
             assert theirs[-1]["hits"] == mine[-1]["hits"]
+    met = True
+    if theirs:
+        met = _print_whole(mine, theirs)
     _print_row(
         "lookups up to the first miss; ours also claims what matches", "lookups_s", mine, theirs
     )
     _print_row("all: lookups, claims, evictions, slots", "all_s", mine, theirs)
-    if theirs:
-        print(f"  vLLM, lookups of every block and nothing else: {_per_block(theirs, 'every_s')}")
-        _print_ratio("all of ours beside these", mine, theirs)
-    print(f"  ours, commit and release (wall): {_per_block(mine, 'after_s')}")
-    met = _pauses(ours, options.rounds * 4, "in a row")
+    print(f"  ours, commit and release, a claim at a time (wall): {_per_block(mine, 'after_s')}")
+    met &= _pauses(ours, options.rounds * 4, "in a row")
     scattered = Ours(options.slots, scattered=True)
     rows = [scattered.turn(REQUESTS) for _ in range(options.rounds)]
     _print_row("all, blocks scattered over the slots", "all_s", rows, [])
@@ -189,9 +189,16 @@ def _print_row(
     print()
 
 
-def _print_ratio(what: str, mine: list[dict[str, float]], theirs: list[dict[str, float]]) -> None:
+def _print_whole(mine: list[dict[str, float]], theirs: list[dict[str, float]]) -> bool:
+    """Print what is asked for: all that ours does beside bare lookups. Whether it is reached."""
     ratios = [b["every_s"] / a["all_s"] for a, b in zip(mine, theirs, strict=True)]
-    print(f"  {what}: ratio {statistics.median(ratios):.2f}")
+    ratio = statistics.median(ratios)
+    print(
+        f"  the whole claim_batch {_per_block(mine, 'all_s')} beside vLLM's lookups of every block "
+        f"and nothing else {_per_block(theirs, 'every_s')}: ratio {ratio:.2f} "
+        f"({min(ratios):.2f} to {max(ratios):.2f}; bound 1)"
+    )
+    return ratio >= 1
 
 
 def _per_block(rows: Sequence[dict[str, float]], key: str) -> str:

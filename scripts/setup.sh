@@ -35,7 +35,7 @@ if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/nu
         { apt_install python3-venv && rm -rf "$venv" && "$python" -m venv "$venv"; } ||
         die "cannot make a virtual environment: install the package python3-venv"
 fi
-say "installing the locked dependencies"
+say "installing the locked dependencies: a minute or two"
 "$venv/bin/python" -m pip install -q --disable-pip-version-check --require-hashes \
     -r requirements.lock
 "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps \

@@ -13,7 +13,7 @@ __all__ = ["agent"]
 LEVELS = ("debug", "info", "warning", "error")
 
 
-@click.command()
+@click.command(short_help="Keep a node's memory as its HostMemoryNode asks.")
 @click.option(
     "--node-name",
     "--node",

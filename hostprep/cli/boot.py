@@ -14,7 +14,7 @@ from hostprep.errors import BadInputError
 __all__ = ["boot"]
 
 
-@click.command()
+@click.command(short_help="Print the script that reserves pages before kubelet.")
 @click.option("--script", is_flag=True, help="Print the script.")
 @pool_options
 @root_option

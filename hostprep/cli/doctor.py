@@ -18,7 +18,7 @@ from hostprep.pool.spec import PoolSpec
 __all__ = ["doctor"]
 
 
-@click.command()
+@click.command(short_help="Say what stands in the way here, each with its remedy.")
 @pool_options
 @click.option("--gpu", is_flag=True, help="What registering with CUDA takes here, too.")
 @root_option

@@ -16,7 +16,7 @@ from hostprep.units import format_bytes, format_seconds
 __all__ = ["plan", "plan_document", "show_plan"]
 
 
-@click.command()
+@click.command(short_help="Say what prepare would do here, and what it takes.")
 @pool_options
 @root_option
 @output_option
@@ -45,7 +45,7 @@ def show_plan(wanted: Plan) -> None:
         for action in wanted.actions
     ]
     if rows:
-        print_table("", ("POOL", "STEP", "BYTES", "ABOUT (TIME)"), rows)
+        print_table("", ("POOL", "STEP", "BYTES", "AT BEST"), rows)
     if not wanted.changes_anything and not any(pool.unmet for pool in wanted.pools):
         say("Nothing to do: all of it is there.")
 

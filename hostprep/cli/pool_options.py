@@ -78,4 +78,8 @@ def _read(file: Path) -> str:
         with file.open(encoding="utf-8") as stream:
             return stream.read(2 << 20)
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"cannot read {file}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise BadInputError(
+            f"cannot read {file}: {why}",
+            remedy="name a file with a HostMemoryPool, such as examples/pool.yaml",
+        ) from error

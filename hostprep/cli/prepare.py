@@ -79,7 +79,7 @@ def _tell(outcome: Outcome, took_s: float) -> None:
             say(f"  still to change once released: {', '.join(pool.blocked)}")
 
 
-@click.command()
+@click.command(short_help="Give back exactly what was taken.")
 @click.argument("pools", nargs=-1, required=True, metavar="POOL...")
 @root_option
 @click.option("--force", is_flag=True, help="Even what is leased; holders keep it till they end.")

@@ -22,8 +22,10 @@ from hostprep.units import format_bytes, format_seconds
 
 __all__ = ["status", "verify"]
 
+_COMMAND_LENGTH = 50
 
-@click.command()
+
+@click.command(short_help="Show what is held, by whom it is leased, and the gates.")
 @click.argument("pool", required=False)
 @root_option
 @output_option
@@ -108,11 +110,18 @@ def _rows(pool: dict[str, Any]) -> list[tuple[str, ...]]:
     return [_row(pool, region) for region in pool["regions"]]
 
 
+def _brief(command: str) -> str:
+    """Return a command without its program's folder, cut: what tells engines apart comes later."""
+    program, _, arguments = command.partition(" ")
+    return f"{program.rpartition('/')[2]} {arguments}".strip()[:_COMMAND_LENGTH]
+
+
 def _row(pool: dict[str, Any], region: dict[str, Any]) -> tuple[str, ...]:
     holder = region["holder"]
     shown = ""
     if holder:
-        shown = f"{holder['pid']} {holder['command'][:50]} ({format_seconds(holder['since_s'])})"
+        command = _brief(holder["command"])
+        shown = f"{holder['pid']} {command} ({format_seconds(holder['since_s'])})"
     return (
         pool["name"],
         region["name"],
@@ -124,7 +133,7 @@ def _row(pool: dict[str, Any], region: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-@click.command()
+@click.command(short_help="Check every claim of the handoff against the kernel.")
 @click.argument("pool", required=False)
 @root_option
 @click.option("--pages", is_flag=True, help="Touch every page, so that a bad one is named.")

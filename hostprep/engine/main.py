@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
-    "exec": "claim a region, put it where the engine looks for it, and become the engine",
-    "wait": "wait until the pool is prepared and verified for this boot",
-    "attach": "try out an attach as an engine does it, and say what it took",
-    "engines": "list the engines that exec knows, and how each gets to its memory",
+    "exec": "Claim a region, put it where an engine looks, become it.",
+    "wait": "Wait until a pool is prepared and verified for this boot.",
+    "attach": "Try out an attach as an engine does it; say what it took.",
+    "engines": "List the engines that exec knows, and how each attaches.",
 }
 
 

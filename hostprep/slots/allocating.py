@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from hostprep.slots.batch import Draft
 from hostprep.slots.group import ABANDONED, PENDING, READY, SlotGroup
+from hostprep.slots.index import Keys
 from hostprep.slots.matching import Part
 from hostprep.slots.model import SHARED, STORED, WRITE, Counts, GroupUse
 from hostprep.slots.partial import PartialMatches
-from hostprep.slots.runs import in_a_row
 from hostprep.values import replace
 
 __all__ = ["allocate", "take_over"]
@@ -18,11 +18,12 @@ __all__ = ["allocate", "take_over"]
 def allocate(
     groups: Sequence[SlotGroup],
     drafts: Sequence[Draft],
+    lacking: Sequence[set[bytes]],
     *,
     partial: PartialMatches | None,
     keep_evicted: bool,
 ) -> None:
-    """Give every missing block a slot that nobody claims, the oldest first.
+    """Give every missing block, its key among `lacking`, a slot that nobody claims, the oldest.
 
     A block that several requests of the batch lack gets one slot: the first of them writes it,
     for the others it is SHARED. All of them compute it, as they would if they came one by one
@@ -33,14 +34,13 @@ def allocate(
         for draft in drafts:
             group.hold(draft.parts[index].first)
             _take_abandoned(group, draft.parts[index])
-        wanted = [draft.wanted(index) for draft in drafts]
-        distinct = len(set().union(*wanted))
+        count = len(lacking[index])
+        fill = _fill if count == sum(d.wanted[index].count for d in drafts) else _fill_or_share
         tells = partial if partial is not None and partial.leads(group) else None
-        given = _Given(group, sorted(group.order.take(distinct)), tells, keep_evicted=keep_evicted)
-        fill = _fill if distinct == sum(map(len, wanted)) else _fill_or_share
-        for draft, keys in zip(drafts, wanted):
+        given = _Given(group, sorted(group.order.take(count)), tells, keep_evicted=keep_evicted)
+        for draft in drafts:
             part = draft.parts[index]
-            fill(group, part, keys, given)
+            fill(group, part, draft.wanted[index], given)
             evicted, part.evicted = given.account()
             draft.evicted += evicted
 
@@ -66,7 +66,9 @@ class _Given:
 
     def take(self, count: int) -> Sequence[int]:
         """Return the next ones, emptied."""
-        slots = in_a_row(self._slots[self._next : self._next + count])
+        slots = self._slots[self._next : self._next + count]
+        if slots and slots[-1] - slots[0] == count - 1:  # they are in ascending order
+            slots = range(slots[0], slots[0] + count)
         self._next += count
         if self._keep_evicted:
             self._hashes += self._group.index.keys(slots)
@@ -82,9 +84,9 @@ class _Given:
         return done
 
 
-def _fill(group: SlotGroup, part: Part, keys: Sequence[bytes], given: _Given) -> None:
+def _fill(group: SlotGroup, part: Part, keys: Keys, given: _Given) -> None:
     """Each missing block gets a slot of its own."""
-    slots = given.take(len(keys))
+    slots = given.take(keys.count)
     group.fill(keys, slots)
     if isinstance(part.missing, range):
         part.slots[part.missing.start :] = slots
@@ -93,13 +95,14 @@ def _fill(group: SlotGroup, part: Part, keys: Sequence[bytes], given: _Given) ->
         part.slots[block] = slot
 
 
-def _fill_or_share(group: SlotGroup, part: Part, keys: Sequence[bytes], given: _Given) -> None:
+def _fill_or_share(group: SlotGroup, part: Part, keys: Keys, given: _Given) -> None:
     """As `_fill`, where an earlier block may be the same one."""
-    for block, key in zip(part.missing, keys):
-        ((slot,), _) = group.index.find((key,))
+    for number, block in enumerate(part.missing):
+        key = keys.part(number, number + 1)
+        (slot,) = group.index.find(key)
         if slot < 0:
             (slot,) = given.take(1)
-            group.fill((key,), (slot,))
+            group.fill(key, (slot,))
         else:
             group.claim((slot,))
             part.kinds[block] = SHARED

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hostprep.slots.group import SlotGroup
+from hostprep.slots.index import Keys
 from hostprep.slots.matching import Part, match
 from hostprep.slots.model import (
     OUTSIDE,
@@ -29,6 +30,7 @@ class Draft:
     def __init__(
         self,
         request: Request,
+        keys: Keys,
         parts: Sequence[Part],
         reused_tokens: int,
         partial: PartialMatch | None,
@@ -37,19 +39,14 @@ class Draft:
         self.parts = parts
         self.reused_tokens = reused_tokens
         self.partial = partial
+        self.wanted = [_missing(keys, part.missing) for part in parts]
+        """By group: the keys of the blocks that have no slot."""
         self.evicted = 0
 
     @property
     def compute_tokens(self) -> int:
         """Tokens that are neither reused nor computed already."""
         return self.request.tokens - self.request.computed_tokens - self.reused_tokens
-
-    def wanted(self, group: int) -> Sequence[bytes]:
-        """Return the hashes of the request's blocks that have no slot."""
-        missing, hashes = self.parts[group].missing, self.request.hashes
-        if isinstance(missing, range):
-            return hashes[missing.start : missing.stop]
-        return [hashes[block] for block in missing]
 
     def counts(self) -> Counts:
         """Return what the request was given: from its own blocks, never by differences of sums."""
@@ -73,6 +70,12 @@ class Draft:
         )
 
 
+def _missing(keys: Keys, blocks: Sequence[int]) -> Keys:
+    return (
+        keys.part(blocks.start, blocks.stop) if isinstance(blocks, range) else keys.chosen(blocks)
+    )
+
+
 def claim_matches(
     groups: Sequence[SlotGroup],
     tokens_per_block: int,
@@ -80,24 +83,35 @@ def claim_matches(
     *,
     partial: PartialMatches | None,
     token_budget: int | None,
-) -> list[Draft]:
-    """First phase: claim what every request matches. Nothing is allocated, nothing evicted."""
+    check: Callable[[Request], None],
+) -> tuple[list[Draft], list[set[bytes]]]:
+    """First phase: claim what every request matches. Nothing is allocated, nothing evicted.
+
+    Returns the requests that the budget admits, and the keys that they lack together in each
+    group. `check` looks at every request: just before it is looked up, since its keys lie in the
+    processor's caches then.
+    """
+    lacking: list[set[bytes]] = [set() for _ in groups]
     drafts: list[Draft] = []
     budget = token_budget
     try:
-        for request in requests:
+        for number, request in enumerate(requests):
+            check(request)
             draft = _draft(groups, tokens_per_block, request, partial)
             if budget is not None:
                 if draft.compute_tokens > budget:
+                    for deferred in requests[number + 1 :]:
+                        check(deferred)
                     break
                 budget -= draft.compute_tokens
             drafts.append(draft)
             for index, (group, part) in enumerate(zip(groups, draft.parts)):
                 part.first = group.claim(_held(draft, index))
+                lacking[index].update(draft.wanted[index].keys)
     except BaseException:
         _give_up(groups, drafts)
         raise
-    return drafts
+    return drafts, lacking
 
 
 def _draft(
@@ -106,11 +120,12 @@ def _draft(
     request: Request,
     partial: PartialMatches | None,
 ) -> Draft:
-    end, parts = match(groups, tokens_per_block, request)
+    keys = Keys(request.hashes, groups[0].index.key_bytes)
+    end, parts = match(groups, tokens_per_block, request, keys)
     found = partial.match(request, end) if partial is not None else None
     behind = (request.first_block + end) * tokens_per_block
     reused_tokens = max(0, behind - request.computed_tokens) + (found.tokens if found else 0)
-    return Draft(request, parts, reused_tokens, found)
+    return Draft(request, keys, parts, reused_tokens, found)
 
 
 def _held(draft: Draft, group: int) -> Sequence[int]:
@@ -125,20 +140,18 @@ def _give_up(groups: Sequence[SlotGroup], drafts: Sequence[Draft]) -> None:
             group.unclaim(_held(draft, index))
 
 
-def check_shortage(groups: Sequence[SlotGroup], drafts: Sequence[Draft]) -> None:
+def check_shortage(
+    groups: Sequence[SlotGroup], drafts: Sequence[Draft], lacking: Sequence[set[bytes]]
+) -> None:
     """Raise ShortageError, with the first phase taken back, if a group lacks slots for the second.
 
     What the first phase claimed is not available; a block that several requests lack counts once.
     """
     missing = []
-    for index, group in enumerate(groups):
-        parts = [draft.parts[index] for draft in drafts]
-        available = group.order.count - sum(len(part.first) for part in parts)
-        needed = sum(len(part.missing) for part in parts)
-        if needed > available:
-            needed = len({key for draft in drafts for key in draft.wanted(index)})
-        if needed > available:
-            missing.append(Missing(group.group.name, needed, available, group.group.slots))
+    for index, (group, keys) in enumerate(zip(groups, lacking)):
+        available = group.order.count - sum(len(draft.parts[index].first) for draft in drafts)
+        if len(keys) > available:
+            missing.append(Missing(group.group.name, len(keys), available, group.group.slots))
     if missing:
         _give_up(groups, drafts)
         raise ShortageError(tuple(missing))

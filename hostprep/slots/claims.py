@@ -29,10 +29,16 @@ class Claim:
         ]
         """By group, in the layout's order."""
         self.counts: Counts = draft.counts()
-        self.unwritten: list[list[int]] = [use.blocks(WRITE) for use in self.uses]
-        """By group: blocks still to be committed."""
+        self._unwritten: list[list[int]] | None = None
         copied = self.partial.slots if self.partial else ()
         self.copied_from = [copied[i : i + 1] for i in range(len(self.uses))]
+
+    @property
+    def unwritten(self) -> list[list[int]]:
+        """By group: blocks still to be committed."""
+        if self._unwritten is None:  # while claiming, nobody asks
+            self._unwritten = [use.blocks(WRITE) for use in self.uses]
+        return self._unwritten
 
     @property
     def reused_tokens(self) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
-from hostprep.slots.index import HashIndex
+from hostprep.slots.index import HashIndex, Keys
 from hostprep.slots.layout import Group
 from hostprep.slots.lru import EvictionOrder
-from hostprep.slots.runs import runs
+from hostprep.slots.runs import in_a_row, runs
 
 __all__ = ["ABANDONED", "MISSING", "PENDING", "READY", "SlotGroup"]
 
@@ -31,24 +31,25 @@ class SlotGroup:
         self.state = bytearray(group.slots)
 
     def find(
-        self, hashes: Sequence[bytes], *, until_missing: bool = False
+        self, keys: Keys, *, until_missing: bool = False
     ) -> tuple[list[int], bytes, Sequence[int]]:
-        """Return each hash's slot, -1 for none, its state, and those slots that there are.
+        """Return each key's slot, -1 for none, its state, and those slots that there are.
 
         With `until_missing` all behind the first that is missing count as missing too.
         """
-        slots, rows = self.index.find(hashes, until_missing=until_missing)
-        slots += [-1] * (len(hashes) - len(slots))
-        states = bytearray(len(slots))  # all MISSING
-        for number, slot, count in rows:
-            states[number : number + count] = self.state[slot : slot + count]
-        if len(rows) == 1:
-            _, slot, count = rows[0]
-            return slots, bytes(states), range(slot, slot + count)
-        return slots, bytes(states), [slot for slot in slots if slot >= 0]
+        slots = self.index.find(keys, until_missing=until_missing)
+        slots += [-1] * (keys.count - len(slots))
+        missing = slots.count(-1)
+        present = in_a_row(slots[: len(slots) - missing])
+        if -1 not in present:
+            return slots, self.states(present) + bytes(missing), present
+        present = [slot for slot in slots if slot >= 0]
+        return slots, bytes([self.state[s] if s >= 0 else MISSING for s in slots]), present
 
     def states(self, slots: Sequence[int]) -> bytes:
         """Return each slot's state."""
+        if isinstance(slots, range):
+            return bytes(self.state[slots.start : slots.stop])
         return bytes(map(self.state.__getitem__, slots))
 
     def claim(self, slots: Sequence[int]) -> Sequence[int]:
@@ -59,7 +60,7 @@ class SlotGroup:
         if stretches is None:
             return self._claim_each(slots)
         for a, b in stretches:
-            if any(refs[a:b]):
+            if refs[a:b].tobytes().strip(b"\0"):
                 first += self._claim_each(range(a, b))
             else:
                 refs[a:b] = array("i", [1]) * (b - a)
@@ -95,13 +96,18 @@ class SlotGroup:
 
     def vacate(self, slots: Sequence[int]) -> int:
         """Forget what is in slots that were taken to be used anew. Returns how many had any."""
-        return self.index.remove(slots)
+        return self.index.forget(slots)
 
-    def fill(self, hashes: Sequence[bytes], slots: Sequence[int]) -> None:
+    def fill(self, keys: Keys, slots: Sequence[int]) -> None:
         """Give vacated slots their new contents' names: claimed once, being written."""
-        self.index.insert(hashes, slots)
+        self.index.insert(keys, slots)
         self.claim(slots)
         self.mark(slots, PENDING)
+
+    def written(self, slots: Sequence[int]) -> None:
+        """Say that the contents are there: others match them from now on."""
+        self.index.settle(slots)
+        self.mark(slots, READY)
 
     def mark(self, slots: Sequence[int], state: int) -> None:
         """Set the state of slots that are claimed."""

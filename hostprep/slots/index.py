@@ -2,32 +2,67 @@
 
 A dict of a million entries rebuilds itself now and then, 30 to 50 ms at a time, and its keys are
 a million objects for the garbage collector's lists; this has a fixed size and no objects. Chains
-hang off twice as many buckets as there are slots.
+hang off four times as many buckets as there are slots, so that few have a second entry.
+
+A look at a random place of a table of this size costs as much as many steps of Python. So a key
+gets its entry when its content is there, not when somebody begins to write it (`settle`), and
+loses it when the slot gets another one, not when it is evicted (`forget`).
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, compress, repeat
+from operator import itemgetter
 from struct import Struct
 
 from hostprep.errors import BadInputError
 from hostprep.slots.runs import runs
 
-__all__ = ["HashIndex"]
+__all__ = ["HashIndex", "Keys"]
 
 MAX_SLOTS = (1 << 31) - 2
-"""Slots are counted in 32 bits."""
-_SLOT = (1 << 32) - 1
-_TAG = (1 << 63) - (1 << 32)
+"""Slots are counted in 31 bits."""
+_SLOT = (1 << 31) - 1
+_MORE = 1 << 31
+"""There may be an entry behind this one."""
+_LOW = _MORE | _SLOT
+_HASH = (1 << 63) - (1 << 32)
+_MOST_AT_ONCE = 512
+_SETTLED = 1
+_YOUNG = 2
+
+
+class Keys:
+    """Keys, and their bytes side by side: one row of keys is compared with another at once."""
+
+    __slots__ = ("count", "joined", "keys", "width")
+
+    def __init__(self, keys: Sequence[bytes], width: int, joined: bytes | None = None) -> None:
+        """All are bytes of that width: the caller has checked it."""
+        self.keys = keys
+        self.count = len(keys)
+        self.width = width
+        self.joined = b"".join(keys) if joined is None else joined
+
+    def part(self, begin: int, end: int) -> Keys:
+        """Return the keys of those numbers."""
+        joined = self.joined[begin * self.width : end * self.width]
+        return Keys(self.keys[begin:end], self.width, joined)
+
+    def chosen(self, numbers: Sequence[int]) -> Keys:
+        """Return the keys of those numbers."""
+        return Keys([self.keys[number] for number in numbers], self.width)
 
 
 class HashIndex:
     """At most one key a slot; a key may be at several slots (`find_all`). Not thread-safe.
 
-    Keys are bytes of one length: the caller has checked it, and `find` would take a shorter key
-    for a prefix.
+    Keys are bytes of one length: the caller has checked it. An entry is a number: a slot, `_MORE`,
+    and bits of its key's hash, so that other keys of the bucket are passed by without a look at
+    them.
     """
 
     def __init__(self, slots: int, key_bytes: int) -> None:
@@ -36,130 +71,210 @@ class HashIndex:
             raise BadInputError(f"a group has {slots} slots: it must be 1 to {MAX_SLOTS}")
         if key_bytes < 1:
             raise BadInputError(f"hash_bytes is {key_bytes}: a hash has at least one byte")
-        buckets = 1 << (2 * slots - 1).bit_length()
+        buckets = 1 << (4 * slots - 1).bit_length()
         self._mask = buckets - 1
         self._heads = array("q", [-1]) * buckets
-        """The bucket's latest entry: a slot, and bits of its key's hash, so that other keys of
-        the bucket are passed by without a look at them; -1 for none."""
+        """The bucket's latest entry; -1 for none."""
         self._chain = array("q", [-1]) * slots
-        """By slot: the bucket's next entry."""
-        self._bucket = array("i", [-1]) * slots
-        """The slot's bucket; -1 where it has no key."""
-        self._width = key_bytes
+        """By slot: the bucket's next entry, -1 for none."""
+        self._bucket = array("q", [-1]) * slots
+        """By slot: the bucket that its entry is in, be it out of date; -1 for none."""
+        self._held = bytearray(slots)
+        """By slot: whether it has a key, and where that is found; 0 for none. What was forgotten
+        leaves its bytes and its entry behind."""
+        self._young: dict[bytes, int] = {}
+        """Slots of keys that have no entry yet."""
+        self._width = self.key_bytes = key_bytes
         self._keys = bytearray(slots * key_bytes)
         self._pack = Struct(f"{key_bytes}s").pack_into
+        self._unpack = Struct(f"{key_bytes}s").iter_unpack
 
-    def find(
-        self, keys: Sequence[bytes], *, until_missing: bool = False
-    ) -> tuple[list[int], list[tuple[int, int, int]]]:
-        """Return a slot for each key, -1 where none has it; and which of them lie in a row.
+    def find(self, keys: Keys, *, until_missing: bool = False) -> list[int]:
+        """Return a slot for each key, -1 where none has it.
 
-        A row is the number of its first key, the first slot, and how many they are.
         The next key is looked for in the next slot first: keys that were inserted together are
         compared at once, without a look at their buckets. `until_missing` ends with the first key
         that no slot has.
         """
-        heads, chain, mask, width = self._heads, self._chain, self._mask, self._width
-        same = self._keys.startswith
         found: list[int] = []
-        rows = []
-        rest = iter(keys)
-        for key in rest:
-            digest = hash(key)
-            entry = heads[digest & mask]
-            while entry >= 0 and (
-                (entry ^ digest) & _TAG or not same(key, (entry & _SLOT) * width)
-            ):
-                entry = chain[entry & _SLOT]
-            if entry < 0:
-                found.append(-1)
-                if until_missing:
-                    break
-                continue
-            slot = entry & _SLOT
-            more = self._in_a_row(keys, len(found) + 1, slot + 1)
-            rows.append((len(found), slot, 1 + more))
-            found.extend(range(slot, slot + 1 + more))
-            if more:
-                next(islice(rest, more, more), None)  # skips as many
-        return found, rows
+        ahead = 1
+        while len(found) < keys.count:
+            found += self._slots_of(keys.keys[len(found) : len(found) + ahead])
+            if until_missing and -1 in found:
+                return found[: found.index(-1) + 1]
+            following = found[-1] + 1
+            if following:
+                count = self._in_a_row(keys, len(found), following)
+                found += range(following, following + count)
+            ahead = min(4 * ahead, _MOST_AT_ONCE)
+        return found
 
-    def _in_a_row(self, keys: Sequence[bytes], number: int, slot: int) -> int:
+    def _slots_of(self, keys: Sequence[bytes]) -> list[int]:
+        mask = self._mask
+        digests = list(map(hash, keys))
+        entries = _gather(self._heads, [digest & mask for digest in digests])
+        young = self._young
+        slots = list(map(young.get, keys, repeat(-1))) if young else [-1] * len(keys)
+        for number in [number for number, entry in enumerate(entries) if entry >= 0]:
+            entry, digest = entries[number], digests[number]
+            if slots[number] < 0 and (entry & _MORE or not (entry ^ digest) & _HASH):
+                slots[number] = self._slot_of(keys[number], entry, digest)
+        return slots
+
+    def _slot_of(self, key: bytes, entry: int, digest: int) -> int:
+        """Return the slot that has the key, from that entry of its bucket on; -1 for none."""
+        held, same, width = self._held, self._keys.startswith, self._width
+        while entry >= 0:
+            slot = entry & _SLOT
+            if not (entry ^ digest) & _HASH and held[slot] and same(key, slot * width):
+                return slot
+            entry = self._chain[slot] if entry & _MORE else -1
+        return -1
+
+    def _in_a_row(self, keys: Keys, number: int, slot: int) -> int:
         """Return how many of the keys from that one on are in slots from this one on."""
-        same, width = self._keys.startswith, self._width
-        if number == len(keys) or not same(keys[number], slot * width):  # also beyond the last slot
-            return 0
-        low, high = 1, min(len(keys) - number, len(self._bucket) - slot)
-        step = 1
+        same, width, joined = self._keys.startswith, self._width, keys.joined
+        begin, at = number * width, slot * width
+        low, step = 0, 1
+        high = min(keys.count - number, len(self._held) - slot)
         while low < high:  # the first `low` are there, and not more than `high`
             step = min(step, high - low)
-            more = b"".join(keys[number + low : number + low + step])
-            if same(more, (slot + low) * width):
+            done = low * width
+            if same(joined[begin + done : begin + done + step * width], at + done):
                 low += step
                 step *= 2
             else:
                 high = low + step - 1
                 step = (step + 1) // 2
-        held = self._bucket[slot : slot + low]
-        return held.index(-1) if -1 in held else low  # what was removed leaves its bytes behind
+        gap = self._held.find(0, slot, slot + low)
+        return low if gap < 0 else gap - slot
 
     def find_all(self, key: bytes, limit: int) -> list[int]:
         """Return at most `limit` of the slots that have the key, the latest first."""
-        entry = self._heads[hash(key) & self._mask]
+        digest = hash(key)
+        entry = self._heads[digest & self._mask]
         found: list[int] = []
         while entry >= 0 and len(found) < limit:
             slot = entry & _SLOT
-            if self._keys.startswith(key, slot * self._width):
+            if self._held[slot] and self._keys.startswith(key, slot * self._width):
                 found.append(slot)
-            entry = self._chain[slot]
+            entry = self._chain[slot] if entry & _MORE else -1
         return found
 
-    def insert(self, keys: Sequence[bytes], slots: Sequence[int]) -> None:
-        """Give each slot, which must have none, its key."""
-        heads, chain, bucket, mask = self._heads, self._chain, self._bucket, self._mask
-        buckets = []
-        for key, slot in zip(keys, slots):
-            digest = hash(key)
-            at = digest & mask
-            chain[slot] = heads[at]
-            heads[at] = digest & _TAG | slot
-            buckets.append(at)
-        width, done = self._width, 0
-        stretches = runs(slots)
-        if stretches is None:
-            content, pack = self._keys, self._pack
-            for key, at, slot in zip(keys, buckets, slots):
-                bucket[slot] = at
-                pack(content, slot * width, key)
+    def insert(self, keys: Keys, slots: Sequence[int]) -> None:
+        """Give each slot, which must have none, its key, which no slot has."""
+        self._young.update(zip(keys.keys, slots))
+        self._flag(slots, _YOUNG)
+        content, width, done = self._keys, self._width, 0
+        rows = runs(slots)
+        if rows is None:
+            for key, slot in zip(keys.keys, slots):
+                self._pack(content, slot * width, key)
             return
-        for first, end in stretches:
-            begin, done = done, done + end - first
-            bucket[first:end] = array("i", buckets[begin:done])
-            self._keys[first * width : end * width] = b"".join(keys[begin:done])
+        for first, end in rows:
+            begin, done = done, done + (end - first) * width
+            content[first * width : end * width] = keys.joined[begin:done]
+
+    def settle(self, slots: Sequence[int]) -> None:
+        """Make entries for keys that were inserted and are there to stay."""
+        self._unlink(slots)
+        keys = self.keys(slots)
+        deque(map(self._young.pop, keys, repeat(None)), 0)
+        heads, links, mask = self._heads, self._chain, self._mask
+        digests = list(map(hash, keys))
+        buckets = [digest & mask for digest in digests]
+        for slot, bucket, digest in zip(slots, buckets, digests):
+            before = heads[bucket]
+            if before < 0:
+                heads[bucket] = digest & _HASH | slot
+            else:
+                heads[bucket] = digest & _HASH | slot | _MORE
+                links[slot] = before
+        self._enter(slots, buckets)
+        self._flag(slots, _SETTLED)
+
+    def forget(self, slots: Sequence[int]) -> int:
+        """Take the slots' keys away, where they have one. Returns how many had.
+
+        Their entries stay until the slots have others, and are passed by: their slots have no key
+        or another one.
+        """
+        held = self._flags(slots)
+        if _YOUNG in held:
+            for key in self.keys([s for s, flag in zip(slots, held) if flag == _YOUNG]):
+                del self._young[key]
+        self._flag(slots, 0)
+        return len(held) - held.count(0)
 
     def remove(self, slots: Sequence[int]) -> int:
-        """Take the slots' keys away, where they have one. Returns how many had."""
-        heads, chain, bucket = self._heads, self._chain, self._bucket
-        removed = 0
-        for slot in slots:
-            at = bucket[slot]
-            if at < 0:
-                continue
-            before = heads[at] & _SLOT
-            if before == slot:
-                heads[at] = chain[slot]
-            else:
-                while chain[before] & _SLOT != slot:
-                    before = chain[before] & _SLOT
-                chain[before] = chain[slot]
-            bucket[slot] = -1
-            removed += 1
-        return removed
+        """Forget the keys, and remove their entries at once."""
+        forgotten = self.forget(slots)
+        self._unlink(slots)
+        self._enter(slots, [-1] * len(slots))
+        return forgotten
+
+    def _unlink(self, slots: Sequence[int]) -> None:
+        """Remove the slots' entries, where they have one: `_enter` what they have then."""
+        heads, own, rows = self._heads, self._bucket, runs(slots)
+        buckets = array("q")
+        if rows is None:
+            buckets.extend(map(own.__getitem__, slots))
+        for first, end in rows or ():
+            buckets += own[first:end]
+        for slot, bucket, head in zip(slots, buckets, _gather(heads, buckets)):
+            if head & _LOW == slot:  # and none behind it
+                heads[bucket] = -1
+            elif bucket >= 0:
+                self._unchain(slot, bucket)
+
+    def _enter(self, slots: Sequence[int], buckets: Sequence[int]) -> None:
+        own, rows, done = self._bucket, runs(slots), 0
+        if rows is None:
+            for slot, bucket in zip(slots, buckets):
+                own[slot] = bucket
+        for first, end in rows or ():
+            begin, done = done, done + end - first
+            own[first:end] = array("q", buckets[begin:done])
+
+    def _unchain(self, slot: int, bucket: int) -> None:
+        """Take the slot's entry out of a bucket that has others, or had."""
+        heads, links = self._heads, self._chain
+        before = heads[bucket]
+        if before & _SLOT == slot:
+            heads[bucket] = links[slot] if before & _MORE else -1
+            return
+        while True:
+            previous = before & _SLOT
+            before = links[previous]
+            if before & _SLOT == slot:
+                links[previous] = links[slot] if before & _MORE else -1
+                return
+
+    def _flags(self, slots: Sequence[int]) -> bytes:
+        rows = runs(slots)
+        if rows is None:
+            return bytes(map(self._held.__getitem__, slots))
+        return b"".join(self._held[first:end] for first, end in rows)
+
+    def _flag(self, slots: Sequence[int], flag: int) -> None:
+        held, rows = self._held, runs(slots)
+        if rows is None:
+            for slot in slots:
+                held[slot] = flag
+            return
+        for first, end in rows:
+            held[first:end] = bytes([flag]) * (end - first)
 
     def keys(self, slots: Sequence[int]) -> list[bytes]:
         """Return the keys of those of the slots that have one."""
-        content, width, bucket = memoryview(self._keys), self._width, self._bucket
-        return [bytes(content[s * width : s * width + width]) for s in slots if bucket[s] >= 0]
+        content, width, held, rows = memoryview(self._keys), self._width, self._held, runs(slots)
+        if rows is None:
+            return [bytes(content[s * width : s * width + width]) for s in slots if held[s]]
+        keys: list[bytes] = []
+        for first, end in rows:
+            some = chain.from_iterable(self._unpack(content[first * width : end * width]))
+            keys += compress(some, held[first:end])
+        return keys
 
     def key_of(self, slot: int) -> bytes:
         """Return the key of a slot that has one."""
@@ -169,4 +284,8 @@ class HashIndex:
     def memory_bytes(self) -> int:
         """What the arrays take."""
         arrays = (self._heads, self._chain, self._bucket)
-        return sum(a.itemsize * len(a) for a in arrays) + len(self._keys)
+        return sum(a.itemsize * len(a) for a in arrays) + len(self._held) + len(self._keys)
+
+
+def _gather(values: array[int], at: Sequence[int]) -> Sequence[int]:
+    return itemgetter(*at)(values) if len(at) > 1 else [values[i] for i in at]

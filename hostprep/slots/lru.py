@@ -5,9 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
-from hostprep.slots.runs import runs
+from hostprep.slots.runs import in_a_row
 
 __all__ = ["EvictionOrder"]
+
+_FEW = 8
+"""Slots that are worth a try to take them at once."""
 
 
 class EvictionOrder:
@@ -24,6 +27,8 @@ class EvictionOrder:
         self._newer.append(0)
         self._older = array("i", range(-1, slots))
         self._older[0] = slots
+        self._down = array("i", range(-1, slots))
+        """Each slot's lower neighbour: what `_newer` is where a row was released, last first."""
         self.count = slots
 
     def unlink(self, slots: Sequence[int]) -> None:
@@ -37,8 +42,9 @@ class EvictionOrder:
         newer, older = self._newer, self._older
         first, end = slots[0], slots[-1] + 1
         self.count -= len(slots)
-        if runs(slots) == [(first, end)] and older[first : end - 1] == array(
-            "i", range(first + 1, end)
+        if (
+            isinstance(in_a_row(slots), range)
+            and older[first : end - 1] == self._down[first + 2 : end + 1]
         ):
             before, after = older[end - 1], newer[first]
             newer[before] = after
@@ -83,12 +89,21 @@ class EvictionOrder:
 
     def take(self, count: int) -> list[int]:
         """Take out and return the oldest `count`, of which there must be as many."""
-        newer, end = self._newer, self._end
-        taken = []
-        slot = newer[end]
-        for _ in range(count):
-            taken.append(slot)
-            slot = newer[slot]
+        newer, down, end = self._newer, self._down, self._end
+        taken: list[int] = []
+        slot, step = newer[end], _FEW
+        while len(taken) < count:
+            left = count - len(taken)
+            first = max(0, slot + 1 - min(step, left))
+            if newer[first + 1 : slot + 1] == down[first + 1 : slot + 1]:
+                taken += range(slot, first - 1, -1)
+                slot = newer[first]
+                step *= 2
+                continue
+            for _ in range(min(_FEW, left)):
+                taken.append(slot)
+                slot = newer[slot]
+            step = max(_FEW, step // 2)
         newer[end] = slot
         self._older[slot] = end
         self.count -= count
@@ -106,4 +121,4 @@ class EvictionOrder:
     @property
     def memory_bytes(self) -> int:
         """What the arrays take."""
-        return sum(a.itemsize * len(a) for a in (self._newer, self._older))
+        return sum(a.itemsize * len(a) for a in (self._newer, self._older, self._down))

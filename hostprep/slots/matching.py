@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hostprep.slots.group import ABANDONED, MISSING, PENDING, READY, SlotGroup
+from hostprep.slots.index import Keys
 from hostprep.slots.layout import ATTENTION
 from hostprep.slots.model import OUTSIDE, REUSED, SHARED, STORED, WRITE, Request
 from hostprep.slots.runs import in_a_row
@@ -44,7 +45,7 @@ class Part:
 
 
 def match(
-    groups: Sequence[SlotGroup], tokens_per_block: int, request: Request
+    groups: Sequence[SlotGroup], tokens_per_block: int, request: Request, keys: Keys
 ) -> tuple[int, list[Part]]:
     """Return how many of the request's blocks are behind it after reuse, and its parts.
 
@@ -54,7 +55,7 @@ def match(
     hashes = request.hashes
     begin = _begin(request, tokens_per_block)
     end = begin
-    looks = [_look(slots, tokens_per_block, request, begin) for slots in groups]
+    looks = [_look(slots, tokens_per_block, request, keys, begin) for slots in groups]
     limit = request.reuse_limit_tokens
     tokens = max(0, request.tokens - 1) if limit is None else min(limit, request.tokens)
     wanted = min(len(hashes), tokens // tokens_per_block - request.first_block)
@@ -80,21 +81,24 @@ def _agree(looks: Sequence[_All | _Some], begin: int, wanted: int) -> int:
             return end
 
 
-def _look(slots: SlotGroup, tokens_per_block: int, request: Request, begin: int) -> _All | _Some:
+def _look(
+    slots: SlotGroup, tokens_per_block: int, request: Request, keys: Keys, begin: int
+) -> _All | _Some:
     if slots.group.kind == ATTENTION and slots.group.window_tokens is None:
-        return _All(slots, request, begin)
-    return _Some(slots, tokens_per_block, request)
+        return _All(slots, request, keys, begin)
+    return _Some(slots, tokens_per_block, request, keys)
 
 
 class _All:
     """A group that needs every block."""
 
-    def __init__(self, group: SlotGroup, request: Request, begin: int) -> None:
+    def __init__(self, group: SlotGroup, request: Request, keys: Keys, begin: int) -> None:
         self._store = request.store
         if request.store:
-            self._slots, self._states, self._present = group.find(request.hashes)
+            self._slots, self._states, self._present = group.find(keys)
             return
-        found, states, _ = group.find(request.hashes[begin:], until_missing=True)
+        rest = keys.part(begin, keys.count)
+        found, states, _ = group.find(rest, until_missing=True)
         self._slots, self._states = [-1] * begin + found, bytes(begin) + states
         self._present = ()  # chosen by `part`
 
@@ -120,8 +124,11 @@ class _All:
 class _Some:
     """A group with a window, or with states: looked up from the end, no more than is needed."""
 
-    def __init__(self, group: SlotGroup, tokens_per_block: int, request: Request) -> None:
+    def __init__(
+        self, group: SlotGroup, tokens_per_block: int, request: Request, keys: Keys
+    ) -> None:
         self._group = group
+        self._keys = keys
         self._tokens_per_block = tokens_per_block
         self._request = request
         self._known = -1
@@ -148,7 +155,7 @@ class _Some:
         if self._known < 0:
             self._states, self._known = bytearray(end), end
         if low < self._known:
-            _, states, _ = self._group.find(self._request.hashes[low : self._known])
+            _, states, _ = self._group.find(self._keys.part(low, self._known))
             self._states[low : self._known] = states
             self._known = low
 
@@ -162,7 +169,7 @@ class _Some:
                     kinds[index], slots[index] = OUTSIDE, -1
         if end > begin:
             low = self._needed_from(begin, end)
-            slots[low:end], _, _ = self._group.find(request.hashes[low:end])
+            slots[low:end], _, _ = self._group.find(self._keys.part(low, end))
             kinds[low:end] = bytes([REUSED]) * (end - low)
         return Part(slots, kinds, [slot for slot in slots if slot >= 0])
 
@@ -172,5 +179,5 @@ class _Some:
             self._group.group, self._tokens_per_block, first + len(slots), request.tokens
         )
         low, high = max(0, low - first), max(0, high - first)
-        slots[low:high], states, _ = self._group.find(request.hashes[low:high])
+        slots[low:high], states, _ = self._group.find(self._keys.part(low, high))
         kinds[low:high] = states.translate(_KIND_OF_STATE)

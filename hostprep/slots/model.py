@@ -82,9 +82,10 @@ class Counts:
     compute_tokens: int = 0
     """What is left for it to compute: the request's share of the token budget."""
 
-    def plus(self, other: Counts) -> Counts:
+    def plus(self, *others: Counts) -> Counts:
         """Return the sum."""
-        return Counts(**{name: mine + getattr(other, name) for name, mine in vars(self).items()})
+        rows = [tuple(vars(counts).values()) for counts in (self, *others)]
+        return Counts(*map(sum, zip(*rows)))
 
 
 @value

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from hostprep.slots.group import READY, SlotGroup
-from hostprep.slots.index import HashIndex
+from hostprep.slots.index import HashIndex, Keys
 from hostprep.slots.model import PartialMatch, Request
 
 __all__ = ["PartialMatches"]
@@ -47,7 +47,8 @@ class PartialMatches:
             tokens = self._tokens_of(request, block)
             if len(tokens) == self._width:
                 self._tokens[slot * self._width : slot * self._width + self._width] = tokens
-                self._by_parent.insert((parent,), (slot,))
+                self._by_parent.insert(Keys((parent,), len(parent)), (slot,))
+                self._by_parent.settle((slot,))
 
     def forget(self, slots: Sequence[int]) -> None:
         """Drop what was known of slots that are used anew."""
@@ -92,10 +93,10 @@ class PartialMatches:
         """Return where each group has the block, or nothing if one has not."""
         if self._leading.state[slot] != READY:
             return ()
-        key = self._leading.index.key_of(slot)
+        key = Keys((self._leading.index.key_of(slot),), self._leading.index.key_bytes)
         found: list[int] = []
         for group in self._groups:
-            slots, states, _ = group.find((key,))
+            slots, states, _ = group.find(key)
             if states != _READY:
                 return ()
             found += slots

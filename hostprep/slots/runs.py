@@ -13,7 +13,7 @@ _WORTH_IT = 8
 def in_a_row(slots: Sequence[int]) -> Sequence[int]:
     """Return consecutive slots as a range, others as they are."""
     count = len(slots)
-    if not count or slots[-1] - slots[0] != count - 1:
+    if isinstance(slots, range) or not count or slots[-1] - slots[0] != count - 1:
         return slots
     row = range(slots[0], slots[0] + count)
     return row if slots == list(row) else slots

