@@ -92,14 +92,10 @@ def _vllm(python: EnginePython, size_bytes: int) -> Times:
 
 
 def _sglang(python: EnginePython, size_bytes: int) -> Times:
-    """Of half the size: the cold pool is made beside the prepared one."""
-    size_bytes //= 2
     command = [sys.executable, "-m", "tests.engines.sglang_times", str(size_bytes // MIB)]
     told = _last_line(command, dict(os.environ))
     del python
-    return Times(
-        (told["first"], told["cold"]), (told["prepared"], told["prepared_again"]), size_bytes
-    )
+    return Times(tuple(told["cold"]), tuple(told["prepared"]), size_bytes)
 
 
 def _lmcache(python: EnginePython, size_bytes: int) -> Times:
