@@ -14,7 +14,7 @@ from hostprep.errors import HostprepError
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["print_json", "print_table", "report", "say", "warn"]
+__all__ = ["error_document", "print_json", "print_table", "report", "say", "warn"]
 
 
 def print_json(value: Any) -> None:
@@ -63,8 +63,13 @@ def warn(text: str) -> None:
 def report(error: HostprepError, *, as_json: bool) -> None:
     """Tell an error: one line for people, and an object for programs if they asked for JSON."""
     if as_json:
-        print_json({"error": error.message, "reason": error.reason, "remedy": error.remedy})
+        print_json(error_document(error))
     warn(str(error))
+
+
+def error_document(error: HostprepError) -> dict[str, str | None]:
+    """Return an error for programs."""
+    return {"error": error.message, "reason": error.reason, "remedy": error.remedy}
 
 
 def _console() -> Console:

@@ -16,6 +16,8 @@ from hostprep.units import format_bytes
 __all__ = ["Table", "pool_yaml", "sizing_document", "tables"]
 
 _GROUP = ("GROUP", "WINDOW", "LAYERS", "BYTES/SLOT", "MIN SLOTS")
+_OPTIONS = {"spec.backings": "--backing", "spec.regions": "--regions"}
+"""Fields of a pool that are written as given, and so may be refused."""
 _TIER = ("SLOTS", "BYTES", "SHARE", "REQUESTS")
 
 
@@ -34,26 +36,49 @@ def tables(sizing: Sizing) -> list[Table]:
     limits = sizing.limits
     ranks = f"TP {limits.tensor_parallel} x PP {limits.pipeline_parallel}"
     head = (
-        f"{sizing.model.name} ({sizing.model.family}): {limits.max_batch_size} requests of up to "
+        f"{sizing.model.name} ({sizing.model.family}): {_requests(limits.max_batch_size)} of up to "
         f"{limits.max_seq_len} tokens, {limits.tokens_per_block} a block, each rank of {ranks}"
-    )
-    least = (
-        f"At least {format_bytes(sizing.smallest.size_bytes)} for one request at a time, "
-        f"{format_bytes(sizing.floor.size_bytes)} for {limits.max_batch_size}"
     )
     host = "Host, the least of it" if sizing.host == sizing.floor else "Host"
     shown = [("GPU", sizing.gpu), (host, sizing.host)]
     found = [_tier_table(name, tier, sizing) for name, tier in shown if tier is not None]
-    found[0].before[:0] = [head, *(f"  note: {note}" for note in sizing.notes), least]
+    found[0].before[:0] = [head, *(f"  note: {note}" for note in sizing.notes), _least(sizing)]
     return found
+
+
+def _least(sizing: Sizing) -> str:
+    """Say what happens with less than each of the two sizes; more is no promise of speed."""
+    batch = sizing.limits.max_batch_size
+    alone, together = _told_apart(sizing.smallest.size_bytes, sizing.floor.size_bytes)
+    longest = f"one request of {sizing.limits.max_seq_len} tokens may never end"
+    if batch == 1:
+        return f"Below {alone} {longest}"
+    if alone == together:
+        return (
+            f"Below {alone} {longest}; from there on {batch} at once come to no standstill, though "
+            "they may wait for one another"
+        )
+    return f"Below {alone} {longest}; below {together} {batch} at once can come to a standstill"
+
+
+def _requests(count: int) -> str:
+    return f"{count} request{'' if count == 1 else 's'}"
+
+
+def _told_apart(smaller: int, larger: int) -> tuple[str, str]:
+    """Return both sizes for people; in whole MiB, rounded up, where they would look the same."""
+    told = format_bytes(smaller), format_bytes(larger)
+    if smaller == larger or len({text.replace(".0 ", " ") for text in told}) == 2:
+        return told
+    return f"{-(-smaller >> 20)} MiB", f"{-(-larger >> 20)} MiB"
 
 
 def _tier_table(name: str, tier: Tier, sizing: Sizing) -> Table:
     rows = [_row(group, tier) for group in tier.groups]
     first = tier.limiting
     after = (
-        f"  {format_bytes(tier.size_bytes)}; {first.group.name} is full first: "
-        f"{first.requests} request{'' if first.requests == 1 else 's'} of "
+        f"  {format_bytes(tier.size_bytes)}; first to fill: {first.group.name}, with "
+        f"{_requests(first.requests)} of "
         f"{sizing.limits.typical} tokens"
     )
     return Table((*_GROUP, *_TIER), rows, [f"{name}:"], [after])
@@ -130,7 +155,7 @@ def pool_yaml(name: str, sizing: Sizing, options: dict[str, str | None]) -> str:
         "spec": spec,
     }
     text: str = yaml.safe_dump(document, sort_keys=False, default_flow_style=False)
-    load_pools(text, source="hostprep size")
+    load_pools(text, source="", options=_OPTIONS)
     return text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from typing import Any
@@ -93,6 +94,7 @@ def _region_document(paths: PoolPaths, pool: PoolFacts, region: RegionFacts) -> 
         "leased": region.leased,
         "clean": region.clean,
         "damage": region.damage,
+        "sized_for": _sized_for(region),
         "holder": None
         if holder is None or holder.holder == NOBODY
         else {
@@ -102,6 +104,12 @@ def _region_document(paths: PoolPaths, pool: PoolFacts, region: RegionFacts) -> 
             "since_s": round(time.time() - holder.claimed_at_s, 1),
         },
     }
+
+
+def _sized_for(region: RegionFacts) -> str | None:
+    """Return the model that the region's published layout is for; None without a layout."""
+    model = json.loads(region.layout or "{}").get("model")
+    return model if isinstance(model, str) else None
 
 
 def _rows(pool: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -16,6 +16,7 @@ from hostprep.plan.hugetlb import take_hugetlb
 from hostprep.plan.placement import granule_bytes
 from hostprep.plan.question import Offer, Question, Refusal
 from hostprep.plan.tmpfs import take_tmpfs
+from hostprep.plan.words import full_remedy
 from hostprep.pool.placement import Placement
 from hostprep.units import format_bytes
 
@@ -59,11 +60,11 @@ def _fall_back_by_node(question: Question, wanted_bytes: int) -> Choice:
         candidates = {placement: order[rank] for placement, rank in ranks.items()}
         answer = _consider(question, candidates, wanted_bytes)
         if isinstance(answer, Offer):
-            return _chosen(answer, refusals)
+            return _chosen(question, answer, refusals)
         refusals.append(answer)
         for placement in _concerned(answer, candidates):
             ranks[placement] += 1
-    return _chosen(None, refusals)
+    return _chosen(question, None, refusals)
 
 
 def _concerned(refusal: Refusal, candidates: _Backings) -> list[Placement]:
@@ -78,13 +79,16 @@ def _one_for_all(question: Question, wanted_bytes: int) -> Choice:
     for backing in question.spec.backings:
         answer = _consider_one(question, backing, wanted_bytes)
         if isinstance(answer, Offer):
-            return _chosen(answer, refusals)
+            return _chosen(question, answer, refusals)
         refusals.append(answer)
-    return _chosen(None, refusals)
+    return _chosen(question, None, refusals)
 
 
-def _chosen(offer: Offer | None, refusals: list[Refusal]) -> Choice:
-    passed = tuple(PassedOver(r.backing, r.why, r.remedy) for r in refusals)
+def _chosen(question: Question, offer: Offer | None, refusals: list[Refusal]) -> Choice:
+    is_sized = question.spec.sizing is not None
+    passed = tuple(
+        PassedOver(r.backing, r.why, full_remedy(r, is_sized=is_sized)) for r in refusals
+    )
     told = () if offer is not None and not offer.changes.new else passed
     return Choice(offer, told, tuple(refusal.reason for refusal in refusals))
 

@@ -26,6 +26,8 @@ class Refusal:
     remedy: str
     reason: str = "BackingUnavailable"
     node_id: int | None = None
+    less_would_do: bool = False
+    """Whether asking for less is another remedy: how one does that depends on the pool."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,8 +129,9 @@ def _room(question: Question, budget: Budget, total: int, backing: Backing) -> R
             backing,
             f"{question.facts.root.path} has {format_bytes(max(0, budget.root_free_bytes))} free "
             f"of the {format_bytes(total)} needed",
-            "ask for less, give --root another tmpfs, or run it as root",
+            "give --root another tmpfs, or run it as root",
             "NotEnoughMemory",
+            less_would_do=True,
         )
     limit = budget.tmpfs_limit_bytes
     if limit is not None and limit < total:
@@ -138,8 +139,9 @@ def _room(question: Question, budget: Budget, total: int, backing: Backing) -> R
             backing,
             f"this process's cgroup is limited to {format_bytes(max(0, limit))} of memory, and "
             f"{format_bytes(total)} are needed",
-            "ask for less, or run it where a host-level cgroup can be made",
+            "or run it where a host-level cgroup can be made",
             "NotEnoughMemory",
+            less_would_do=True,
         )
     return None
 

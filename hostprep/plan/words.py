@@ -8,7 +8,7 @@ from hostprep.backing import Backing
 from hostprep.plan.question import Question, Refusal
 from hostprep.units import format_bytes
 
-__all__ = ["movable_refusal", "page_words", "short_refusal"]
+__all__ = ["full_remedy", "movable_refusal", "page_words", "short_refusal"]
 
 
 def page_words(page_bytes: int) -> str:
@@ -24,10 +24,18 @@ def short_refusal(
         backing,
         f"node {node_id} can give {format_bytes(available)} of the {format_bytes(needed)} "
         f"needed in {what}",
-        "ask for less, lower the reserve, or free memory",
+        "lower the reserve, or free memory",
         "NotEnoughMemory",
         node_id,
+        less_would_do=True,
     )
+
+
+def full_remedy(refusal: Refusal, *, is_sized: bool) -> str:
+    """Return all that would help; nobody writes the bytes of a pool that was sized for a model."""
+    if not refusal.less_would_do:
+        return refusal.remedy
+    return f"{'size the model for less' if is_sized else 'ask for less'}, {refusal.remedy}"
 
 
 def movable_refusal(

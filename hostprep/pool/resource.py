@@ -68,12 +68,15 @@ class _StrictLoader(_Loader):  # type: ignore[misc,valid-type]
         return mapping
 
 
-def load_pools(text: str, *, source: str) -> tuple[PoolSpec, ...]:
+def load_pools(
+    text: str, *, source: str, options: Mapping[str, str] | None = None
+) -> tuple[PoolSpec, ...]:
     """Read one or several YAML documents, each a HostMemoryPool.
 
-    `source` names the text in messages (a file's name). Raises BadInputError for text of more
-    than 1 MiB, text that is no YAML, aliases, nesting deeper than 32, anything that is not a
-    valid HostMemoryPool, two pools of one name, and no pool at all.
+    `source` names the text in messages (a file's name); empty for one that nobody sees. `options`:
+    what fields were made of, by their paths, to be named instead of them.
+    Raises BadInputError for text of more than 1 MiB, text that is no YAML, aliases, nesting deeper
+    than 32, anything that is not a valid HostMemoryPool, two pools of one name, and no pool at all.
     """
     if len(text) > MAX_TEXT_BYTES or len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
         raise BadInputError(f"{source}: is larger than 1 MiB", remedy="split it into several files")
@@ -85,7 +88,7 @@ def load_pools(text: str, *, source: str) -> tuple[PoolSpec, ...]:
     specs: list[PoolSpec] = []
     for number, document in enumerate(documents, start=1):
         where = source if len(documents) == 1 else f"{source}: document {number}"
-        specs.append(_spec_of(document, where))
+        specs.append(_spec_of(document, where, options))
         if specs[-1].name in {spec.name for spec in specs[:-1]}:
             raise BadInputError(
                 f"{where}: metadata.name: a pool {specs[-1].name!r} stands there already",
@@ -224,17 +227,21 @@ def _spec_of(document: object, where: str, options: Mapping[str, str] | None = N
     except ValidationError as error:
         path, why, remedy = explain(error)
         shown = _shown_path(path, options or {})
-        raise BadInputError(f"{where}: {shown}: {why}", remedy=remedy) from error
+        raise BadInputError(f"{_at(where, shown)}: {why}", remedy=remedy) from error
     name_field = _shown_path("metadata.name", options or {})
-    return _pool_spec(resource, f"{where}: {name_field}")
+    return _pool_spec(resource, _at(where, name_field))
+
+
+def _at(where: str, field: str) -> str:
+    return f"{where}: {field}" if where else field
 
 
 def _shown_path(path: str, options: Mapping[str, str]) -> str:
     for field, option in options.items():
         if path == field or path.startswith((field + ".", field + "[")):
             return option
-    if options and path == "spec":
-        return "--size"
+    if path == "spec":
+        return options.get("spec.size", path)
     return path
 
 

@@ -17,13 +17,23 @@ _DEFAULT = "bfloat16"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeChoice:
-    """What the engine is told; `auto` leaves it to the model."""
+    """What the engine is told; `auto` leaves it to the model.
+
+    Raises BadInputError, naming the option, for a data type that is not known.
+    """
 
     kv: str = AUTO
     index: str = AUTO
     """Of the keys that sparse attention selects tokens by."""
     state: str = AUTO
     """Of recurrent states."""
+
+    def __post_init__(self) -> None:
+        if self.kv not in (AUTO, DS_MLA):
+            dtype_named(self.kv, field="--kv-dtype")
+        for name, option in ((self.index, "--index-dtype"), (self.state, "--state-dtype")):
+            if name != AUTO:
+                dtype_named(name, field=option)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

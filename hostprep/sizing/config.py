@@ -143,7 +143,8 @@ def _text_part(document: Mapping[str, Any], source: str) -> ModelConfig:
 
 def _inherited(document: Mapping[str, Any], fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Let the part have the whole's data type and kind, where it has none of its own."""
-    kept = {key: document[key] for key in ("dtype", "torch_dtype", "model_type") if key in document}
+    keys = ("dtype", "torch_dtype", "model_type", "architectures")
+    kept = {key: document[key] for key in keys if key in document}
     return {**kept, **fields}
 
 

@@ -46,6 +46,7 @@ _READERS: dict[str, Callable[[ModelConfig, CacheTypes, int], Layers]] = {
     "nemotron": states.nemotron_layers,
 }
 _PLAIN = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+_A_MODELS = ("model_type", "architectures", "num_hidden_layers")
 _TELLING = (
     "kv_lora_rank", "compress_ratios", "sliding_window", "layer_types", "hybrid_override_pattern",
     "linear_num_key_heads", "ssm_state_size", "state_size", "attention_chunk_size",
@@ -79,8 +80,20 @@ def read_model(
 
 
 def _unknown(config: ModelConfig, kind: str) -> BadInputError:
-    """Say which fields were missing to read it as the plainest kind, or which forbid that."""
-    missing = [key for key in ("model_type", *_PLAIN) if not config.has(key)]
+    """Say which fields were missing to read it as the plainest kind, or which forbid that.
+
+    What has none of the fields that say of a file that it is a model's (a tokenizer's, or a
+    generation_config.json) is told to be no model's: what such a one lacks would not help.
+    """
+    if not any(config.has(key) for key in _A_MODELS):
+        return BadInputError(
+            f"{config.source}: is no model's config.json: {', '.join(_A_MODELS)} are missing",
+            reason="UnknownArchitecture",
+            remedy="give the model's own config.json, as its publisher wrote it",
+        )
+    missing = [key for key in _PLAIN if not config.has(key)]
+    if config.has("hidden_size") and "head_dim" in missing:
+        missing.remove("head_dim")  # hidden_size / num_attention_heads then
     strange = [key for key in _TELLING if config.has(key)]
     why = f"model_type {kind[:40]!r} is not known" if kind else "model_type is missing"
     if missing:
@@ -91,5 +104,5 @@ def _unknown(config: ModelConfig, kind: str) -> BadInputError:
         f"{config.source}: {why}",
         reason="UnknownArchitecture",
         remedy="give one of a known kind; if every layer keeps keys and values of all tokens, "
-        'write "model_type": "llama"',
+        'write "model_type": "llama"' + (", and what is missing" if missing else ""),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hostprep.errors import BadInputError
+from hostprep.pool.slot_layout import round_up
 from hostprep.sizing.limits import Limits
 from hostprep.sizing.model import Model, Part, Store
 
@@ -107,7 +108,7 @@ def _store_bytes(store: Store, limits: Limits) -> int:
         raise BadInputError(
             f"--tokens-per-block: is {limits.tokens_per_block}, no multiple of the "
             f"{store.ratio} tokens that become one entry of {store.name}",
-            remedy=f"give a multiple of {store.ratio}, such as {max(256, store.ratio)}",
+            remedy=f"give a multiple of {store.ratio}, such as {round_up(256, store.ratio)}",
         )
     return entry * (limits.tokens_per_block // store.ratio)
 

@@ -6,17 +6,21 @@ from dataclasses import dataclass, replace
 
 from hostprep.errors import BadInputError
 
-__all__ = ["Limits"]
+__all__ = ["LONGEST_TOKENS", "MOST_TOKENS_PER_BLOCK", "TOKENS_PER_BLOCK", "Limits"]
 
+LONGEST_TOKENS = 1 << 31
+MOST_TOKENS_PER_BLOCK = 1 << 20
+TOKENS_PER_BLOCK = 32
+"""Of a block, where nobody says otherwise."""
 _MOST = {
     "max_batch_size": 1 << 20,
-    "max_seq_len": 1 << 31,
-    "max_num_tokens": 1 << 31,
-    "tokens_per_block": 1 << 20,
+    "max_seq_len": LONGEST_TOKENS,
+    "max_num_tokens": LONGEST_TOKENS,
+    "tokens_per_block": MOST_TOKENS_PER_BLOCK,
     "beam_width": 1 << 10,
     "tensor_parallel": 1 << 14,
     "pipeline_parallel": 1 << 14,
-    "typical_seq_len": 1 << 31,
+    "typical_seq_len": LONGEST_TOKENS,
 }
 _OPTIONS = {"tensor_parallel": "tp", "pipeline_parallel": "pp"}
 
@@ -35,7 +39,7 @@ class Limits:
     """Tokens of the longest request, its answer included."""
     max_num_tokens: int = 8192
     """Tokens of one step, over all requests: how long a chunk of a prompt can be."""
-    tokens_per_block: int = 32
+    tokens_per_block: int = TOKENS_PER_BLOCK
     beam_width: int = 1
     speculative_tokens: int = 0
     """Tokens that are drafted beyond each step's own."""

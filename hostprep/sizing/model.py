@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import lcm
 
 from hostprep.sizing.dtypes import DType
 
@@ -48,3 +49,13 @@ class Model:
     max_positions: int | None
     dtype: DType
     notes: tuple[str, ...] = ()
+
+    @property
+    def ratios(self) -> frozenset[int]:
+        """How many tokens become one entry, wherever that is more than one."""
+        return frozenset(s.ratio for layer in self.layers for s in layer) - {1}
+
+    @property
+    def block_multiple(self) -> int:
+        """What a block's tokens must be a multiple of, so that every entry is whole in a block."""
+        return lcm(*self.ratios)

@@ -17,11 +17,20 @@ __all__ = ["Memory", "Sizing", "size_model", "slot_layout"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What there is, or is wanted, on each rank. At most one of the host's is set."""
+    """What there is, or is wanted, on each rank.
+
+    Raises BadInputError where both of the host's are set.
+    """
 
     gpu_bytes: int | None = None
     host_bytes: int | None = None
     host_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.host_bytes is not None and self.host_tokens is not None:
+            raise BadInputError(
+                "--host-memory and --host-tokens exclude each other", remedy="give one of them"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +58,6 @@ def size_model(model: Model, limits: Limits, memory: Memory) -> Sizing:
     Raises BadInputError naming the option for limits that no memory satisfies, or too little of
     it.
     """
-    if memory.host_bytes is not None and memory.host_tokens is not None:
-        raise BadInputError(
-            "--host-memory and --host-tokens exclude each other", remedy="give one of them"
-        )
     groups = groups_of(model, limits)
     if len(groups) > MAX_GROUPS:
         raise BadInputError(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 import hostprep
@@ -14,17 +17,19 @@ from hostprep.pool.slot_layout import SizedGroup, SlotLayout
 from hostprep.pool.spec import PoolSpec
 from hostprep.slots.layout import ATTENTION, RECURRENT, Layout
 from tests.support.pools import POOL, pool_of
+from tests.support.processes import hostprep as run_hostprep
 
 pytestmark = pytest.mark.kernel
 
 
-def sizing(slots: int) -> SlotLayout:
+def sizing(slots: int, model: str = "") -> SlotLayout:
     return SlotLayout.of(
         (
             SizedGroup(name="full", slot_bytes=64 << 10, slots=slots, kind=ATTENTION),
             SizedGroup(name="state", slot_bytes=1 << 10, slots=4, kind=RECURRENT),
         ),
         tokens_per_block=32,
+        model=model,
     )
 
 
@@ -49,6 +54,14 @@ def test_every_region_carries_the_layout_and_is_adopted_with_it(
 
     outcome = node.prepare([sized(40, backing)])
     assert all(isinstance(action, AdoptRegion) for action in outcome.plan.actions)
+
+
+def test_status_tells_programs_which_model_a_region_is_for(node: Node) -> None:
+    plain = pool_of(name="plain", regions=1, backing=Backing.BASE, size_bytes=2 * MIB)
+    node.prepare([replace(sized(40), sizing=sizing(40, "made-up")), plain])
+    told = json.loads(run_hostprep("status", "--root", node.root, "-o", "json").stdout)
+    found = {pool["name"]: {one["sized_for"] for one in pool["regions"]} for pool in told["pools"]}
+    assert found == {POOL: {"made-up"}, "plain": {None}}
 
 
 def test_another_layout_of_the_same_size_is_published_without_touching_memory(node: Node) -> None:

@@ -126,6 +126,28 @@ def test_an_unknown_architecture_is_refused_with_what_was_missing() -> None:
     assert "state_size would have to be understood" in words
 
 
+def test_hidden_size_will_do_in_place_of_head_dim() -> None:
+    words = refusal(b'{"model_type": "new", "num_hidden_layers": 2, "hidden_size": 8}')
+    assert "not known; missing: num_attention_heads, num_key_value_heads; give" in words
+    assert words.endswith('write "model_type": "llama", and what is missing')
+    words = refusal(json.dumps({**LLAMA, "model_type": "new", "head_dim": None}).encode())
+    assert "missing" not in words
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"max_length": 20, "eos_token_id": 2}, {"text_config": {"hidden_size": 8}}]
+)
+def test_a_file_that_is_no_models_config_is_told_so(fields: dict[str, Any]) -> None:
+    words = refusal(json.dumps(fields).encode())
+    assert "is no model's config.json: model_type, architectures, num_hidden_layers are" in words
+
+
+def test_a_model_that_says_its_class_is_one() -> None:
+    nested = {"architectures": ["NewForCausalLM"], "text_config": {"hidden_size": 8}}
+    words = refusal(json.dumps(nested).encode())
+    assert "model_type is missing; missing: num_hidden_layers" in words
+
+
 def test_a_model_that_does_not_say_what_it_is_is_not_guessed() -> None:
     fields = {key: value for key, value in LLAMA.items() if key != "model_type"}
     assert "model_type is missing" in refusal(json.dumps(fields).encode())

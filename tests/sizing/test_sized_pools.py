@@ -103,6 +103,16 @@ def test_a_pool_that_does_not_fit_says_for_how_much_the_model_would_have_to_be_s
     assert plan([whole], facts).pools[0].unmet is None
 
 
+def test_no_remedy_tells_to_write_bytes_into_a_pool_that_was_sized() -> None:
+    made = plan([spec(20 * 1024, region_count=2)], node()).pools[0]
+    assert {over.backing for over in made.passed_over} == {H2, BASE}
+    told = "size the model for less, lower the reserve, or free memory"
+    assert {over.remedy for over in made.passed_over} == {told}
+    plain = replace(spec(), sizing=None, size_bytes=made.wanted_bytes, region_count=2)
+    (first, *_) = plan([plain], node()).pools[0].passed_over
+    assert first.remedy == "ask for less, lower the reserve, or free memory"
+
+
 def test_what_has_its_layout_is_adopted_and_nothing_else_done() -> None:
     text = layout_text(sizing().to_json())
     regions = [
