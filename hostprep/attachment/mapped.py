@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import mmap
 import os
+import sys
 import weakref
 from types import TracebackType
 
@@ -164,10 +165,10 @@ def _keep(mapping: mmap.mmap, lease: Lease) -> None:
     """End the lease when the mapping is gone: when its last user has let go of it."""
     key = id(mapping)
 
-    names = vars(builtins)
+    names, is_finalizing = vars(builtins), sys.is_finalizing
 
     def unmapped(_: object) -> None:
-        if not names.get("open"):
+        if is_finalizing() and not names.get("open"):
             # The interpreter's very end, which some extensions' objects outlive: no file can be
             # read or written any more, and the end of the process says what `retire` would.
             return

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import hostprep
-from hostprep.errors import FailedError, HostprepError, NotReadyError
+from hostprep.errors import BadInputError, FailedError, HostprepError, NotReadyError
 from hostprep.units import format_bytes
 
 __all__ = ["beside", "hand_over", "say"]
@@ -36,27 +36,29 @@ def beside(module: str, arguments: Sequence[str], command: Sequence[str]) -> tup
 
 
 def hand_over(
-    check: Callable[[], None],
-    give: Callable[[str, int], object],
-    regions: Sequence[str],
+    reach: Callable[[str], tuple[Callable[[], None], Callable[[str, int], object]]],
+    arguments: Sequence[str],
     *,
     into: str,
     without: str,
 ) -> int:
     """Give the engine its regions as soon as it answers: what a process that `beside` starts does.
 
-    `check` raises NotReadyError until the engine answers; `give` takes a name and a size in bytes.
-    `regions`: names and sizes in turn, as on the command line. `into` and `without` say what the
-    regions became a part of, or that the engine goes on without. Returns the exit code.
+    `arguments`: the engine's address, then names and sizes in turn. `reach` makes two functions of
+    the address, or raises BadInputError: one raises NotReadyError until the engine answers, the
+    other takes a name and a size in bytes. `into` and `without` say what the regions became a part
+    of, or that the engine goes on without. Returns the exit code.
     """
-    engine = int(os.environ[_ENGINE])
     _let_go_of_leases()
     try:
+        address, regions = _read(arguments)
+        check, give = reach(address)
+        engine = _engine()
         _until_it_answers(check, engine)
-        for name, size in zip(regions[::2], regions[1::2]):
+        for name, size_bytes in regions:
             _check_alive(engine)
-            give(name, int(size))
-            say(f"{name}, {format_bytes(int(size))}, is part of {into}")
+            give(name, size_bytes)
+            say(f"{name}, {format_bytes(size_bytes)}, is part of {into}")
     except HostprepError as error:
         say(f"{error}; {without}")
         return error.exit_code
@@ -67,6 +69,30 @@ def say(line: str) -> None:
     """Tell people, on standard error."""
     sys.stderr.write(f"hostprep: {line}\n")
     sys.stderr.flush()
+
+
+def _read(arguments: Sequence[str]) -> tuple[str, list[tuple[str, int]]]:
+    """Return the address, and names and sizes. Raises BadInputError."""
+    names, sizes = arguments[1::2], arguments[2::2]
+    if len(names) != len(sizes) or not arguments or not all(size.isdecimal() for size in sizes):
+        raise BadInputError(
+            "an engine's address is needed, and a size in bytes for each region",
+            reason="BadCommand",
+            remedy="leave this to `hostprep exec --engine`, which starts it",
+        )
+    return arguments[0], [(name, int(size)) for name, size in zip(names, sizes)]
+
+
+def _engine() -> int:
+    """Return the engine's process id. Raises FailedError where nobody says it."""
+    told = os.environ.get(_ENGINE, "")
+    if not told.isdecimal():
+        raise FailedError(
+            f"{_ENGINE} does not say which process the engine is",
+            reason="NoEngine",
+            remedy="leave this to `hostprep exec --engine`, which starts it beside the engine",
+        )
+    return int(told)
 
 
 def _let_go_of_leases() -> None:

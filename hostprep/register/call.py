@@ -6,7 +6,7 @@ from hostprep.attachment.mapped import Attachment
 from hostprep.errors import BadInputError
 from hostprep.register.registration import Registration
 from hostprep.register.slices import pool_of
-from hostprep.register.turnstile import Turnstile
+from hostprep.register.turnstile import Turnstile, patience_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ def register(
             f"mode {mode!r} is unknown", reason="BadMode", remedy="give background or sync"
         )
     if "turnstile" not in options:
-        options["turnstile"] = Turnstile(pool_of(attachment).root)
+        # No chunk ends inside a row: a row that is all of a rank's part is one long call.
+        patience = patience_for(options.get("row_bytes", 0))
+        options["turnstile"] = Turnstile(pool_of(attachment).root, patience_s=patience)
     registration = Registration(attachment, **options)
     return registration.run() if mode == "sync" else registration.start()

@@ -36,17 +36,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from threading import Event
 
-__all__ = ["Turnstile"]
+__all__ = ["PATIENCE_S", "Turnstile", "patience_for"]
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _MAX_WIDTH = 64
 _HEAD_PAUSE_S = 0.001
 _PAUSE_S = 0.01
 _IMPATIENT_S = 1.0
+PATIENCE_S = 30.0
+"""Of who registers by chunks: hundreds of them could have had their turns."""
+_SLOW_BYTES_PER_S = 2_800_000_000
+"""Half of the slowest rate measured for memory that is present: 5.6 GB/s, 4 KiB pages, four
+processes at once (LightLLM issue 1527)."""
 _PATIENCES = 10
 """How many times a turnstile's patience anybody waits at all: a queue that moves, and never lets
 us through, is somebody's who keeps drawing tickets before ours."""
 _OPEN_TRIES = 10
+
+
+def patience_for(call_bytes: int) -> float:
+    """Return how long to wait for others that, like us, register that much by one call."""
+    return max(PATIENCE_S, call_bytes / _SLOW_BYTES_PER_S)
 
 
 class Turnstile:
@@ -64,7 +74,7 @@ class Turnstile:
         key: str = "node",
         *,
         width: int = 1,
-        patience_s: float = 30.0,
+        patience_s: float = PATIENCE_S,
         say: Callable[[str], None] | None = None,
     ) -> None:
         """Raise BadInputError for a key or a width that cannot be; touches nothing."""

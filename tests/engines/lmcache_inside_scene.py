@@ -8,6 +8,7 @@ Prints what it saw as one JSON document.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -98,6 +99,20 @@ def calls() -> list[str]:
     return [line for line in lines if "register(" in line]
 
 
+def watch(seen: dict[str, Any]) -> None:
+    """Note the driver's calls where LMCache is given a buffer, before it sees it."""
+    from lmcache.v1 import memory_management
+
+    given = memory_management._allocate_cpu_memory
+
+    def allocate(*sizes: Any, **how: Any) -> Any:
+        buffer = given(*sizes, **how)
+        seen["as_given"] = calls()
+        return buffer
+
+    memory_management._allocate_cpu_memory = allocate
+
+
 def place(address: int, size_bytes: int) -> dict[str, Any]:
     """Return which file some memory lies in, wholly, and where."""
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -115,6 +130,14 @@ def refusal(config: Any) -> str:
     except Exception as error:
         return f"{type(error).__name__} {getattr(error, 'reason', '')}: {error}"
     return ""
+
+
+def have_another_buffer() -> None:
+    """Have LMCache allocate once more, where nothing is left; without CUDA it may fail to."""
+    from lmcache.v1 import memory_management
+
+    with contextlib.suppress(Exception):
+        memory_management._allocate_cpu_memory(4096)
 
 
 def have_a_context() -> None:
@@ -139,6 +162,7 @@ def main(words: list[str]) -> None:
 
     connector = connector_of(config)
     seen["before"] = calls()
+    watch(seen)
     connector.register_kv_caches(dict.fromkeys(LAYERS, torch.zeros(1)))
     seen["registered"] = calls()
     engine = connector._lmcache_engine.lmcache_engine
@@ -147,6 +171,7 @@ def main(words: list[str]) -> None:
     seen["size"] = buffer.numel()
     seen |= place(buffer.data_ptr(), buffer.numel())
     seen["beside"] = refusal(config)
+    have_another_buffer()
 
     tokens = list(range(TOKENS))
     engine.store(tokens=tokens, req_id="1")

@@ -119,8 +119,14 @@ def test_what_was_stored_is_loaded_again(seen: dict[str, Any]) -> None:
 def test_it_is_registered_by_one_call_before_lmcache_has_it(seen: dict[str, Any]) -> None:
     assert seen["before"] == []
     assert len(seen["registered"]) == 1
+    assert seen["as_given"] == seen["registered"]
     assert f"{_MIB << 20}" in seen["registered"][0]
     assert [" unregister(" in line for line in seen["taken_back"]] == [True]
+
+
+def test_a_further_buffer_is_said_to_be_outside_of_the_turns(seen: dict[str, Any]) -> None:
+    assert "4096 bytes of LMCache's do not fit" in seen["stderr"]
+    assert "without taking turns" in seen["stderr"]
 
 
 def test_more_than_the_region_has_is_refused_with_both_numbers(seen: dict[str, Any]) -> None:
@@ -164,6 +170,13 @@ def test_its_own_key_cannot_be_led_to_a_region(tmp_path: Path) -> None:
         (
             ("vllm", "serve", "m", "--kv-transfer-config", '{"kv_connector": "NixlConnector"}'),
             "needs HostprepLMCacheConnector",
+        ),
+        (
+            (
+                *("vllm", "serve", "m", "--kv-transfer-config"),
+                '{"kv_connector_extra_config": {"hostprep.slotz": true}}',
+            ),
+            "unknown key(s) hostprep.slotz",
         ),
     ],
 )

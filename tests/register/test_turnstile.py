@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from hostprep.backing import GIB, MIB
 from hostprep.errors import BadInputError, BusyError
 from hostprep.kernel.locks import try_lock
 from hostprep.kernel.nameless import give_name, new_nameless
 from hostprep.register import tickets, turnstile
 from hostprep.register.own_fds import own
-from hostprep.register.turnstile import Turnstile
+from hostprep.register.turnstile import PATIENCE_S, Turnstile, patience_for
 from hostprep.register.turnstile_folders import remove_turnstiles
 from tests.register.turns import HANG_S, a_turn, entries, run_all
 
@@ -98,3 +99,8 @@ def test_removing_the_folders_while_somebody_waits_lets_him_go_on(root: Path) ->
             pass
         timer.join()
     assert len(said) == 1
+
+
+def test_who_registers_by_one_long_call_waits_for_as_long_a_one() -> None:
+    assert patience_for(0) == patience_for(480 * MIB) == PATIENCE_S
+    assert patience_for(500 * GIB) > 500 * GIB / 5.6e9  # measured: LightLLM issue 1527

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hostprep.engines.beside import hand_over
 from hostprep.engines.lmcache.server import Server
@@ -17,15 +17,17 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str]) -> int:
     """Run as above. Returns the exit code."""
-    url, *regions = arguments
-    server = Server(url)
     return hand_over(
-        server.check,
-        server.add,
-        regions,
+        _reach,
+        arguments,
         into="the server's L1",
         without="the server goes on without further regions",
     )
+
+
+def _reach(url: str) -> tuple[Callable[[], None], Callable[[str, int], object]]:
+    server = Server(url)
+    return server.check, server.add
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 
+from hostprep.backing import GIB
 from hostprep.errors import FailedError
 
 TYPE_CHECKING = False
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["lead", "synchronize"]
 
 _ALLOCATE, _FREE = "_allocate_cpu_memory", "_free_cpu_memory"
-_GIB = 1 << 30
 _log = logging.getLogger("hostprep.engines")
 
 
@@ -28,8 +28,9 @@ def lead(memory: HostMemory, *, registers: bool) -> None:
     """Have LMCache take its host buffers from `memory` from now on, in this process.
 
     `registers`: with CUDA, before LMCache has them, by one call in the node's turn: its copies
-    may begin and end anywhere. A buffer that does not fit any more is LMCache's own, with a
-    warning. Raises FailedError for an LMCache that has other names for what is replaced.
+    may begin and end anywhere. A buffer that does not fit any more is LMCache's own, registered
+    outside of the turns, with a warning. Raises FailedError for an LMCache that has other names
+    for what is replaced.
     """
     import torch
     from lmcache.v1 import memory_management, system_detection
@@ -41,7 +42,11 @@ def lead(memory: HostMemory, *, registers: bool) -> None:
 
     def allocate(size: int, *more: Any, **how: Any) -> Any:
         if size > memory.free_bytes:
-            _log.warning("%d bytes of LMCache's do not fit into prepared memory any more", size)
+            _log.warning(
+                "%d bytes of LMCache's do not fit into prepared memory any more: it allocates and "
+                "registers them itself, without taking turns with the node's other processes",
+                size,
+            )
             return own_allocate(size, *more, **how)
         return memory.tensor((size,), torch.uint8, row_bytes=size if registers else None)
 
@@ -54,7 +59,7 @@ def lead(memory: HostMemory, *, registers: bool) -> None:
 
     for name, ours in ((_ALLOCATE, allocate), (_FREE, free)):
         setattr(memory_management, name, ours)
-    detector.get_available_memory_gb = staticmethod(lambda: memory.free_bytes / _GIB)
+    detector.get_available_memory_gb = staticmethod(lambda: memory.free_bytes / GIB)
 
 
 def synchronize() -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
+from hostprep.backing import GIB
 from hostprep.engines.beside import beside
 from hostprep.engines.catalogue import way_of
 from hostprep.engines.installed import installed_version, untried
 from hostprep.engines.launching import Launch, Options, Wanted
 from hostprep.engines.lmcache.command_line import ServerCommand, read_command
 from hostprep.engines.lmcache.server import Server
+from hostprep.engines.lmcache.sizes import bytes_of_gib, check_one_call
 from hostprep.errors import BadInputError
-from hostprep.register.chunks import ONE_CALL_LIMIT_BYTES
-from hostprep.units import format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["arranged", "wanted"]
 
-_GIB = 1 << 30
+_SIZE = "--l1-size-gb"
 _ELSEWHERE = {
     "--l1-manager": "puts L1 into pools of their own, to which no region can be added later",
     "--gds-l1-path": "puts L1 on a disk",
@@ -45,10 +44,11 @@ def wanted(command: tuple[str, ...], environ: Mapping[str, str], options: Option
     count = len(options.regions) or options.count or 1
     if count > 1:
         Server(server.url)  # refuses an address at which nobody could be told of the others
-    given = server.last("--l1-size-gb")
+    given = server.last(_SIZE)
     if given is None:
         return Wanted(count=count)
-    size_bytes = _size_bytes(given)
+    size_bytes = bytes_of_gib(given, _SIZE)
+    _check_one_call(size_bytes)
     if count > 1:
         raise BadInputError(
             f"--l1-size-gb is {given}, and {count} regions are to be L1 together",
@@ -67,13 +67,13 @@ def arranged(
     """
     server = read_command(command)
     first = leases[0]
-    given = server.last("--l1-size-gb")
+    given = server.last(_SIZE)
     sizes = [lease.region.size_bytes for lease in leases]
-    _check_one_call(_size_bytes(given) if given is not None else max(sizes))
+    _check_one_call(bytes_of_gib(given, _SIZE) if given is not None else max(sizes))
     words = list(server.words)
     if given is None:
         # A float of GiB, which holds every multiple of a page exactly.
-        words += ["--l1-size-gb", repr(first.region.size_bytes / _GIB)]
+        words += [_SIZE, repr(first.region.size_bytes / GIB)]
     words += ["--l1-devdax-path", first.path, "--no-l1-use-lazy", "--shm-name", ""]
     version = installed_version(words[0], ("lmcache",), environ)
     notes = list(untried("LMCache", version, way_of("lmcache").versions))
@@ -99,30 +99,12 @@ def _check(server: ServerCommand) -> None:
         )
 
 
-def _size_bytes(gib: str) -> int:
-    """Return what LMCache makes of --l1-size-gb. Raises BadInputError for what is no size."""
-    try:
-        size = float(gib) * _GIB
-        size_bytes = int(size) if math.isfinite(size) else 0
-    except ValueError:
-        size_bytes = 0
-    if size_bytes <= 0:
-        raise BadInputError(
-            f"--l1-size-gb {gib!r} is no size", reason="BadCommand", remedy="give GiB, such as 64"
-        )
-    _check_one_call(size_bytes)
-    return size_bytes
-
-
 def _check_one_call(size_bytes: int) -> None:
-    if size_bytes >= ONE_CALL_LIMIT_BYTES:
-        raise BadInputError(
-            f"L1 would have {format_bytes(size_bytes)} in one region, and LMCache registers a "
-            "region with CUDA by one call, which fails from "
-            f"{format_bytes(ONE_CALL_LIMIT_BYTES)} on",
-            reason="RegionTooLarge",
-            remedy="have more and smaller regions in the pool, and claim several (--count)",
-        )
+    check_one_call(
+        size_bytes,
+        owner="L1 in one region",
+        remedy="have more and smaller regions in the pool, and claim several (--count)",
+    )
 
 
 def _with_others(words: Sequence[str], url: str, others: Sequence[Lease]) -> tuple[str, ...]:

@@ -14,12 +14,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCac
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
+from hostprep.backing import GIB
 from hostprep.engines.host_memory import HostMemory
 from hostprep.engines.lmcache.host_buffers import lead, synchronize
-from hostprep.engines.lmcache.inside_settings import SIZE_KEY, size_asked
+from hostprep.engines.lmcache.inside_settings import ASKER, SIZE_KEY, read_settings, size_asked
 from hostprep.engines.memory import engine_memory
-from hostprep.engines.parts import Asker
-from hostprep.engines.vllm.offloading_settings import Settings
 from hostprep.engines.vllm.simple_layout import share_of
 from hostprep.errors import BadInputError
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HostprepLMCacheConnector"]
 
-_GIB = 1 << 30
-_ASKER = Asker("LMCache", "max_local_cpu_size (GiB a rank)")
 # Below vLLM's own logger, whose handler and level are the ones that people have set.
 _log = init_logger("vllm.hostprep")
 
@@ -44,13 +41,13 @@ class HostprepLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         config = vllm_config.kv_transfer_config
         extra = config.kv_connector_extra_config or {}
-        settings = Settings.read(extra)
-        _refuse(extra)
+        settings = read_settings(extra)
+        _check_platform()
         self._prepared: HostMemory | None = None
         if role == KVConnectorRole.WORKER:
             memory = self._prepared = _memory_of(vllm_config, extra)
             size_bytes = _size_bytes(memory, extra)
-            config.kv_connector_extra_config = {**extra, SIZE_KEY: size_bytes / _GIB}
+            config.kv_connector_extra_config = {**extra, SIZE_KEY: size_bytes / GIB}
             lead(memory, registers=settings.does_register(is_cuda=current_platform.is_cuda()))
         super().__init__(vllm_config, role, kv_cache_config)
 
@@ -74,13 +71,7 @@ class HostprepLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
                 self._prepared.close()
 
 
-def _refuse(extra: Mapping[str, Any]) -> None:
-    if extra.get("hostprep.mode", "sync") != "sync":
-        raise BadInputError(
-            "hostprep.mode is background, and LMCache takes its memory as it starts",
-            reason="BadSetting",
-            remedy="leave it out, or use --engine vllm-offloading",
-        )
+def _check_platform() -> None:
     if current_platform.is_rocm():
         raise BadInputError(
             "memory is registered with CUDA, and this is ROCm",
@@ -98,7 +89,7 @@ def _memory_of(vllm_config: Any, extra: Mapping[str, Any]) -> HostMemory:
     )
     try:
         share = share_of(attachment.size_bytes, attachment.page_bytes, ranks=here, index=rank)
-        return HostMemory(attachment, share, rank=rank, asker=_ASKER)
+        return HostMemory(attachment, share, rank=rank, asker=ASKER)
     except BaseException:
         attachment.close()
         raise

@@ -36,6 +36,7 @@ _SHORT = {
     "-r": "--node-rank",
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
+    "-pcp": "--prefill-context-parallel-size",
 }
 _FLAGS = (
     "--data-parallel-hybrid-lb",
@@ -49,6 +50,7 @@ _LONG = frozenset(
         "--kv-offloading-backend",
         "--distributed-executor-backend",
         "--config",
+        "--device-ids",
         *_SHORT.values(),
     )
 )

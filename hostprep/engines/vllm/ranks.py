@@ -10,7 +10,7 @@ from hostprep.engines.vllm.command_line import CommandLine
 from hostprep.errors import BadInputError
 from hostprep.values import value
 
-__all__ = ["Ranks", "local_ranks"]
+__all__ = ["Ranks", "local_ranks", "workers", "workers_here"]
 
 _SIZE = "--data-parallel-size"
 _LOCAL = "--data-parallel-size-local"
@@ -59,6 +59,24 @@ def local_ranks(line: CommandLine) -> Ranks:
     first = (start or 0) if local is not None else 0
     numbers = tuple(range(first, first + count))
     return Ranks(numbers, is_parallel=size > 1 or first > 0)
+
+
+def workers(line: CommandLine) -> int:
+    """Return how many processes with a GPU each data-parallel rank has, on all its nodes."""
+    count = 1
+    for kind in ("tensor", "pipeline", "prefill-context"):
+        count *= max(1, line.number(f"--{kind}-parallel-size") or 1)
+    return count
+
+
+def workers_here(line: CommandLine) -> int:
+    """Return how many of them are on this node, where a rank may span several.
+
+    vllm/config/parallel.py, local_world_size and nnodes_within_dp. Raises as `local_ranks` does.
+    """
+    groups = max(1, _count(line, _SIZE) // len(local_ranks(line).numbers))
+    nodes = max(1, (line.number("--nnodes") or 1) // groups)
+    return max(1, workers(line) // nodes)
 
 
 def _check_known(line: CommandLine, size: int, local: int | None, start: int | None) -> None:

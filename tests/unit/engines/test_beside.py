@@ -17,6 +17,7 @@ from hostprep.engines.beside import beside
 pytestmark = pytest.mark.unit
 
 ADDING = "hostprep.engines.lmcache.adding"
+MOUNTING = "hostprep.engines.mooncake.mounting"
 HANG_S = 60.0
 
 
@@ -90,3 +91,29 @@ def test_another_engine_that_answers_there_gets_nothing_of_a_dead_ones(
     done = _run(url, "/bin/true")
     assert "the engine ended before it had its memory" in done.stderr
     assert got == []
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "code"),
+    [
+        (ADDING, ("nonsense",), 2),
+        (ADDING, (), 2),
+        (ADDING, ("http://127.0.0.1:1", "/mem/one"), 2),
+        (ADDING, ("http://127.0.0.1:1", "/mem/one", "much"), 2),
+        (ADDING, ("http://127.0.0.1:1", "/mem/one", "4096"), 1),
+        (MOUNTING, ("nonsense",), 2),
+        (MOUNTING, ("1", "one", "4096"), 1),
+    ],
+)
+def test_started_by_hand_it_says_in_one_line_what_is_wrong(
+    module: str, arguments: tuple[str, ...], code: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        capture_output=True, text=True, check=False, timeout=HANG_S,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert done.stderr.startswith("hostprep: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert ("HOSTPREP_BESIDE" in done.stderr) == (code == 1)
+    assert "goes on without" in done.stderr

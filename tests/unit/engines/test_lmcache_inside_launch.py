@@ -12,6 +12,7 @@ from hostprep.backing import GIB, MIB, Backing
 from hostprep.claim import Lease
 from hostprep.engines.launching import Launch, Options, Wanted
 from hostprep.engines.lmcache import launch, launch_inside
+from hostprep.engines.lmcache.inside_settings import size_asked
 from hostprep.errors import BadInputError
 from hostprep.handoff import Handoff, Region
 from hostprep.paths import PoolPaths
@@ -31,7 +32,7 @@ def _wanted(*options: str, **environ: str) -> Wanted:
     return launch_inside.wanted((*SERVE, *options), NOTHING | environ, Options())
 
 
-def _arranged(*options: str, size_bytes: int = 64 * MIB) -> Launch:
+def _arranged(*options: str, size_bytes: int = 64 * MIB, python: str = "") -> Launch:
     region = Region(
         name="node0-0",
         path="mem/node0-0",
@@ -45,7 +46,8 @@ def _arranged(*options: str, size_bytes: int = 64 * MIB) -> Launch:
     )
     handoff = Handoff("kv", "", 1, "boot", "0", (region,))
     lease = Lease(PoolPaths("/run/hostprep", "kv"), handoff, region, 9, "1ea5e")
-    return launch_inside.arranged((*SERVE, *options), NOTHING, [lease])
+    begin = (python, "-m", *SERVE) if python else SERVE
+    return launch_inside.arranged((*begin, *options), NOTHING, [lease])
 
 
 @pytest.mark.parametrize(
@@ -85,6 +87,86 @@ def test_its_size_is_a_ranks_and_the_extra_configuration_comes_first() -> None:
     assert _wanted("-dp", "2").count == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [
+        ("-tp 2 -pp 2", 4),
+        ("-tp 2 -pcp 2", 4),
+        ("-tp 2 --prefill-context-parallel-size=3", 6),
+        ("-tp 8 --nnodes 2 --node-rank 1", 4),
+        ("-tp 2 -dp 4 -dpl 2 -dpr 0 --nnodes 2", 2),
+        ("-tp 4 -dp 2 -dpl 1 -dpr 1 --nnodes 4", 2),
+        ("-tp 2 -dp 8 -dpn 5 --nnodes 2", 2),
+    ],
+)
+def test_ranks_are_counted_as_vllm_counts_its_local_world(options: str, ranks: int) -> None:
+    """vllm/config/parallel.py: world_size // nnodes_within_dp."""
+    wanted = _wanted(*options.split(), LMCACHE_MAX_LOCAL_CPU_SIZE="1")
+    assert wanted.size_bytes == ranks * GIB
+
+
+@pytest.mark.parametrize("key", ["tensor-parallel-size", "prefill_context_parallel_size", "nnodes"])
+def test_ranks_that_a_file_says_have_to_be_moved(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "vllm.yaml"
+    path.write_text(f"{key}: 2\n")
+    with pytest.raises(BadInputError, match=f"sets {key}"):
+        _wanted("--config", str(path))
+
+
+def test_parts_are_whole_pages_and_both_numbers_are_named() -> None:
+    asked = _given(kv_connector_extra_config={"lmcache.max_local_cpu_size": 0.299})
+    assert _wanted(*asked, "-tp", "2").size_bytes == 2 * 308 * MIB
+    with pytest.raises(BadInputError) as refused:
+        _arranged(*asked, "-tp", "2", size_bytes=614 * MIB)
+    assert refused.value.reason == "RegionTooSmall"
+    for number in (int(0.299 * GIB), 306 * MIB):
+        assert f"{number} bytes" in str(refused.value)
+    assert _arranged(*asked, "-tp", "2", size_bytes=616 * MIB).command
+
+
+def test_more_ranks_than_pages_are_refused() -> None:
+    with pytest.raises(BadInputError, match="asks for 1 bytes"):
+        _arranged("-tp", "2", size_bytes=2 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"hostprep.mode": "background"}, "hostprep.mode"),
+        ({"hostprep.slotz": True}, "hostprep.slotz"),
+        ({"hostprep.slots": True}, "hostprep.slots"),
+        ({"hostprep.register": "perhaps"}, "hostprep.register"),
+        ({"hostprep.deadline_s": 60}, "hostprep.deadline_s"),
+        ({"cpu_bytes_to_use": 1 << 30}, "lmcache.max_local_cpu_size"),
+        ({"cpu_bytes_to_use_per_rank": 1 << 30}, "lmcache.max_local_cpu_size"),
+    ],
+)
+def test_settings_without_effect_are_refused_before_the_claim(
+    setting: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(BadInputError, match=told) as refused:
+        _wanted(*_given(kv_connector_extra_config=setting))
+    assert refused.value.exit_code == 2
+    assert refused.value.remedy
+
+
+def test_settings_that_it_has_are_taken() -> None:
+    extra = {"hostprep.mode": "sync", "hostprep.register": "never", "hostprep.pool": "kv"}
+    assert _wanted(*_given(kv_connector_extra_config=extra)) == Wanted(count=1)
+
+
+def test_people_are_told_of_vllm_as_well(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python3").touch(mode=0o755)
+    for name in ("vllm-0.40.0", "lmcache-0.6.0"):
+        (tmp_path / f"lib/python3.12/site-packages/{name}.dist-info").mkdir(parents=True)
+    ray = ("--distributed-executor-backend", "ray")
+    done = _arranged(*ray, python=f"{tmp_path}/bin/python3")
+    begins = ("vLLM 0.40.0 has never", "workers that Ray starts", "LMCache 0.6.0 has never")
+    assert all(map(str.startswith, done.notes, begins))
+    assert len(done.notes) == len(begins)
+
+
 @pytest.mark.parametrize("size", ["0", "-1", "nan", "inf", "much"])
 def test_a_size_that_is_none_is_refused(size: str) -> None:
     with pytest.raises(BadInputError, match="no size"):
@@ -99,6 +181,14 @@ def test_a_size_in_lmcaches_file_has_to_be_moved(tmp_path: Path) -> None:
     path.write_text("chunk_size: 256\n")
     assert _wanted(LMCACHE_CONFIG_FILE=str(path)) == Wanted(count=1)
     assert _wanted(LMCACHE_CONFIG_FILE="/nowhere") == Wanted(count=1)
+
+
+def test_without_exec_the_connector_refuses_it_too(tmp_path: Path) -> None:
+    """It asks `size_asked` what to take, in vLLM's process."""
+    path = tmp_path / "lmcache.yaml"
+    path.write_text("'max_local_cpu_size' : 64\n")
+    with pytest.raises(BadInputError, match="LMCACHE_MAX_LOCAL_CPU_SIZE"):
+        size_asked({}, {"LMCACHE_CONFIG_FILE": str(path)})
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,30 @@ def test_before_0_32_chosen_gpus_would_have_ranks_share_a_place(tmp_path: Path) 
     assert _count("launch_offloading", command) == 1
 
 
+@pytest.mark.parametrize("text", ["device-ids: 0,2", "device_id: [0, 2]", "'device-ids': 0,2"])
+def test_a_file_may_choose_them_as_well(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "vllm.yaml"
+    path.write_text(f"port: 80\n{text}\n")
+    command = _serve(tmp_path, "0.31.0", "-tp", "2", "--config", str(path))
+    with pytest.raises(BadInputError, match="two may write to one place"):
+        _count("launch", command)
+    assert _count("launch_offloading", command) == 1
+
+
+def test_a_file_may_say_that_there_are_several(tmp_path: Path) -> None:
+    path = tmp_path / "vllm.yaml"
+    path.write_text("tensor_parallel_size: 2\n")
+    command = _serve(tmp_path, "0.31.0", "--device-ids", "0,2", "--config", str(path))
+    with pytest.raises(BadInputError, match="two may write to one place"):
+        _count("launch", command)
+
+
+@pytest.mark.parametrize("word", ["--device-id", "--device_i", "--device-id=0,2"])
+def test_a_shortened_word_is_to_be_written_out(tmp_path: Path, word: str) -> None:
+    with pytest.raises(BadInputError, match="short for --device-ids"):
+        _count("launch", _serve(tmp_path, "0.31.0", "-tp", "2", word, "0,2"))
+
+
 @pytest.mark.parametrize("release", ["0.32.0", "0.33.0+cu130", "1.0", "unknown"])
 def test_later_ones_and_unknown_ones_may(tmp_path: Path, release: str) -> None:
     assert _count("launch", _serve(tmp_path, release, *_CHOSEN)) == 1
