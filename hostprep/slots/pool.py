@@ -12,7 +12,6 @@ from hostprep.slots.batch import Draft, check_shortage, claim_matches
 from hostprep.slots.checks import check_request
 from hostprep.slots.claims import BatchClaim, Claim
 from hostprep.slots.group import ABANDONED, MISSING, READY, SlotGroup
-from hostprep.slots.index import Keys
 from hostprep.slots.layout import RECURRENT, Layout
 from hostprep.slots.model import Counts, Request, ShortageError
 from hostprep.slots.partial import PartialMatches
@@ -189,10 +188,10 @@ class SlotPool:
         """Whether a block is there and written. It may be gone at the next call: claim it."""
         if len(block_hash) != self.hash_bytes:
             raise BadInputError(f"a hash of {len(block_hash)} bytes: not {self.hash_bytes}")
-        with self._lock:
-            return self._groups[group].find(Keys((block_hash,), self.hash_bytes))[1] == bytes(
-                [READY]
-            )
+        slots = self._groups[group]
+        with self._lock:  # what is written has its entry in the index
+            found = slots.index.find_all(block_hash, 1)
+            return bool(found) and slots.state[found[0]] == READY
 
     def forget_unclaimed(self) -> int:
         """Empty every slot that nobody claims (the model's weights changed). Returns how many.

@@ -179,18 +179,18 @@ class Play:
         self._check_claims()
 
     def _make_room(self, new: list[bytes], offered: set[bytes]) -> bool:
-        """Give up claims as the rule says, the latest first; tell whether the store has room."""
-        while True:
-            free = self.room - len(self.content) - len(self.writing)
-            lacking = len(new) - free - len(self.ready - self._pinned() - offered)
-            if lacking <= 0:
-                return True
-            if len(new) > self.room or lacking > sum(len(one.told) for one in self.waiting):
-                return False
-            while lacking > 0:
-                given_up = self.waiting.pop()
-                lacking -= len(given_up.told)
-                given_up.told.clear()
+        """Give up claims as the rule says, the latest first; tell whether the store has room.
+
+        None is given up where all of them are not enough.
+        """
+        free = self.room - len(self.content) - len(self.writing)
+        told = [one.told for one in self.requests if one not in self.waiting]
+        stays = offered.union(*told, *(stored for _, _, _, stored in self.jobs))
+        if len(new) > free + len(self.ready - stays):
+            return False
+        while len(new) > free + len(self.ready - self._pinned() - offered):
+            self.waiting.pop().told.clear()
+        return True
 
     def _pinned(self) -> set[bytes]:
         """Everything that a store must leave alone."""

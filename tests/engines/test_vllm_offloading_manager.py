@@ -211,6 +211,21 @@ def test_waiting_requests_never_keep_others_from_storing_and_the_latest_gives_wa
     assert after == [[4, 4, 4], [4, 4, 3], [4, 4, 1], [4, 4, 1], [4, 1, 0], [4, 1, 0], [1, 0, 0]]
 
 
+def test_waiting_requests_give_nothing_up_for_a_store_that_lacks_slots_all_the_same(
+    play: Play,
+) -> None:
+    """Three wait for the same four chunks, and three are being stored: five of eight can be had."""
+    offer = [["run", -1, 6], ["end"]]
+    steps = [*_stored("aaaa"), *[["new", "aaaa"]] * 3]
+    steps += [["look", number, False] for number in range(3)]
+    steps += [["new", "bbb"], ["look", 3, True], *offer]
+    steps += [["new", "cccccc"], ["look", 3, True], *offer]
+    # Once the first has ended the others claim them still: what is claimed is counted then.
+    seen = play([*steps, ["finish", 0], *offer], "slots", room=8)
+    assert (seen["refused"], seen["overtaken"]) == (2, 0)
+    assert "a/0" not in seen["evicted"]
+
+
 @INNER
 def test_a_finished_requests_last_chunks_are_evicted_first(play: Play, inner: str) -> None:
     """It stored them one by one; without the first one the others are never reached."""

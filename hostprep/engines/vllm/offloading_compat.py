@@ -3,7 +3,9 @@
 Read for it: 0.31.0, 0.32.0 and 0.33.0. All load a spec by `spec_module_path`, make it with one
 OffloadingConfig, ask it for a manager in the scheduler and for a worker in each rank. 0.33.0 adds
 `lock`, `config_info` and `on_reset_flushed` to the manager, and `expedited` to `submit_load`;
-0.32.0 added the origin of a hit (`get_load_source`).
+0.32.0 added the origin of a hit (`get_load_source`). 0.33.0 calls `on_schedule_end` last in a step,
+after its stores; the two before it call it first (v1/offloading/scheduler.py,
+`build_connector_meta`).
 """
 
 from __future__ import annotations

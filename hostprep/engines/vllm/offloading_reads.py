@@ -9,7 +9,8 @@ what it asks for otherwise (windows of attention, from their end) is noted and c
 
 from __future__ import annotations
 
-from itertools import takewhile
+from collections import Counter
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
 from hostprep.engines.vllm.offloading_compat import keys_by_group, keys_from
@@ -65,11 +66,12 @@ class ReadClaims:
 
     def has(self, key: bytes, req_context: Any) -> bool:
         """Tell whether a chunk is there, to be loaded. If it is, it stays."""
-        reads = _reads_of(req_context)
-        if key in reads.slots or key in reads.notes:
+        reads = req_context.get_state(_Reads)
+        if reads is not None and (key in reads.slots or key in reads.notes):
             return True
         if len(key) != self._pool.hash_bytes or not self._pool.holds(key):
             return False
+        reads = _reads_of(req_context)
         if not reads.loads:
             self._keep(key, reads, req_context)
         return True
@@ -124,7 +126,10 @@ class ReadClaims:
             self._pool.claim_batch([_request(reads, keys) for keys in groups]).release()
 
     def end_step(self, scheduled: Iterable[str]) -> None:
-        """Take note of a step, and of the requests that wait no longer."""
+        """Take note of a step, and of the requests that wait no longer.
+
+        Before the step's stores, or after them as of vLLM 0.33: those have more given up then.
+        """
         self._step += 1
         for request_id in scheduled:
             if request_id in self._waiting:
@@ -140,17 +145,25 @@ class ReadClaims:
             self._take(reads, claim)
             self._forget_notes(reads)
 
-    def give_up(self, lacking: int) -> bool:
-        """Release what waiting requests claim, the latest one's first: about `lacking` slots.
+    def give_up(self, lacking: int, stored: Iterable[bytes]) -> bool:
+        """Release what waiting requests claim, the latest one's first, for `lacking` slots more.
 
-        Returns whether that was done; it is not if all of them have not as many. What is left of
-        them is claimed again when vLLM looks them up again.
+        `stored`: the chunks of stores, of that one as well that lacks slots; they stay claimed, as
+        those of loads do. Returns whether that was done: nothing is released where all of it would
+        not be enough. What is left is claimed again when vLLM looks those requests up again.
         """
-        if lacking > sum(len(reads.slots) for reads in self._waiting.values()):
+        reading = (*self._waiting.values(), *self._loading)
+        claims = Counter(chain(stored, *(reads.slots for reads in reading)))
+        given_up = []
+        for reads in reversed(self._waiting.values()):
+            if lacking <= 0:
+                break
+            given_up.append(reads)
+            claims.subtract(reads.slots.keys())
+            lacking -= sum(not claims[key] for key in reads.slots)
+        if lacking > 0:
             return False
-        while lacking > 0:
-            reads = self._waiting[next(reversed(self._waiting))]
-            lacking -= len(reads.slots)
+        for reads in given_up:
             self._end(reads)
         return True
 

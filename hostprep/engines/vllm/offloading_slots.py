@@ -10,6 +10,7 @@ chunk, found by the whole key. It is entered by the scheduler's thread alone, as
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
@@ -201,7 +202,8 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
                 return self.pool.claim_batch([request]).claims[0]
             except ShortageError as short:
                 (lack,) = short.missing
-            if lack.needed > lack.slots or not self._reads.give_up(lack.needed - lack.available):
+            stored = chain(keys, *(one.claim.request.hashes for one in self._stores()))
+            if not self._reads.give_up(lack.needed - lack.available, stored):
                 self._sizes.append(lack.needed)
                 return None
 
@@ -212,9 +214,12 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
             self._tell([store.claim.request.hashes[i] for i in use.blocks(WRITE)], is_removed=False)
         store.claim.release()
 
+    def _stores(self) -> set[_Store]:
+        return set(self._writing.values())
+
     def _end_claims(self) -> None:
         self._reads.clear()
-        for store in set(self._writing.values()):
+        for store in self._stores():
             store.claim.release()
         self._writing.clear()
 
