@@ -217,8 +217,10 @@ def test_two_prepares_at_once_one_works_and_the_other_waits(node: Node) -> None:
 
 def test_ctrl_c_stops_at_once_and_the_next_run_goes_on(node: Node) -> None:
     spec = ["--name", POOL, "--size", "3Gi", "--backing", "Base", "--root", node.root]
+    # Shells have what they start in the background ignore Ctrl-C, and that is inherited.
+    attentive = ("env", "--default-signal=INT", sys.executable)
     process = subprocess.Popen(
-        [sys.executable, "-m", "hostprep", "prepare", *spec, "--progress", "json"],
+        [*attentive, "-m", "hostprep", "prepare", *spec, "--progress", "json"],
         stderr=subprocess.PIPE,
         text=True,
     )
