@@ -32,22 +32,23 @@ def default_root() -> str:
     return os.environ.get("HOSTPREP_ROOT") or DEFAULT_ROOT
 
 
-def check_pool_name(name: str) -> str:
+def check_pool_name(name: str, field: str = "") -> str:
     """Return the name if it can be a label, a folder and a resource name at once.
 
-    Raises BadInputError otherwise. Rule: a DNS label of RFC 1123, at most 63 characters, and not
-    the name of a folder of ours.
+    Raises BadInputError otherwise, naming the field that it stands in, if one is told. Rule: a DNS
+    label of RFC 1123, at most 63 characters, and not the name of a folder of ours.
     """
+    where = f"{field}: " if field else ""
     if name == TURNSTILE:
         raise BadInputError(
-            f"a pool cannot be named {name}: engines take turns in a folder of that name",
+            f"{where}a pool cannot be named {name}: engines take turns in a folder of that name",
             reason="BadPoolName",
             remedy="choose another name, such as kv",
         )
     if _DNS_LABEL.fullmatch(name) is None:
         shown = name if len(name) <= 70 else name[:67] + "..."
         raise BadInputError(
-            f"pool name {shown!r} is not a DNS label",
+            f"{where}pool name {shown!r} is not a DNS label",
             reason="BadPoolName",
             remedy="use at most 63 lower-case letters, digits and hyphens, such as kv-cache",
         )

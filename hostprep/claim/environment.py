@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hostprep.errors import NotReadyError
 from hostprep.values import value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hostprep.claim.lease import Lease
 
 __all__ = ["LeaseEnvironment"]
 
@@ -24,6 +28,21 @@ class LeaseEnvironment:
     size_bytes: int
     """Of the smallest of the regions."""
     page_bytes: int
+
+    @classmethod
+    def of(cls, leases: Sequence[Lease]) -> LeaseEnvironment:
+        """Return that of a batch's leases, of which there is at least one."""
+        first = leases[0]
+        return cls(
+            root=first.paths.root,
+            pool=first.paths.pool,
+            lease_id=first.lease_id,
+            regions=tuple(lease.region.name for lease in leases),
+            paths=tuple(lease.path for lease in leases),
+            fds=tuple(lease.fd for lease in leases),
+            size_bytes=min(lease.region.size_bytes for lease in leases),
+            page_bytes=first.region.page_bytes,
+        )
 
     def to_variables(self) -> dict[str, str]:
         """Return the variables to set."""

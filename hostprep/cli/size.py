@@ -128,7 +128,7 @@ def _check_pool_options(configs: Sequence[Path], output: str, pool: dict[str, An
 
 def _pool_names(sized: Sequence[Sizing], name: str | None) -> list[str]:
     if name is not None:
-        return [_checked(name)]
+        return [check_pool_name(name, "--name")]
     names = [_label(one.model.name) for one in sized]
     if len(set(names)) < len(names):
         raise BadInputError("two models have one name", remedy="size them one at a time")
@@ -138,13 +138,4 @@ def _pool_names(sized: Sequence[Sizing], name: str | None) -> list[str]:
 def _label(name: str) -> str:
     """Return a model's name as a pool can have it."""
     label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-")
-    return _checked(label or "kv")
-
-
-def _checked(name: str) -> str:
-    try:
-        return check_pool_name(name)
-    except BadInputError as error:
-        raise BadInputError(
-            f"--name: {error.message}", reason=error.reason, remedy=error.remedy
-        ) from error
+    return check_pool_name(label or "kv", "--name")

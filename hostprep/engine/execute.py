@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
 
 from hostprep.claim import Lease, Request, claim
 from hostprep.claim.environment import LeaseEnvironment
@@ -58,7 +57,7 @@ def execute(order: ExecOrder) -> None:
         os.set_inheritable(lease.fd, True)
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)  # Python ignores them, and exec passes that on
-    variables = {**os.environ, **_environment(leases).to_variables()}
+    variables = {**os.environ, **LeaseEnvironment.of(leases).to_variables()}
     command = order.command
     if launch is not None:
         command = launch.command
@@ -95,18 +94,4 @@ def _find(command: str) -> str:
         f"there is no program {command!r}",
         reason="NoCommand",
         remedy="check its name and PATH",
-    )
-
-
-def _environment(leases: Sequence[Lease]) -> LeaseEnvironment:
-    first = leases[0]
-    return LeaseEnvironment(
-        root=first.paths.root,
-        pool=first.paths.pool,
-        lease_id=first.lease_id,
-        regions=tuple(lease.region.name for lease in leases),
-        paths=tuple(lease.path for lease in leases),
-        fds=tuple(lease.fd for lease in leases),
-        size_bytes=min(lease.region.size_bytes for lease in leases),
-        page_bytes=first.region.page_bytes,
     )

@@ -147,7 +147,7 @@ def spec_from_policy(
     Raises BadInputError naming the field.
     """
     where = f"spec.pools[{name[:63]}]"
-    _checked_name(name, f"{where}.name")
+    check_pool_name(name, f"{where}.name")
     if absent:
         return PoolSpec(name=name, uid=uid, state=PoolState.ABSENT, size_bytes=1)
     try:
@@ -254,17 +254,8 @@ def _check_identity(document: Mapping[Any, Any], where: str) -> None:
 
 
 def _pool_spec(resource: PoolResource, name_field: str) -> PoolSpec:
-    name = _checked_name(resource.metadata.name, name_field)
+    name = check_pool_name(resource.metadata.name, name_field)
     return _node_half(name, resource.metadata.uid or "", resource.spec)
-
-
-def _checked_name(name: str, name_field: str) -> str:
-    try:
-        return check_pool_name(name)
-    except BadInputError as error:
-        raise BadInputError(
-            f"{name_field}: {error.message}", reason=error.reason, remedy=error.remedy
-        ) from error
 
 
 def _node_half(name: str, uid: str, policy: PolicyModel) -> PoolSpec:

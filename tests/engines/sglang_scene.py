@@ -189,16 +189,7 @@ def _attach_and_fill(root: str) -> None:
     from hostprep.claim.environment import LeaseEnvironment
 
     memory = hostprep.attach("kv", root=root)
-    lease = LeaseEnvironment(
-        root=root,
-        pool="kv",
-        lease_id=memory.lease_id,
-        regions=(memory.region.name,),
-        paths=(memory.path,),
-        fds=(memory.fd,),
-        size_bytes=memory.size_bytes,
-        page_bytes=memory.page_bytes,
-    )
+    lease = LeaseEnvironment.of([memory._lease])
     os.environ.update(lease.to_variables())
     have_a_context()
     host_pool(20).kv_buffer.fill_(3)

@@ -58,16 +58,7 @@ SAID = Said()
 def leased() -> Iterator[Any]:
     """Have a region of one's own, and the variables of `hostprep exec`."""
     with hostprep.attach("kv", root=ROOT) as memory:
-        lease = LeaseEnvironment(
-            root=ROOT,
-            pool="kv",
-            lease_id=memory.lease_id,
-            regions=(memory.region.name,),
-            paths=(memory.path,),
-            fds=(memory.fd,),
-            size_bytes=memory.size_bytes,
-            page_bytes=memory.page_bytes,
-        )
+        lease = LeaseEnvironment.of([memory._lease])
         os.environ.update(lease.to_variables())
         yield memory
 
