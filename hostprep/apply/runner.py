@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from itertools import groupby
@@ -26,7 +26,7 @@ from hostprep.errors import BusyError
 from hostprep.facts import Facts
 from hostprep.handoff import Region
 from hostprep.kernel.files import atomic_write, remove_file
-from hostprep.kernel.parallel import Stopped
+from hostprep.kernel.parallel import HEARD_WITHIN_S, Stopped
 from hostprep.observe.pools import as_region, observe_pool
 from hostprep.paths import PoolPaths
 from hostprep.plan.actions import (
@@ -98,16 +98,28 @@ class Runner:
         for action in actions:
             lanes.setdefault(action.placement, []).append(action)
         halt = _Halt(self.stop)
-        with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
-            futures = [pool.submit(self._lane, lane, halt) for lane in lanes.values()]
+        # Nobody works before all are started: Ctrl-C while a thread starts leaves one that the
+        # executor does not know of, and never waits for.
+        started = threading.Event()
+
+        def lane(actions: Sequence[CreateRegion]) -> None:
+            started.wait()
             try:
-                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                self._lane(actions, halt)
             except BaseException:
                 halt.set()
                 raise
-            if any(future.exception() for future in done):
+
+        with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
+            try:
+                futures = [pool.submit(lane, actions) for actions in lanes.values()]
+                started.set()
+                while wait(futures, timeout=HEARD_WITHIN_S).not_done:
+                    pass
+            except BaseException:
                 halt.set()
-            wait(futures)
+                started.set()
+                raise
         errors = [error for future in futures if (error := future.exception())]
         if errors:
             # The cause, not the Stopped of those that it stopped.

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
         def is_set(self) -> bool: ...
 
 
-__all__ = ["Stopped", "run_pieces"]
+__all__ = ["HEARD_WITHIN_S", "Stopped", "run_pieces"]
+
+HEARD_WITHIN_S = 0.2
+"""Seconds that a main thread waits for others at a time. A signal that comes between Python's last
+look for one and the wait's system call is heard only once that wait ends."""
 
 Work = Callable[[int, int], None]
 """Called with offset and size in bytes of one piece; must release the GIL to be of use."""
@@ -112,7 +116,8 @@ class _Crew:
                 started.append(thread)
             self._begin.set()
             for thread in started:
-                thread.join()
+                while thread.is_alive():
+                    thread.join(HEARD_WITHIN_S)
         except BaseException:
             self._halt.set()
             self._begin.set()

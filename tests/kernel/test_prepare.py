@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ import hostprep
 from hostprep.apply.hugepages import HugePageControl
 from hostprep.apply.service import Node
 from hostprep.backing import MIB, Backing
-from hostprep.errors import BadInputError, BusyError, HostprepError, NotReadyError
+from hostprep.errors import BadInputError, BusyError, HostprepError
 from hostprep.handoff import Handoff, read_handoff, verify_handoff
 from hostprep.observe.pools import observe_pools, read_mounts
 from hostprep.paths import PoolPaths
@@ -213,33 +210,6 @@ def test_two_prepares_at_once_one_works_and_the_other_waits(node: Node) -> None:
     assert [process.returncode for process in both] == [0, 0]
     assert sorted("adopted" in output for output in outputs) == [False, True]
     assert len(_handoff(node).regions) == 1
-
-
-def test_ctrl_c_stops_at_once_and_the_next_run_goes_on(node: Node) -> None:
-    spec = ["--name", POOL, "--size", "3Gi", "--backing", "Base", "--root", node.root]
-    # Shells have what they start in the background ignore Ctrl-C, and that is inherited.
-    attentive = ("env", "--default-signal=INT", sys.executable)
-    process = subprocess.Popen(
-        [*attentive, "-m", "hostprep", "prepare", *spec, "--progress", "json"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if json.loads(line)["event"] == "advance":
-            break
-    process.send_signal(signal.SIGINT)
-    begin = time.monotonic()
-    rest = process.stderr.read()
-    assert process.wait(timeout=30) == 130
-    assert time.monotonic() - begin < 10
-    assert "run it again" in rest
-    with pytest.raises(NotReadyError):
-        read_handoff(PoolPaths(node.root, POOL))
-    (region,) = observe_pools(node.root)[0].regions
-    assert not region.finished
-    assert region.resident_bytes > 0
-    node.release([POOL])
 
 
 def test_a_dirty_region_is_scrubbed_by_prepare(node: Node) -> None:
