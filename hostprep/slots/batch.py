@@ -105,7 +105,10 @@ def claim_matches(
                     break
                 budget -= draft.compute_tokens
             drafts.append(draft)
+            whole = _holds_all_before(draft, tokens_per_block)
             for index, (group, part) in enumerate(zip(groups, draft.parts)):
+                if not whole:
+                    group.allow_gaps()
                 part.first = group.claim(_held(draft, index))
                 lacking[index].update(draft.wanted[index].keys)
     except BaseException:
@@ -126,6 +129,13 @@ def _draft(
     behind = (request.first_block + end) * tokens_per_block
     reused_tokens = max(0, behind - request.computed_tokens) + (found.tokens if found else 0)
     return Draft(request, keys, parts, reused_tokens, found)
+
+
+def _holds_all_before(draft: Draft, tokens_per_block: int) -> bool:
+    """Whether nobody can take a block away that comes before one that this request holds."""
+    request = draft.request
+    first = 0 if request.store else request.computed_tokens // tokens_per_block
+    return not (request.first_block or first or draft.partial)
 
 
 def _held(draft: Draft, group: int) -> Sequence[int]:

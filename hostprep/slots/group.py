@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from hostprep.slots.index import HashIndex, Keys
-from hostprep.slots.layout import Group
+from hostprep.slots.layout import ATTENTION, Group
 from hostprep.slots.lru import EvictionOrder
 from hostprep.slots.runs import in_a_row, runs
 
@@ -29,6 +29,9 @@ class SlotGroup:
         self.order = EvictionOrder(group.slots)
         self.refs = array("i", [0]) * group.slots
         self.state = bytearray(group.slots)
+        self.gapless = group.kind == ATTENTION and group.window_tokens is None
+        """Whether with every block all before it are there: behind a missing one, nothing is. True
+        from the start, and for as long as every claim holds its blocks from the first on."""
 
     def find(
         self, keys: Keys, *, until_missing: bool = False
@@ -45,6 +48,10 @@ class SlotGroup:
             return slots, self.states(present) + bytes(missing), present
         present = [slot for slot in slots if slot >= 0]
         return slots, bytes([self.state[s] if s >= 0 else MISSING for s in slots]), present
+
+    def allow_gaps(self) -> None:
+        """Say that blocks may be there whose predecessors are not: from now on all are looked up."""
+        self.gapless = False
 
     def states(self, slots: Sequence[int]) -> bytes:
         """Return each slot's state."""

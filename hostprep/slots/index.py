@@ -202,7 +202,7 @@ class HashIndex:
         held = self._flags(slots)
         if _YOUNG in held:
             for key in self.keys([s for s, flag in zip(slots, held) if flag == _YOUNG]):
-                del self._young[key]
+                self._young.pop(key, None)
         self._flag(slots, 0)
         return len(held) - held.count(0)
 

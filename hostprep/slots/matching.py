@@ -95,7 +95,9 @@ class _All:
     def __init__(self, group: SlotGroup, request: Request, keys: Keys, begin: int) -> None:
         self._store = request.store
         if request.store:
-            self._slots, self._states, self._present = group.find(keys)
+            self._slots, self._states, self._present = group.find(
+                keys, until_missing=group.gapless
+            )
             return
         rest = keys.part(begin, keys.count)
         found, states, _ = group.find(rest, until_missing=True)

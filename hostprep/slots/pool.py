@@ -20,6 +20,7 @@ from hostprep.values import value
 __all__ = ["GroupUsage", "SlotPool"]
 
 _FORGOTTEN_AT_ONCE = 4096
+_READY = bytes([READY])
 
 
 @value
@@ -181,8 +182,10 @@ class SlotPool:
                 self._groups, claim.uses, claim.unwritten, claim.copied_from
             ):
                 slots.mark([use.slots[i] for i in unwritten], ABANDONED)
-                held = [*copied, *(slot for slot in reversed(use.slots) if slot >= 0)]
-                slots.settle(slots.unclaim(held))
+                held = [slot for slot in use.slots if slot >= 0]
+                if slots.gapless and _leaves_a_gap(slots.states(held)):
+                    slots.allow_gaps()
+                slots.settle(slots.unclaim([*copied, *reversed(held)]))
 
     def holds(self, block_hash: bytes, group: int = 0) -> bool:
         """Whether a block is there and written. It may be gone at the next call: claim it."""
@@ -249,6 +252,11 @@ class SlotPool:
                 reason="OtherProcess",
                 remedy="claim in the process that leads the region's lease, and tell the others",
             )
+
+
+def _leaves_a_gap(states: bytes) -> bool:
+    """Whether a block is written, and one before it is not: that one may be given up."""
+    return READY in states.lstrip(_READY)
 
 
 def _usage(slots: SlotGroup) -> GroupUsage:

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.kernel
 
 def test_ctrl_c_stops_at_once_and_the_next_run_goes_on(node: Node) -> None:
     spec = ["--name", POOL, "--size", "3Gi", "--backing", "Base", "--root", node.root]
-    # Shells have what they start in the background ignore Ctrl-C, and that is inherited.
+    # Shells have what they start in the background ignore Ctrl-C, and that is inherited; so too
+    # the handler below.
     attentive = ("env", "--default-signal=INT", sys.executable)
     process = subprocess.Popen(
         [*attentive, "-m", "hostprep", "prepare", *spec, "--progress", "json"],
@@ -70,10 +71,12 @@ def test_ctrl_c_while_threads_start_leaves_none_at_work(node: Node) -> None:
     """Such a thread went on unheard and unknown, when the node's lock was free already."""
     switch_interval_s = sys.getswitchinterval()
     sys.setswitchinterval(10.0)  # A new thread goes on till it first waits for something.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             node.prepare([pool_of(regions=2, backing=Backing.BASE)], progress=_CtrlCAtBegin())
     finally:
+        signal.signal(signal.SIGINT, handler)
         sys.setswitchinterval(switch_interval_s)
     for thread in set(threading.enumerate()) - {threading.current_thread()}:
         thread.join(timeout=10)
