@@ -20,8 +20,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.slots_ageing import age, rows_of
 from benchmarks.slots_trace import BLOCKS, HITS, REQUESTS, TOKENS_PER_BLOCK, Trace
 from hostprep.slots import Group, Layout, Request, SlotPool
+from hostprep.slots.free import FreeSlots
+from hostprep.slots.runs import Listed
 
 T = TypeVar("T")
 
@@ -30,26 +33,41 @@ _BOUND_S = 5e-3
 _BOUND_BYTES = 300
 
 
+class _Scattered(FreeSlots):
+    """Hands slots out in random order: no two blocks lie side by side, which no use leads to."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self._order = list(range(slots))
+        random.Random(0).shuffle(self._order)
+
+    def give(self, slots: Sequence[int]) -> None:
+        self.count += len(slots)
+        self._order += random.Random(1).sample(slots, len(slots))
+
+    def take(self, count: int) -> Listed:
+        taken, self._order = Listed(self._order[:count]), self._order[count:]
+        self.count -= count
+        return taken
+
+
 class Ours:
     """A full pool, and what a batch costs."""
 
-    def __init__(self, slots: int, *, scattered: bool = False) -> None:
+    def __init__(
+        self, slots: int, *, turnovers: float = 0.0, free: FreeSlots | None = None
+    ) -> None:
+        """Give a pool that was in use before, or one with other free slots."""
         self._trace = Trace(slots)
         before = _resident_bytes()
         self.pool = SlotPool(Layout(TOKENS_PER_BLOCK, (Group("kv", slots, 1),)))
-        if scattered:
-            self._scatter()
+        if free is not None:
+            self.pool._groups[0].free = free  # noqa: SLF001 - nobody else has others
+        age(self.pool, turnovers)
         for prompt in self._trace.prompts():
             self._store([_request(prompt)])
         gc.collect()
         self.bytes_per_slot = (_resident_bytes() - before) / slots
-
-    def _scatter(self) -> None:
-        """Shuffle the empty slots: no prompt gets neighbours, the worst that years of use do."""
-        order = self.pool._groups[0].order  # noqa: SLF001 - nobody else has to shuffle
-        slots = order.take(order.count)
-        random.Random(0).shuffle(slots)
-        order.append(slots)
 
     def _store(self, requests: Sequence[Request]) -> None:
         batch = self.pool.claim_batch(requests)
@@ -82,6 +100,7 @@ class Ours:
             "hits": hits,
             "wall_s": wall_s,
             "after_s": after_s,
+            "rows": statistics.mean(map(rows_of, batch.claims)),
         }
 
 
@@ -147,10 +166,10 @@ def main() -> int:
     _print_row("all: lookups, claims, evictions, slots", "all_s", mine, theirs)
     print(f"  ours, commit and release, a claim at a time (wall): {_per_block(mine, 'after_s')}")
     met &= _pauses(ours, options.rounds * 4, "in a row")
-    scattered = Ours(options.slots, scattered=True)
-    rows = [scattered.turn(REQUESTS) for _ in range(options.rounds)]
-    _print_row("all, blocks scattered over the slots", "all_s", rows, [])
-    met &= _pauses(scattered, options.rounds * 4, "scattered")
+    aged = Ours(options.slots, turnovers=options.turnovers)
+    met &= _pauses(aged, options.rounds * 4, f"after {options.turnovers:g} turnovers of use")
+    scattered = Ours(options.slots, free=_Scattered(options.slots))
+    _pauses(scattered, options.rounds * 4, "scattered on purpose (no bound)")
     print(f"bytes a slot: ours {ours.bytes_per_slot:.0f} (arrays {_arrays(ours):.0f})", end="")
     if rival is not None:
         print(f", vLLM {rival.version} {rival.bytes_per_slot:.0f}", end="")
@@ -170,6 +189,7 @@ def _pauses(ours: Ours, rounds: int, how: str) -> bool:
     print(
         f"batches of {_SMALL * BLOCKS} blocks, {how}, {rounds} of them: "
         f"CPU {_spread(cpu)} ms; wall {_spread(wall)} ms; "
+        f"{statistics.mean(row['rows'] for row in rows):.1f} rows for {BLOCKS} blocks; "
         f"a million empty turns of a loop beside them {statistics.median(loops):.0f} ms"
     )
     return statistics.median(cpu) < _BOUND_S * 1000
@@ -266,6 +286,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.slots", description=__doc__)
     parser.add_argument("--slots", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--turnovers", type=float, default=4, help="how often each slot of the pool in use was used"
+    )
     parser.add_argument("--alone", action="store_true", help="without the rival")
     return parser.parse_args()
 

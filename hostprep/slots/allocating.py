@@ -10,6 +10,7 @@ from hostprep.slots.index import Keys
 from hostprep.slots.matching import Part
 from hostprep.slots.model import SHARED, STORED, WRITE, Counts, GroupUse
 from hostprep.slots.partial import PartialMatches
+from hostprep.slots.runs import Listed, in_a_row
 from hostprep.values import replace
 
 __all__ = ["allocate", "take_over"]
@@ -23,12 +24,12 @@ def allocate(
     partial: PartialMatches | None,
     keep_evicted: bool,
 ) -> None:
-    """Give every missing block, its key among `lacking`, a slot that nobody claims, the oldest.
+    """Give every missing block, its key among `lacking`, an empty slot; evict for it first.
 
     A block that several requests of the batch lack gets one slot: the first of them writes it,
     for the others it is SHARED. All of them compute it, as they would if they came one by one
-    before it is written; what is written once is loaded by whoever comes later. Slots are handed
-    out in ascending order: a request's blocks lie in a row as far as they can.
+    before it is written; what is written once is loaded by whoever comes later. A request's blocks
+    lie in rows as far as they can.
     """
     for index, group in enumerate(groups):
         for draft in drafts:
@@ -37,51 +38,54 @@ def allocate(
         count = len(lacking[index])
         fill = _fill if count == sum(d.wanted[index].count for d in drafts) else _fill_or_share
         tells = partial if partial is not None and partial.leads(group) else None
-        given = _Given(group, sorted(group.order.take(count)), tells, keep_evicted=keep_evicted)
+        evicted, hashes = _make_room(group, count, tells, keep_evicted=keep_evicted)
+        given = _Given(group.free.take(count), evicted, hashes)
         for draft in drafts:
             part = draft.parts[index]
             fill(group, part, draft.wanted[index], given)
-            evicted, part.evicted = given.account()
-            draft.evicted += evicted
+            more, part.evicted = given.account()
+            draft.evicted += more
+
+
+def _make_room(
+    group: SlotGroup, count: int, partial: PartialMatches | None, *, keep_evicted: bool
+) -> tuple[int, list[bytes]]:
+    """Evict until that many slots are free, and some to spare. Returns how many, and their keys."""
+    lacking = max(0, count + group.spare - group.free.count) if count else 0
+    evicted = group.order.take(min(lacking, group.order.count))
+    hashes = group.index.keys(evicted) if keep_evicted else []
+    evicted.sort()  # in rows, as far as they are
+    group.empty(evicted)
+    if partial is not None:
+        partial.forget(evicted)
+    return len(evicted), hashes
 
 
 class _Given:
-    """Slots taken for a group, as they are handed out; what was in them goes to whom they go."""
+    """Free slots, as they are handed out, and what was evicted for them: booked on who gets them.
 
-    def __init__(
-        self,
-        group: SlotGroup,
-        slots: Sequence[int],
-        partial: PartialMatches | None,
-        *,
-        keep_evicted: bool,
-    ) -> None:
-        self._group = group
+    The last to get any is booked with what was evicted to spare.
+    """
+
+    def __init__(self, slots: Listed, evicted: int, hashes: Sequence[bytes]) -> None:
         self._slots = slots
-        self._partial = partial
-        self._keep_evicted = keep_evicted
         self._next = 0
-        self._evicted = 0
-        self._hashes: list[bytes] = []
+        self._evicted = evicted
+        self._hashes = hashes
+        self._booked = 0
 
     def take(self, count: int) -> Sequence[int]:
-        """Return the next ones, emptied."""
+        """Return the next ones."""
         slots = self._slots[self._next : self._next + count]
-        if slots and slots[-1] - slots[0] == count - 1:  # they are in ascending order
-            slots = range(slots[0], slots[0] + count)
         self._next += count
-        if self._keep_evicted:
-            self._hashes += self._group.index.keys(slots)
-        if self._partial is not None:
-            self._partial.forget(slots)
-        self._evicted += self._group.vacate(slots)
-        return slots
+        return in_a_row(slots)
 
-    def account(self) -> tuple[int, list[bytes]]:
+    def account(self) -> tuple[int, Sequence[bytes]]:
         """Return what was evicted since the last call: how many, and which if they are kept."""
-        done = self._evicted, self._hashes
-        self._evicted, self._hashes = 0, []
-        return done
+        last = self._next == len(self._slots)
+        begin, end = self._booked, self._evicted if last else min(self._next, self._evicted)
+        self._booked = end
+        return end - begin, self._hashes[begin:end]
 
 
 def _fill(group: SlotGroup, part: Part, keys: Keys, given: _Given) -> None:

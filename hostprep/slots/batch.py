@@ -159,7 +159,7 @@ def check_shortage(
     """
     missing = []
     for index, (group, keys) in enumerate(zip(groups, lacking)):
-        available = group.order.count - sum(len(draft.parts[index].first) for draft in drafts)
+        available = group.available - sum(len(draft.parts[index].first) for draft in drafts)
         if len(keys) > available:
             missing.append(Missing(group.group.name, len(keys), available, group.group.slots))
     if missing:

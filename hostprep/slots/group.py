@@ -5,10 +5,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
+from hostprep.slots.free import FreeSlots
 from hostprep.slots.index import HashIndex, Keys
 from hostprep.slots.layout import ATTENTION, Group
 from hostprep.slots.lru import EvictionOrder
-from hostprep.slots.runs import in_a_row, runs
+from hostprep.slots.runs import Listed, in_a_row, runs
 
 __all__ = ["ABANDONED", "MISSING", "PENDING", "READY", "SlotGroup"]
 
@@ -23,9 +24,12 @@ ABANDONED = 3
 class SlotGroup:
     """Bulk steps over one group; each keeps what `check` says. Not thread-safe."""
 
-    def __init__(self, group: Group, hash_bytes: int) -> None:
+    def __init__(self, group: Group, hash_bytes: int, spare: int) -> None:
         self.group = group
+        self.spare = spare
+        """Slots that are kept free, so that there are rows among them."""
         self.index = HashIndex(group.slots, hash_bytes)
+        self.free = FreeSlots(group.slots)
         self.order = EvictionOrder(group.slots)
         self.refs = array("i", [0]) * group.slots
         self.state = bytearray(group.slots)
@@ -46,18 +50,19 @@ class SlotGroup:
         present = in_a_row(slots[: len(slots) - missing])
         if -1 not in present:
             return slots, self.states(present) + bytes(missing), present
-        present = [slot for slot in slots if slot >= 0]
+        present = Listed(slot for slot in slots if slot >= 0)
         return slots, bytes([self.state[s] if s >= 0 else MISSING for s in slots]), present
 
     def allow_gaps(self) -> None:
-        """Say that blocks may be there whose predecessors are not: from now on all are looked up."""
+        """Say that blocks may be there without those before them: from now on all are looked up."""
         self.gapless = False
 
     def states(self, slots: Sequence[int]) -> bytes:
         """Return each slot's state."""
-        if isinstance(slots, range):
-            return bytes(self.state[slots.start : slots.stop])
-        return bytes(map(self.state.__getitem__, slots))
+        stretches = runs(slots)
+        if stretches is None:
+            return bytes(map(self.state.__getitem__, slots))
+        return b"".join([self.state[a:b] for a, b in stretches])
 
     def claim(self, slots: Sequence[int]) -> Sequence[int]:
         """Count one claim more for each: it cannot be evicted. Returns those that had none."""
@@ -101,12 +106,19 @@ class SlotGroup:
         """Take newly claimed slots out of the order of eviction."""
         self.order.unlink(slots)
 
-    def vacate(self, slots: Sequence[int]) -> int:
-        """Forget what is in slots that were taken to be used anew. Returns how many had any."""
-        return self.index.forget(slots)
+    @property
+    def available(self) -> int:
+        """Slots that nobody claims."""
+        return self.free.count + self.order.count
+
+    def empty(self, slots: Sequence[int]) -> None:
+        """Forget what is in slots that nobody claims and that are not in the order."""
+        self.index.forget(slots)
+        self.mark(slots, MISSING)
+        self.free.give(slots)
 
     def fill(self, keys: Keys, slots: Sequence[int]) -> None:
-        """Give vacated slots their new contents' names: claimed once, being written."""
+        """Give slots that were free their contents' names: claimed once, being written."""
         self.index.insert(keys, slots)
         self.claim(slots)
         self.mark(slots, PENDING)
@@ -128,7 +140,7 @@ class SlotGroup:
             states[slot] = state
 
     def settle(self, idle: Sequence[int]) -> None:
-        """Make slots that nobody claims any more evictable, in this order; empty ones go first.
+        """Make slots that nobody claims any more evictable, in this order.
 
         What never was written is forgotten.
         """
@@ -137,16 +149,10 @@ class SlotGroup:
             self.order.append(idle)
             return
         self.order.append([s for s, state in zip(idle, states) if state == READY])
-        self.forget([s for s, state in zip(idle, states) if state != READY])
-
-    def forget(self, slots: Sequence[int]) -> None:
-        """Empty slots that nobody claims and that are not in the order; they go first in it."""
-        self.vacate(slots)
-        self.mark(slots, MISSING)
-        self.order.prepend(slots)
+        self.empty([s for s, state in zip(idle, states) if state != READY])
 
     @property
     def memory_bytes(self) -> int:
         """What the arrays take."""
-        own = self.refs.itemsize * len(self.refs) + len(self.state)
+        own = self.refs.itemsize * len(self.refs) + len(self.state) + self.free.memory_bytes
         return own + self.index.memory_bytes + self.order.memory_bytes

@@ -31,6 +31,8 @@ _MORE = 1 << 31
 _LOW = _MORE | _SLOT
 _HASH = (1 << 63) - (1 << 32)
 _MOST_AT_ONCE = 512
+_WORTH_A_TRY = 4
+"""Slots in a row after which another row is looked for at once."""
 _SETTLED = 1
 _YOUNG = 2
 
@@ -102,11 +104,11 @@ class HashIndex:
             found += self._slots_of(keys.keys[len(found) : len(found) + ahead])
             if until_missing and -1 in found:
                 return found[: found.index(-1) + 1]
-            following = found[-1] + 1
+            following, count = found[-1] + 1, 0
             if following:
                 count = self._in_a_row(keys, len(found), following)
                 found += range(following, following + count)
-            ahead = min(4 * ahead, _MOST_AT_ONCE)
+            ahead = 1 if count >= _WORTH_A_TRY else min(4 * ahead, _MOST_AT_ONCE)
         return found
 
     def _slots_of(self, keys: Sequence[bytes]) -> list[int]:

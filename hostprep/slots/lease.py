@@ -7,7 +7,7 @@ import weakref
 
 from hostprep.errors import BadInputError, BusyError
 from hostprep.slots.layout import Layout
-from hostprep.slots.pool import SlotPool
+from hostprep.slots.pool import SPARE, SlotPool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def over(
     hash_bytes: int = 32,
     partial: bool = False,
     keep_evicted: bool = False,
+    spare: float = SPARE,
 ) -> SlotPool:
     """Return a pool over a region's slots, all empty; see SlotPool for what is named alike.
 
@@ -61,6 +62,12 @@ def over(
                 reason="PoolExists",
                 remedy="use that one, from any thread: two would hand out the same slots",
             )
-        pool = SlotPool(chosen, hash_bytes=hash_bytes, partial=partial, keep_evicted=keep_evicted)
+        pool = SlotPool(
+            chosen,
+            hash_bytes=hash_bytes,
+            partial=partial,
+            keep_evicted=keep_evicted,
+            spare=spare,
+        )
         _taken[key] = pool
     return pool

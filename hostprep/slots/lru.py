@@ -1,11 +1,11 @@
-"""The order in which slots are given away: a doubly linked list inside two arrays."""
+"""The order in which contents are evicted: a doubly linked list inside two arrays."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
 
-from hostprep.slots.runs import in_a_row
+from hostprep.slots.runs import runs
 
 __all__ = ["EvictionOrder"]
 
@@ -14,22 +14,20 @@ _FEW = 8
 
 
 class EvictionOrder:
-    """Slots that nobody claims: free ones first, then the least recently released.
+    """Slots with contents that nobody claims, the least recently released first.
 
     A claimed slot is not in the list, so that nothing can evict it. Not thread-safe.
     """
 
     def __init__(self, slots: int) -> None:
-        """All slots are in it, lowest first."""
+        """None of the slots is in it."""
         self._end = slots
         """The list's both ends: `newer[end]` is the oldest slot, `older[end]` the newest."""
-        self._newer = array("i", range(1, slots + 1))
-        self._newer.append(0)
-        self._older = array("i", range(-1, slots))
-        self._older[0] = slots
+        self._newer = array("i", [slots]) * (slots + 1)
+        self._older = array("i", [slots]) * (slots + 1)
         self._down = array("i", range(-1, slots))
         """Each slot's lower neighbour: what `_newer` is where a row was released, last first."""
-        self.count = slots
+        self.count = 0
 
     def unlink(self, slots: Sequence[int]) -> None:
         """Take these out; all must be in, each once.
@@ -37,20 +35,23 @@ class EvictionOrder:
         What was released together is claimed together, later blocks lying before earlier ones:
         such runs are cut out at their two ends.
         """
-        if not slots:
-            return
-        newer, older = self._newer, self._older
-        first, end = slots[0], slots[-1] + 1
         self.count -= len(slots)
-        if (
-            isinstance(in_a_row(slots), range)
-            and older[first : end - 1] == self._down[first + 2 : end + 1]
-        ):
+        rows = runs(slots)
+        if rows is None:
+            self._unlink_each(slots)
+            return
+        newer, older, down = self._newer, self._older, self._down
+        for first, end in rows:
+            if older[first : end - 1] != down[first + 2 : end + 1]:
+                self._unlink_each(range(first, end))
+                continue
             before, after = older[end - 1], newer[first]
             newer[before] = after
             older[after] = before
-            return
-        after = newer[first]
+
+    def _unlink_each(self, slots: Sequence[int]) -> None:
+        newer, older = self._newer, self._older
+        after = newer[slots[0]]
         for slot, following in zip(slots, [*slots[1:], -1]):
             before = older[slot]
             if before == following:
@@ -71,20 +72,6 @@ class EvictionOrder:
             added += 1
         newer[last] = end
         older[end] = last
-        self.count += added
-
-    def prepend(self, slots: Iterable[int]) -> None:
-        """Put these in as the next to be given away, the last of them first."""
-        newer, older, end = self._newer, self._older, self._end
-        first = newer[end]
-        added = 0
-        for slot in slots:
-            older[first] = slot
-            newer[slot] = first
-            first = slot
-            added += 1
-        older[first] = end
-        newer[end] = first
         self.count += added
 
     def take(self, count: int) -> list[int]:

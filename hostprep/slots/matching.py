@@ -95,9 +95,7 @@ class _All:
     def __init__(self, group: SlotGroup, request: Request, keys: Keys, begin: int) -> None:
         self._store = request.store
         if request.store:
-            self._slots, self._states, self._present = group.find(
-                keys, until_missing=group.gapless
-            )
+            self._slots, self._states, self._present = group.find(keys, until_missing=group.gapless)
             return
         rest = keys.part(begin, keys.count)
         found, states, _ = group.find(rest, until_missing=True)

@@ -11,16 +11,18 @@ from hostprep.slots.allocating import allocate, take_over
 from hostprep.slots.batch import Draft, check_shortage, claim_matches
 from hostprep.slots.checks import check_request
 from hostprep.slots.claims import BatchClaim, Claim
-from hostprep.slots.group import ABANDONED, MISSING, READY, SlotGroup
+from hostprep.slots.group import ABANDONED, READY, SlotGroup
 from hostprep.slots.layout import RECURRENT, Layout
 from hostprep.slots.model import Counts, Request, ShortageError
 from hostprep.slots.partial import PartialMatches
 from hostprep.values import value
 
-__all__ = ["GroupUsage", "SlotPool"]
+__all__ = ["SPARE", "GroupUsage", "SlotPool"]
 
 _FORGOTTEN_AT_ONCE = 4096
 _READY = bytes([READY])
+SPARE = 1 / 32
+"""Of a group's slots. With 1/64, 512 blocks of a pool long in use lie in twice as many rows."""
 
 
 @value
@@ -49,16 +51,23 @@ class SlotPool:
         hash_bytes: int = 32,
         partial: bool = False,
         keep_evicted: bool = False,
+        spare: float = SPARE,
     ) -> None:
         """All slots are empty. `partial` also keeps each block's tokens (4 bytes each).
 
         With `keep_evicted` a claim tells the hashes of the blocks that it displaced, at 0.1 µs
-        each. Raises BadInputError.
+        each. `spare` is the share of each group's slots that is kept free while there is anything
+        to evict: blocks then lie in rows, which are found and claimed, and copied, at once.
+        Raises BadInputError.
         """
         self.layout = layout
         self.hash_bytes = hash_bytes
         self._keep_evicted = keep_evicted
-        self._groups = tuple(SlotGroup(group, hash_bytes) for group in layout.groups)
+        if not 0 <= spare < 1:
+            raise BadInputError(f"spare is {spare}: it is a share of the slots, from 0 to below 1")
+        self._groups = tuple(
+            SlotGroup(group, hash_bytes, int(group.slots * spare)) for group in layout.groups
+        )
         self._has_states = any(group.kind == RECURRENT for group in layout.groups)
         if partial and self._has_states:
             raise BadInputError("partial matches: a recurrent state cannot be cut within a block")
@@ -203,16 +212,16 @@ class SlotPool:
         """
         forgotten = 0
         for slots in self._groups:
-            left = slots.order.count
+            left = slots.order.count  # what is released from here on may be of the new weights
             while left > 0:
                 with self._lock:
-                    taken = slots.order.take(min(left, _FORGOTTEN_AT_ONCE, slots.order.count))
-                    forgotten += slots.vacate(taken)
-                    slots.mark(taken, MISSING)
+                    count = min(left, _FORGOTTEN_AT_ONCE, slots.order.count)
+                    taken = sorted(slots.order.take(count))
+                    slots.empty(taken)
                     if self._partial is not None and self._partial.leads(slots):
                         self._partial.forget(taken)
-                    slots.order.append(taken)
-                left = left - len(taken) if taken else 0
+                forgotten += count
+                left = left - count if count else 0
         return forgotten
 
     def totals(self) -> Counts:
@@ -226,7 +235,7 @@ class SlotPool:
             return len(self._open)
 
     def usage(self) -> tuple[GroupUsage, ...]:
-        """Return each group's slots by use. Takes time in proportion to the slots (for metrics)."""
+        """Return each group's slots by use (for metrics)."""
         with self._lock:
             return tuple(_usage(slots) for slots in self._groups)
 
@@ -260,7 +269,5 @@ def _leaves_a_gap(states: bytes) -> bool:
 
 
 def _usage(slots: SlotGroup) -> GroupUsage:
-    count = slots.group.slots
-    free = slots.state.count(MISSING)
-    idle = slots.order.count
-    return GroupUsage(slots.group.name, count, count - idle, idle - free, free)
+    count, cached, free = slots.group.slots, slots.order.count, slots.free.count
+    return GroupUsage(slots.group.name, count, count - cached - free, cached, free)

@@ -22,6 +22,7 @@ from hostprep.slots import (
     ShortageError,
     SlotPool,
 )
+from hostprep.slots.group import MISSING
 from tests.slots.reference import Held, ReferencePool
 
 TOKENS_PER_BLOCK = 3
@@ -65,10 +66,10 @@ def request_of(
 class Play:
     """Every step is made on both, and everything that can be seen is compared."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, spare: float = 0.0) -> None:
         self.layout = layout
-        self.pool = SlotPool(layout, hash_bytes=HASH_BYTES, keep_evicted=True)
-        self.model = ReferencePool(layout)
+        self.pool = SlotPool(layout, hash_bytes=HASH_BYTES, keep_evicted=True, spare=spare)
+        self.model = ReferencePool(layout, spare)
         self.open: list[tuple[Claim, Held]] = []
         self.memory: dict[tuple[int, int], bytes] = {}
         """What was last written into each slot of each group."""
@@ -170,7 +171,8 @@ class Play:
                     if kind in {REUSED, STORED}:
                         assert self.memory[index, slot] == key, "a claimed block was overwritten"
             assert not claimed.keys() & set(order), "a claimed slot can be evicted"
-            assert len(claimed) + len(order) == slots.group.slots
+            assert len(claimed) + len(order) + slots.free.count == slots.group.slots
+            assert slots.free.count == slots.state.count(MISSING)
             for key, known in model.blocks.items():
                 assert self.pool.holds(key, index) == known.written
             usage = self.pool.usage()[index]
@@ -178,13 +180,16 @@ class Play:
 
     def _seen(self) -> object:
         return [
-            (slots.order.oldest_first(), bytes(slots.state), slots.refs.tolist())
+            (slots.order.oldest_first(), slots.free.count, bytes(slots.state), slots.refs.tolist())
             for slots in self.pool._groups
         ]
 
 
-def random_request(choose: random.Random) -> Request:
+def random_request(choose: random.Random, *, whole: bool) -> Request:
+    """`whole` sequences hold all of their blocks, so that nothing is there behind a gap."""
     tokens = [choose.randrange(2) // choose.randrange(1, 3) for _ in range(choose.randrange(15))]
+    if whole:
+        return request_of(tokens)
     first_block = choose.choice((0, 0, 0, choose.randrange(len(tokens) // TOKENS_PER_BLOCK + 1)))
     least = first_block * TOKENS_PER_BLOCK
     return request_of(
@@ -199,11 +204,12 @@ def random_request(choose: random.Random) -> Request:
 def play_at_random(seed: int, steps: int = 60) -> None:
     """Random steps; raises where pool and reference differ."""
     choose = random.Random(seed)
-    play = Play(choose.choice(LAYOUTS))
+    play = Play(choose.choice(LAYOUTS), choose.choice((0.0, 0.0, 0.3)))
+    whole = choose.random() < 0.5
     for _ in range(steps):
         step = choose.randrange(9)
         if step < 3:
-            requests = [random_request(choose) for _ in range(choose.randrange(1, 4))]
+            requests = [random_request(choose, whole=whole) for _ in range(choose.randrange(1, 4))]
             play.claim(requests, choose.choice((None, None, choose.randrange(30))))
         elif step == 8 and choose.random() < 0.1:
             play.forget()

@@ -44,7 +44,8 @@ class Held:
 
 
 class ReferencePool:
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, spare: float) -> None:
+        self.spare = spare
         self.tokens_per_block = layout.tokens_per_block
         self.groups = [GroupModel(group) for group in layout.groups]
         self.open: list[Held] = []
@@ -77,14 +78,15 @@ class ReferencePool:
         model, evicted = self.groups[index], 0
         claimed = {key for one in held for key in one.keys(index)}
         model.idle = [key for key in model.idle if key not in claimed]  # first phase
+        count = len(claimed - model.blocks.keys())
+        while count and model.idle and model.free < count + int(model.group.slots * self.spare):
+            del model.blocks[model.idle.pop(0)]
+            evicted += 1
         for one in held:  # second phase
             for number, key in enumerate(one.request.hashes):
                 if one.kinds[index][number] != WRITE:
                     continue
                 if key not in model.blocks:
-                    if not model.free:
-                        del model.blocks[model.idle.pop(0)]
-                        evicted += 1
                     model.blocks[key] = Block()
                 elif not model.blocks[key].has_writer:
                     model.blocks[key].has_writer = True

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, strategies
 from hypothesis.strategies import DataObject
 
+from hostprep.slots.free import FreeSlots
 from hostprep.slots.index import HashIndex, Keys
 from hostprep.slots.lru import EvictionOrder
 from hostprep.slots.runs import in_a_row, runs
@@ -59,10 +60,10 @@ def test_a_key_may_be_at_several_slots() -> None:
 @given(strategies.data())
 def test_the_order_is_a_list(data: DataObject) -> None:
     slots = data.draw(strategies.integers(1, 12))
-    order, expected = EvictionOrder(slots), list(range(slots))
-    out: list[int] = []
+    order, expected = EvictionOrder(slots), list[int]()
+    out = list(range(slots))
     for _ in range(data.draw(strategies.integers(0, 15))):
-        step = data.draw(strategies.sampled_from(["take", "unlink", "append", "prepend"]))
+        step = data.draw(strategies.sampled_from(["take", "unlink", "append"]))
         if step == "take":
             count = data.draw(strategies.integers(0, len(expected)))
             taken, expected = expected[:count], expected[count:]
@@ -82,14 +83,51 @@ def test_the_order_is_a_list(data: DataObject) -> None:
             back = data.draw(strategies.permutations(out) if out else strategies.just([]))
             back = back[: data.draw(strategies.integers(0, len(back)))]
             out = [slot for slot in out if slot not in back]
-            if step == "append":
-                order.append(back)
-                expected = expected + back
-            else:
-                order.prepend(back)
-                expected = back[::-1] + expected
+            order.append(back)
+            expected = expected + back
         assert order.oldest_first() == expected
         assert order.count == len(expected)
+
+
+class _FreeModel:
+    """Free slots as a set."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = set(range(slots))
+        self._following = 0
+
+    def take(self, count: int, long: int) -> list[int]:
+        taken: list[int] = []
+        for least in (min(long, count), 1):
+            while len(taken) < count and (slot := self._row(least)) is not None:
+                while slot in self.slots and len(taken) < count:
+                    self.slots.remove(slot)
+                    taken.append(slot)
+                    slot += 1
+                self._following = slot
+        return sorted(taken)
+
+    def _row(self, least: int) -> int | None:
+        in_turn = sorted(self.slots, key=lambda slot: (slot < self._following, slot))
+        rows = (slot for slot in in_turn if {*range(slot, slot + least)} <= self.slots)
+        return next(rows, None)
+
+
+@pytest.mark.parametrize("long", [1, 3])
+@given(strategies.data())
+def test_free_slots_are_handed_out_in_turn_and_long_rows_first(long: int, data: DataObject) -> None:
+    slots = data.draw(strategies.integers(1, 40))
+    free, model = FreeSlots(slots, long), _FreeModel(slots)
+    for _ in range(data.draw(strategies.integers(0, 15))):
+        assert free.count == len(model.slots)
+        if data.draw(strategies.booleans()):
+            count = data.draw(strategies.integers(0, len(model.slots)))
+            assert free.take(count) == model.take(count, long)
+        else:
+            back = data.draw(strategies.permutations(sorted(set(range(slots)) - model.slots)))
+            back = back[: data.draw(strategies.integers(0, len(back)))]
+            free.give(back)
+            model.slots |= set(back)
 
 
 @given(strategies.lists(strategies.integers(0, 30), max_size=60))

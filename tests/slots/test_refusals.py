@@ -96,6 +96,12 @@ def test_keys_of_another_length() -> None:
         SlotPool(Layout(3, (Group("kv", 4, 1),)), hash_bytes=0)
 
 
+@pytest.mark.parametrize("spare", [-0.1, 1.0, float("nan")])
+def test_a_share_of_spare_slots_that_cannot_be_is_refused(spare: float) -> None:
+    with pytest.raises(BadInputError, match="spare is"):
+        SlotPool(Layout(3, (Group("kv", 4, 1),)), spare=spare)
+
+
 def _attachment(**changes: Any) -> Any:
     region = {"name": "r0", "layout": _LAYOUT, "size_bytes": 1000, "st_dev": 1, "st_ino": 2}
     leader = changes.pop("is_leader", True)

@@ -30,9 +30,9 @@ def requests(draw: strategies.DrawFn) -> Request:
 class PoolBesideReference(RuleBasedStateMachine):
     play: Play
 
-    @initialize(layout=strategies.sampled_from(LAYOUTS))
-    def begin(self, layout: Layout) -> None:
-        self.play = Play(layout)
+    @initialize(layout=strategies.sampled_from(LAYOUTS), spare=strategies.sampled_from((0, 0.3)))
+    def begin(self, layout: Layout, spare: float) -> None:
+        self.play = Play(layout, spare)
 
     @rule(
         batch=strategies.lists(requests(), min_size=1, max_size=3),

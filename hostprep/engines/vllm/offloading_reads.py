@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from hostprep.slots import SlotPool
 
-__all__ = ["ReadClaims"]
+__all__ = ["ReadClaims", "request_for"]
 
 _GROUP_BYTES = 4
 """vLLM's keys end with the number of a group of layers (v1/kv_offload/base.py)."""
@@ -238,5 +238,22 @@ def _reads_of(req_context: Any) -> _Reads:
 
 
 def _request(reads: _Reads, keys: list[bytes]) -> Request:
-    """Return what the pool is asked: one chunk is one token, all of them may be reused."""
-    return Request(reads.request_id, len(keys), keys, reuse_limit_tokens=len(keys), store=False)
+    return request_for(reads.request_id, keys, store=False)
+
+
+def request_for(request_id: str, keys: list[bytes], *, store: bool) -> Request:
+    """Ask for all of these chunks, to be stored or to be loaded; a chunk is one token.
+
+    They may be from anywhere in a sequence: not from its first block on.
+    """
+    end = 1 + len(keys)
+    limit = 0 if store else end
+    return Request(
+        request_id,
+        end,
+        keys,
+        computed_tokens=1,
+        first_block=1,
+        reuse_limit_tokens=limit,
+        store=store,
+    )

@@ -27,8 +27,8 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec, CPUOffloadingMetrics
 
 from hostprep.engines.vllm.offloading_compat import LOAD_SOURCE
-from hostprep.engines.vllm.offloading_reads import ReadClaims
-from hostprep.slots import WRITE, Claim, Group, Layout, Request, ShortageError, SlotPool
+from hostprep.engines.vllm.offloading_reads import ReadClaims, request_for
+from hostprep.slots import WRITE, Claim, Group, Layout, ShortageError, SlotPool
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -196,7 +196,7 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
     def _claim(self, keys: list[Any], request_id: str) -> Claim | None:
         """Claim what is there of these and slots for the rest; None where they are short."""
         self._reads.settle()
-        request = Request(request_id, len(keys), keys, reuse_limit_tokens=0)
+        request = request_for(request_id, keys, store=True)
         while True:
             try:
                 return self.pool.claim_batch([request]).claims[0]

@@ -1,0 +1,67 @@
+"""Slots that hold nothing, handed out in rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hostprep.slots.runs import Listed, runs
+
+__all__ = ["FreeSlots"]
+
+_TAKEN = b"\0"
+_FREE = b"\1"
+_LONG = 32
+"""Shorter rows are left to grow, until there are no others."""
+
+
+class FreeSlots:
+    """Free slots are taken in turn of their numbers, as a log is written. Not thread-safe.
+
+    So what is stored at about the same time lies side by side, is evicted at about the same time,
+    and leaves a row again. Were a slot used anew as soon as it is free, blocks would end up
+    scattered: 40 rows for 512 of them after twenty times a pool's slots.
+    """
+
+    def __init__(self, slots: int, long: int = _LONG) -> None:
+        """All are free. `long`: slots in a row that are not left to grow."""
+        self._free = bytearray(_FREE) * slots
+        self._long = long
+        self._next = 0
+        self.count = slots
+
+    def give(self, slots: Sequence[int]) -> None:
+        """Put these in; none may be in."""
+        self.count += len(slots)
+        free, rows = self._free, runs(slots)
+        if rows is None:
+            for slot in slots:
+                free[slot] = 1
+            return
+        for first, end in rows:
+            free[first:end] = _FREE * (end - first)
+
+    def take(self, count: int) -> Listed:
+        """Take out and return that many, of which there must be as many, in ascending order."""
+        taken = Listed()
+        for least in (min(self._long, count), 1):
+            while len(taken) < count and (first := self._find(least)) >= 0:
+                end = self._free.find(_TAKEN, first, first + count - len(taken))
+                if end < 0:
+                    end = min(first + count - len(taken), len(self._free))
+                self._free[first:end] = _TAKEN * (end - first)
+                taken += range(first, end)
+                self._next = end
+        self.count -= count
+        taken.sort()  # the last ones may come before the first
+        return taken
+
+    def _find(self, least: int) -> int:
+        """Return where the next row of at least that length begins; -1 where there is none."""
+        row = _FREE * least
+        first = self._free.find(row, self._next)
+        return first if first >= 0 else self._free.find(row)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the map takes."""
+        return len(self._free)
