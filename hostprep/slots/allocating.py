@@ -54,10 +54,10 @@ def _make_room(
     lacking = max(0, count + group.spare - group.free.count) if count else 0
     evicted = group.order.take(min(lacking, group.order.count))
     hashes = group.index.keys(evicted) if keep_evicted else []
-    evicted.sort()  # in rows, as far as they are
-    group.empty(evicted)
+    emptied = Listed(sorted(evicted))  # in rows, as far as they are
+    group.empty(emptied)
     if partial is not None:
-        partial.forget(evicted)
+        partial.forget(emptied)
     return len(evicted), hashes
 
 

@@ -195,6 +195,14 @@ def test_with_slots_what_was_told_is_there_when_it_is_to_be_loaded(
     assert len(seen["evicted"]) == room // 2
 
 
+def test_behind_what_is_missing_nothing_is_stored_again_that_is_there(play: Play) -> None:
+    """A store's keys are of several groups, and from anywhere in a sequence."""
+    again = [["new", "abcd"], ["look", 0, True], ["loaded", 0], ["run", 0, 4]]
+    seen = play([*_stored("abcd", "x"), *again], "slots", room=8, windows=True)
+    assert seen["evicted"][:2] == ["abcd/0", "abc/0"]
+    assert seen["stored"][-2:] == ["abc/0", "abcd/0"]
+
+
 def test_waiting_requests_never_keep_others_from_storing_and_the_latest_gives_way_first(
     play: Play,
 ) -> None:

@@ -66,6 +66,7 @@ TestPoolBesideReference.settings = settings(stateful_step_count=30)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 625, *range(2, 40)])
-def test_random_play(seed: int) -> None:
+def test_random_play(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """625 once found an abandoned slot that was taken for a missing one."""
+    monkeypatch.setattr("hostprep.slots.pool._COMMITTED_AT_ONCE", 2)
     play_at_random(seed)
