@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from itertools import groupby
@@ -26,7 +26,7 @@ from hostprep.errors import BusyError
 from hostprep.facts import Facts
 from hostprep.handoff import Region
 from hostprep.kernel.files import atomic_write, remove_file
-from hostprep.kernel.parallel import HEARD_WITHIN_S, Stopped
+from hostprep.kernel.parallel import Stopped, undisturbed
 from hostprep.observe.pools import as_region, observe_pool
 from hostprep.paths import PoolPaths
 from hostprep.plan.actions import (
@@ -49,19 +49,23 @@ from hostprep.plan.actions import (
 from hostprep.pool.spec import PoolSpec
 from hostprep.record import Record, Recorder, read_boot_ledger, read_record
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hostprep.kernel.parallel import Stop
+
 __all__ = ["Runner"]
 
 
 class _Halt(threading.Event):
-    """Set when one lane failed, or when the caller wants to stop."""
+    """Set when one lane failed, or when anybody outside wants to stop."""
 
-    def __init__(self, outer: threading.Event) -> None:
+    def __init__(self, *outer: Stop) -> None:
         super().__init__()
         self._outer = outer
 
     def is_set(self) -> bool:
         """Tell whether to stop."""
-        return super().is_set() or self._outer.is_set()
+        return super().is_set() or any(stop.is_set() for stop in self._outer)
 
 
 @dataclass
@@ -97,28 +101,15 @@ class Runner:
         lanes: dict[object, list[CreateRegion]] = {}
         for action in actions:
             lanes.setdefault(action.placement, []).append(action)
-        halt = _Halt(self.stop)
-        # Nobody works before all are started: Ctrl-C while a thread starts leaves one that the
-        # executor does not know of, and never waits for.
-        started = threading.Event()
+        undisturbed(lambda interrupted: self._run_lanes(list(lanes.values()), interrupted))
 
-        def lane(actions: Sequence[CreateRegion]) -> None:
-            started.wait()
-            try:
-                self._lane(actions, halt)
-            except BaseException:
-                halt.set()
-                raise
-
+    def _run_lanes(self, lanes: Sequence[Sequence[CreateRegion]], interrupted: Stop) -> None:
+        halt = _Halt(self.stop, interrupted)
         with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
             try:
-                futures = [pool.submit(lane, actions) for actions in lanes.values()]
-                started.set()
-                while wait(futures, timeout=HEARD_WITHIN_S).not_done:
-                    pass
+                futures = [pool.submit(self._lane, lane, halt) for lane in lanes]
             except BaseException:
                 halt.set()
-                started.set()
                 raise
         errors = [error for future in futures if (error := future.exception())]
         if errors:
@@ -126,10 +117,14 @@ class Runner:
             raise next((error for error in errors if not isinstance(error, Stopped)), errors[0])
 
     def _lane(self, actions: Sequence[CreateRegion], halt: threading.Event) -> None:
-        for action in actions:
-            with self._told(action, halt):
-                paths = self._paths(action)
-                create_region(paths, action, on_done=self._advance(action), stop=halt)
+        try:
+            for action in actions:
+                with self._told(action, halt):
+                    paths = self._paths(action)
+                    create_region(paths, action, on_done=self._advance(action), stop=halt)
+        except BaseException:
+            halt.set()
+            raise
 
     def _timed(self, action: Action) -> None:
         with self._told(action, self.stop):

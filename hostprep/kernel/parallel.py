@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
         def is_set(self) -> bool: ...
 
 
-__all__ = ["HEARD_WITHIN_S", "Stopped", "run_pieces"]
+__all__ = ["Stopped", "run_pieces", "undisturbed"]
 
-HEARD_WITHIN_S = 0.2
+_HEARD_WITHIN_S = 0.2
 """Seconds that a main thread waits for others at a time. A signal that comes between Python's last
 look for one and the wait's system call is heard only once that wait ends."""
 
@@ -28,6 +29,66 @@ Work = Callable[[int, int], None]
 
 class Stopped(Exception):  # noqa: N818 - an outcome, not an error
     """The caller said stop before all pieces were done."""
+
+
+def undisturbed(work: Callable[[Stop], None]) -> None:
+    """Run `work` where Ctrl-C cannot come in between; it is told by what it is handed.
+
+    KeyboardInterrupt is raised in the main thread only, and there at any step of Python's own code:
+    within that of an Event it leaves its lock held, within Thread.join a thread counts as ended
+    that is not (CPython 3.11, threading.py). So the work gets a thread of its own, and the main
+    one waits for it by nothing but a lock in C. Raises what `work` raises; KeyboardInterrupt
+    only once it has ended.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        work(_Run(work))  # never stopped
+        return
+    run = _Run(work)
+    try:
+        _thread.start_new_thread(run.do, ())
+        while not run.is_over:
+            run.wait()
+    except BaseException:
+        run.is_stopped = True
+        while run.is_begun and not run.is_over:
+            try:
+                run.wait()
+            except KeyboardInterrupt:  # once more: what is in flight takes milliseconds
+                continue
+        raise
+    if run.error is not None:
+        raise run.error
+
+
+class _Run:
+    """Work in a thread of its own. Flags, since no lock is safe from Ctrl-C."""
+
+    def __init__(self, work: Callable[[Stop], None]) -> None:
+        self._work = work
+        self._over = _thread.allocate_lock()
+        self._over.acquire()
+        self.is_begun = self.is_over = self.is_stopped = False
+        self.error: BaseException | None = None
+
+    def is_set(self) -> bool:
+        """Tell the work whether to stop."""
+        return self.is_stopped
+
+    def do(self) -> None:
+        """Do it, unless the main thread has given up before."""
+        self.is_begun = True
+        try:
+            if not self.is_stopped:
+                self._work(self)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.is_over = True
+            self._over.release()
+
+    def wait(self) -> None:
+        """Wait for its end, for a while."""
+        self._over.acquire(timeout=_HEARD_WITHIN_S)
 
 
 class _Pieces:
@@ -83,8 +144,13 @@ def run_pieces(
         if on_done is not None:
             on_done(length)
 
-    crew = _Crew(_Pieces(size_bytes, piece_bytes), do_piece, prepare_thread, stop)
-    crew.run(max(1, min(threads, -(-size_bytes // piece_bytes))))
+    count = max(1, min(threads, -(-size_bytes // piece_bytes)))
+
+    def run(interrupted: Stop) -> None:
+        stops = (interrupted,) if stop is None else (interrupted, stop)
+        _Crew(_Pieces(size_bytes, piece_bytes), do_piece, prepare_thread, stops).run(count)
+
+    undisturbed(run)
 
 
 class _Crew:
@@ -95,12 +161,12 @@ class _Crew:
         pieces: _Pieces,
         do_piece: Work,
         prepare_thread: Callable[[], None],
-        stop: Stop | None,
+        stops: Sequence[Stop],
     ) -> None:
         self._pieces = pieces
         self._do_piece = do_piece
         self._prepare_thread = prepare_thread
-        self._stop = stop
+        self._stops = stops
         self._begin = threading.Event()
         self._halt = threading.Event()
         self._errors: list[BaseException] = []
@@ -116,8 +182,7 @@ class _Crew:
                 started.append(thread)
             self._begin.set()
             for thread in started:
-                while thread.is_alive():
-                    thread.join(HEARD_WITHIN_S)
+                thread.join()
         except BaseException:
             self._halt.set()
             self._begin.set()
@@ -142,4 +207,4 @@ class _Crew:
             self._halt.set()
 
     def _is_stopped(self) -> bool:
-        return self._stop is not None and self._stop.is_set()
+        return any(stop.is_set() for stop in self._stops)

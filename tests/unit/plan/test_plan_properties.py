@@ -251,8 +251,9 @@ def machines_with_a_pool(draw: st.DrawFn) -> Facts:
         taken=[LedgerEntry(0, TWO_MI, pages)] if draw(st.booleans()) else [],
         boot_id=draw(st.sampled_from([None, "other"])) if not draw(st.integers(0, 5)) else BOOT_ID,
     )
+    # In use are at least as many as all regions together may hold: 14 GiB on one node.
     found = [
-        numa_node(node_id, free=32 * GIB, huge=(HugePages(TWO_MI, 3 * pages, pages, 0),))
+        numa_node(node_id, free=32 * GIB, huge=(HugePages(TWO_MI, 5 * pages, pages, 0),))
         for node_id in range(2)
     ]
     return machine(
