@@ -43,6 +43,8 @@ def allocate(
         for draft in drafts:
             part = draft.parts[index]
             fill(group, part, draft.wanted[index], given)
+            if not draft.is_whole and (part.present or part.missing or draft.partial):
+                group.gapless = False
             more, part.evicted = given.account()
             draft.evicted += more
 

@@ -34,11 +34,15 @@ class Draft:
         parts: Sequence[Part],
         reused_tokens: int,
         partial: PartialMatch | None,
+        *,
+        is_whole: bool,
     ) -> None:
         self.request = request
         self.parts = parts
         self.reused_tokens = reused_tokens
         self.partial = partial
+        self.is_whole = is_whole
+        """Whether it holds its blocks from the sequence's first on: none of them can go before."""
         self.wanted = [_missing(keys, part.missing) for part in parts]
         """By group: the keys of the blocks that have no slot."""
         self.evicted = 0
@@ -105,10 +109,7 @@ def claim_matches(
                     break
                 budget -= draft.compute_tokens
             drafts.append(draft)
-            whole = _holds_all_before(draft, tokens_per_block)
             for index, (group, part) in enumerate(zip(groups, draft.parts)):
-                if not whole:
-                    group.allow_gaps()
                 part.first = group.claim(_held(draft, index))
                 lacking[index].update(draft.wanted[index].keys)
     except BaseException:
@@ -128,14 +129,10 @@ def _draft(
     found = partial.match(request, end) if partial is not None else None
     behind = (request.first_block + end) * tokens_per_block
     reused_tokens = max(0, behind - request.computed_tokens) + (found.tokens if found else 0)
-    return Draft(request, keys, parts, reused_tokens, found)
-
-
-def _holds_all_before(draft: Draft, tokens_per_block: int) -> bool:
-    """Whether nobody can take a block away that comes before one that this request holds."""
-    request = draft.request
     first = 0 if request.store else request.computed_tokens // tokens_per_block
-    return not (request.first_block or first or draft.partial)
+    return Draft(
+        request, keys, parts, reused_tokens, found, is_whole=not request.first_block + first
+    )
 
 
 def _held(draft: Draft, group: int) -> Sequence[int]:

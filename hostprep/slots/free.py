@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from hostprep.slots.runs import Listed, runs
 
@@ -11,7 +12,11 @@ __all__ = ["FreeSlots"]
 _TAKEN = b"\0"
 _FREE = b"\1"
 _LONG = 32
-"""Shorter rows are left to grow, until there are no others."""
+"""Shorter rows are left to grow, where there are others not far ahead."""
+_AHEAD = 1 << 16
+_AHEAD_EACH = 128
+"""How many slots are looked through for long rows: so many, and so many for each one wanted. Where
+there is none, all of the map would be looked through at each batch: milliseconds."""
 
 
 class FreeSlots:
@@ -43,8 +48,9 @@ class FreeSlots:
     def take(self, count: int) -> Listed:
         """Take out and return that many, of which there must be as many, in ascending order."""
         taken = Listed()
-        for least in (min(self._long, count), 1):
-            while len(taken) < count and (first := self._find(least)) >= 0:
+        ahead = _AHEAD + _AHEAD_EACH * count
+        for find in (partial(self._find_long, min(self._long, count), ahead), self._find_any):
+            while len(taken) < count and (first := find()) >= 0:
                 end = self._free.find(_TAKEN, first, first + count - len(taken))
                 if end < 0:
                     end = min(first + count - len(taken), len(self._free))
@@ -55,11 +61,19 @@ class FreeSlots:
         taken.sort()  # the last ones may come before the first
         return taken
 
-    def _find(self, least: int) -> int:
-        """Return where the next row of at least that length begins; -1 where there is none."""
-        row = _FREE * least
-        first = self._free.find(row, self._next)
-        return first if first >= 0 else self._free.find(row)
+    def _find_long(self, least: int, ahead: int) -> int:
+        """Return where the next row of at least that length begins; -1: not so far ahead."""
+        row, end = _FREE * least, self._next + ahead
+        first = self._free.find(row, self._next, end)
+        beyond = end - len(self._free)
+        if first < 0 < beyond:
+            first = self._free.find(row, 0, min(beyond, self._next + least - 1))
+        return first
+
+    def _find_any(self) -> int:
+        """Return where the next row begins; -1 where there is none."""
+        first = self._free.find(_FREE, self._next)
+        return first if first >= 0 else self._free.find(_FREE)
 
     @property
     def memory_bytes(self) -> int:

@@ -21,6 +21,9 @@ ABANDONED = 3
 """Its writer let go of it unwritten, and others claim it still: the next one to ask writes it."""
 
 
+_READY = bytes([READY])
+
+
 class SlotGroup:
     """Bulk steps over one group; each keeps what `check` says. Not thread-safe."""
 
@@ -33,9 +36,14 @@ class SlotGroup:
         self.order = EvictionOrder(group.slots)
         self.refs = array("i", [0]) * group.slots
         self.state = bytearray(group.slots)
-        self.gapless = group.kind == ATTENTION and group.window_tokens is None
+        self._begins_gapless = group.kind == ATTENTION and group.window_tokens is None
+        self.gapless = self._begins_gapless
         """Whether with every block all before it are there: behind a missing one, nothing is. True
-        from the start, and for as long as every claim holds its blocks from the first on."""
+        for as long as every claim holds its blocks from the first on: what is released together
+        is evicted from its end, and what a claim holds is not."""
+        self._may_gap = False
+        """Blocks were written behind others that were not, and are claimed by their writers only:
+        once one of those gives up, there is a gap."""
 
     def find(
         self, keys: Keys, *, until_missing: bool = False
@@ -52,10 +60,6 @@ class SlotGroup:
             return slots, self.states(present) + bytes(missing), present
         present = Listed(slot for slot in slots if slot >= 0)
         return slots, bytes([self.state[s] if s >= 0 else MISSING for s in slots]), present
-
-    def allow_gaps(self) -> None:
-        """Say that blocks may be there without those before them: from now on all are looked up."""
-        self.gapless = False
 
     def states(self, slots: Sequence[int]) -> bytes:
         """Return each slot's state."""
@@ -116,6 +120,8 @@ class SlotGroup:
         self.index.forget(slots)
         self.mark(slots, MISSING)
         self.free.give(slots)
+        if self.free.count == self.group.slots:
+            self.gapless, self._may_gap = self._begins_gapless, False
 
     def fill(self, keys: Keys, slots: Sequence[int]) -> None:
         """Give slots that were free their contents' names: claimed once, being written."""
@@ -129,7 +135,7 @@ class SlotGroup:
         self.mark(slots, READY)
 
     def mark(self, slots: Sequence[int], state: int) -> None:
-        """Set the state of slots that are claimed."""
+        """Set the slots' state."""
         states = self.state
         stretches = runs(slots)
         if stretches is not None:
@@ -150,6 +156,12 @@ class SlotGroup:
             return
         self.order.append([s for s, state in zip(idle, states) if state == READY])
         self.empty([s for s, state in zip(idle, states) if state != READY])
+        self.gapless = self.gapless and not self._may_gap
+
+    def note_gaps(self, blocks: Sequence[int]) -> None:
+        """Take note of the order of a claim's blocks, before it lets go of their slots."""
+        if READY in self.states(blocks).lstrip(_READY):
+            self._may_gap = True
 
     @property
     def memory_bytes(self) -> int:

@@ -24,7 +24,6 @@ __all__ = ["SPARE", "GroupUsage", "SlotPool"]
 _FORGOTTEN_AT_ONCE = 4096
 _COMMITTED_AT_ONCE = 512
 """Some 3 µs each, with the lock held."""
-_READY = bytes([READY])
 SPARE = 1 / 32
 """Of a group's slots. With 1/64, 512 blocks of a pool long in use lie in twice as many rows."""
 
@@ -67,7 +66,7 @@ class SlotPool:
         self.layout = layout
         self.hash_bytes = hash_bytes
         self._keep_evicted = keep_evicted
-        if not 0 <= spare < 1:
+        if not (isinstance(spare, (int, float)) and 0 <= spare < 1):
             raise BadInputError(f"spare is {spare}: it is a share of the slots, from 0 to below 1")
         self._groups = tuple(
             SlotGroup(group, hash_bytes, int(group.slots * spare)) for group in layout.groups
@@ -206,8 +205,7 @@ class SlotPool:
             ):
                 slots.mark([use.slots[i] for i in unwritten], ABANDONED)
                 held = [slot for slot in use.slots if slot >= 0]
-                if slots.gapless and _leaves_a_gap(slots.states(held)):
-                    slots.allow_gaps()
+                slots.note_gaps(held)
                 slots.settle(slots.unclaim([*copied, *reversed(held)]))
 
     def holds(self, block_hash: bytes, group: int = 0) -> bool:
@@ -275,11 +273,6 @@ class SlotPool:
                 reason="OtherProcess",
                 remedy="claim in the process that leads the region's lease, and tell the others",
             )
-
-
-def _leaves_a_gap(states: bytes) -> bool:
-    """Whether a block is written, and one before it is not: that one may be given up."""
-    return READY in states.lstrip(_READY)
 
 
 def _usage(slots: SlotGroup) -> GroupUsage:

@@ -185,19 +185,23 @@ class Play:
         ]
 
 
-def random_request(choose: random.Random, *, whole: bool) -> Request:
-    """`whole` sequences hold all of their blocks, so that nothing is there behind a gap."""
+def random_request(choose: random.Random, kind: str) -> Request:
+    """`whole` sequences hold all of their blocks, so that nothing is there behind a gap.
+
+    Those that are `loaded` may hold their later blocks only, and others (`any`) ask for no others.
+    """
     tokens = [choose.randrange(2) // choose.randrange(1, 3) for _ in range(choose.randrange(15))]
-    if whole:
+    if kind == "whole":
         return request_of(tokens)
-    first_block = choose.choice((0, 0, 0, choose.randrange(len(tokens) // TOKENS_PER_BLOCK + 1)))
+    later = choose.randrange(len(tokens) // TOKENS_PER_BLOCK + 1) if kind == "any" else 0
+    first_block = choose.choice((0, 0, 0, later))
     least = first_block * TOKENS_PER_BLOCK
     return request_of(
         tokens,
         first_block=first_block,
         computed=choose.choice((least, choose.randint(least, len(tokens)))),
         limit=choose.choice((None, None, len(tokens), choose.randint(0, 15))),
-        store=choose.random() < 0.9,
+        store=choose.random() < (0.9 if kind == "any" else 0.6),
     )
 
 
@@ -205,11 +209,11 @@ def play_at_random(seed: int, steps: int = 60) -> None:
     """Random steps; raises where pool and reference differ."""
     choose = random.Random(seed)
     play = Play(choose.choice(LAYOUTS), choose.choice((0.0, 0.0, 0.3)))
-    whole = choose.random() < 0.5
+    kind = choose.choice(("whole", "loaded", "any"))
     for _ in range(steps):
         step = choose.randrange(9)
         if step < 3:
-            requests = [random_request(choose, whole=whole) for _ in range(choose.randrange(1, 4))]
+            requests = [random_request(choose, kind) for _ in range(choose.randrange(1, 4))]
             play.claim(requests, choose.choice((None, None, choose.randrange(30))))
         elif step == 8 and choose.random() < 0.1:
             play.forget()
