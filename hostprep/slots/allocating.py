@@ -53,8 +53,8 @@ def _make_room(
     group: SlotGroup, count: int, partial: PartialMatches | None, *, keep_evicted: bool
 ) -> tuple[int, list[bytes]]:
     """Evict until that many slots are free, and some to spare. Returns how many, and their keys."""
-    lacking = max(0, count + group.spare - group.free.count) if count else 0
-    evicted = group.order.take(min(lacking, group.order.count))
+    more = max(0, count + group.spare - group.free.count) if count else 0
+    evicted = group.order.take(min(more, group.order.count))
     hashes = group.index.keys(evicted) if keep_evicted else []
     emptied = Listed(sorted(evicted))  # in rows, as far as they are
     group.empty(emptied)
@@ -64,9 +64,10 @@ def _make_room(
 
 
 class _Given:
-    """Free slots, as they are handed out, and what was evicted for them: booked on who gets them.
+    """Free slots, as they are handed out, and what was evicted for them.
 
-    The last to get any is booked with what was evicted to spare.
+    It is booked on those who get slots, the first ones first and no more than slots; on the last
+    one, what is left: what was evicted to spare.
     """
 
     def __init__(self, slots: Listed, evicted: int, hashes: Sequence[bytes]) -> None:

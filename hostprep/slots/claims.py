@@ -16,7 +16,8 @@ __all__ = ["BatchClaim", "Claim"]
 class Claim:
     """Slots of one request, none of which is evicted before `release`.
 
-    A claim that is dropped without a release keeps its slots for good.
+    One thread at a time commits it, takes over for it, or releases it. A claim that is dropped
+    without a release keeps its slots for good.
     """
 
     def __init__(self, pool: SlotPool, draft: Draft) -> None:

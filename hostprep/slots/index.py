@@ -195,8 +195,8 @@ class HashIndex:
         self._enter(slots, buckets)
         self._flag(slots, _SETTLED)
 
-    def forget(self, slots: Sequence[int]) -> int:
-        """Take the slots' keys away, where they have one. Returns how many had.
+    def forget(self, slots: Sequence[int]) -> None:
+        """Take the slots' keys away, where they have one.
 
         Their entries stay until the slots have others, and are passed by: their slots have no key
         or another one.
@@ -204,16 +204,14 @@ class HashIndex:
         held = self._flags(slots)
         if _YOUNG in held:
             for key in self.keys([s for s, flag in zip(slots, held) if flag == _YOUNG]):
-                self._young.pop(key, None)
+                self._young.pop(key, None)  # another slot may have it, if hashes are no chain
         self._flag(slots, 0)
-        return len(held) - held.count(0)
 
-    def remove(self, slots: Sequence[int]) -> int:
+    def remove(self, slots: Sequence[int]) -> None:
         """Forget the keys, and remove their entries at once."""
-        forgotten = self.forget(slots)
+        self.forget(slots)
         self._unlink(slots)
         self._enter(slots, [-1] * len(slots))
-        return forgotten
 
     def _unlink(self, slots: Sequence[int]) -> None:
         """Remove the slots' entries, where they have one: `_enter` what they have then."""

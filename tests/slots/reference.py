@@ -37,6 +37,8 @@ class Held:
     request: Request
     kinds: list[list[int]]
     unwritten: list[list[int]]
+    evicted: list[list[bytes]] = field(default_factory=list)
+    """By group: blocks that made room, booked on it."""
 
     def keys(self, group: int) -> list[bytes]:
         kinds = self.kinds[group]
@@ -52,8 +54,8 @@ class ReferencePool:
 
     def claim_batch(
         self, requests: Sequence[Request], token_budget: int | None
-    ) -> tuple[list[Held], int] | None:
-        """Claims, and how many blocks were evicted; None where slots are short."""
+    ) -> list[Held] | None:
+        """Claims; None where slots are short."""
         held = []
         left = token_budget
         for request in requests:
@@ -68,31 +70,37 @@ class ReferencePool:
             idle = [key for key in model.idle if key not in claimed]
             if len(claimed - model.blocks.keys()) > model.free + len(idle):
                 return None
-        evicted = sum(self._take(index, held) for index in range(len(self.groups)))
+        for index in range(len(self.groups)):
+            self._take(index, held)
         for one in held:
             one.unwritten = [[i for i, kind in enumerate(k) if kind == WRITE] for k in one.kinds]
         self.open += held
-        return held, evicted
+        return held
 
-    def _take(self, index: int, held: list[Held]) -> int:
-        model, evicted = self.groups[index], 0
+    def _take(self, index: int, held: list[Held]) -> None:
+        model, evicted = self.groups[index], list[bytes]()
         claimed = {key for one in held for key in one.keys(index)}
         model.idle = [key for key in model.idle if key not in claimed]  # first phase
         count = len(claimed - model.blocks.keys())
         while count and model.idle and model.free < count + int(model.group.slots * self.spare):
-            del model.blocks[model.idle.pop(0)]
-            evicted += 1
+            evicted.append(model.idle.pop(0))
+            del model.blocks[evicted[-1]]
         for one in held:  # second phase
+            new = 0
             for number, key in enumerate(one.request.hashes):
                 if one.kinds[index][number] != WRITE:
                     continue
                 if key not in model.blocks:
                     model.blocks[key] = Block()
+                    new += 1
                 elif not model.blocks[key].has_writer:
                     model.blocks[key].has_writer = True
                 else:  # an earlier request of the batch writes it
                     one.kinds[index][number] = SHARED
-        return evicted
+            count -= new
+            booked = len(evicted) if new and not count else min(new, len(evicted))
+            one.evicted.append(evicted[:booked])
+            del evicted[:booked]
 
     def commit(self, held: Held, blocks: int | None) -> None:
         for index, model in enumerate(self.groups):

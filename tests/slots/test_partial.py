@@ -51,6 +51,20 @@ def test_the_longest_match_is_copied_and_its_source_claimed() -> None:
     assert [usage.claimed for usage in pool.usage()] == [0]
 
 
+@pytest.mark.parametrize("is_emptied", [True, False])
+def test_what_was_in_a_slot_before_is_not_taken_for_what_is_in_it(is_emptied: bool) -> None:
+    pool = SlotPool(Layout(3, (Group("full", 3, 1),)), hash_bytes=HASH_BYTES, partial=True)
+    _store(pool, [1, 1, 1, 2, 2, 9])
+    if is_emptied:
+        pool.forget_unclaimed()
+    for tokens in ([1, 1, 1], [4] * 6):  # without tokens: nothing new is known of these
+        (claim,) = pool.claim_batch([request_of(tokens)]).claims
+        claim.commit()
+        claim.release()
+    claim = _claim(pool, [1, 1, 1, 2, 2, 2, 5])
+    assert claim.partial is None
+
+
 def test_a_block_that_may_not_be_reused_whole_is_reused_in_part() -> None:
     pool = _pool()
     _store(pool, [1] * 6)
