@@ -9,6 +9,14 @@ __all__ = ["main"]
 
 def main() -> int:
     """Run the command line. Returns the exit code."""
+    try:
+        return _run()
+    except KeyboardInterrupt:  # while modules are loaded: nothing was begun
+        sys.stderr.write("hostprep: interrupted\n")
+        return 130
+
+
+def _run() -> int:
     from hostprep.engine.main import COMMANDS
 
     if len(sys.argv) > 1 and sys.argv[1] in COMMANDS:

@@ -68,6 +68,23 @@ class _Halt(threading.Event):
         return super().is_set() or any(stop.is_set() for stop in self._outer)
 
 
+class _New:
+    """Tells of bytes that were not there before: an interrupted run's are the first ones."""
+
+    def __init__(self, there_bytes: int, on_done: Callable[[int], None]) -> None:
+        self._left_bytes = there_bytes
+        self._on_done = on_done
+        self._lock = threading.Lock()
+
+    def done(self, size_bytes: int) -> None:
+        """Take note of a piece; from any thread."""
+        with self._lock:
+            old_bytes = min(size_bytes, self._left_bytes)
+            self._left_bytes -= old_bytes
+        if size_bytes > old_bytes:
+            self._on_done(size_bytes - old_bytes)
+
+
 @dataclass
 class Runner:
     """Applies plans below one root. The adapters are fields, so that tests can put in others."""
@@ -120,8 +137,8 @@ class Runner:
         try:
             for action in actions:
                 with self._told(action, halt):
-                    paths = self._paths(action)
-                    create_region(paths, action, on_done=self._advance(action), stop=halt)
+                    new = _New(action.there_bytes, self._advance(action))
+                    create_region(self._paths(action), action, on_done=new.done, stop=halt)
         except BaseException:
             halt.set()
             raise

@@ -23,7 +23,7 @@ from hostprep.kernel.files import atomic_write
 from hostprep.observe import observe
 from hostprep.observe.host import HostRoot
 from hostprep.observe.pools import observe_pools
-from hostprep.paths import PoolPaths, canonical_root
+from hostprep.paths import PoolPaths, canonical_root, check_pool_name
 from hostprep.plan import plan
 from hostprep.plan.actions import Plan, PoolPlan, Shortfall, Unmet
 from hostprep.pool.spec import PoolSpec, PoolState
@@ -94,9 +94,11 @@ class Node:
     ) -> Outcome:
         """Give the pools' memory and huge pages back, exactly what was taken.
 
-        Raises NotReadyError for a pool that is not there, BusyError while one is leased (unless
-        `force`): nothing is released then.
+        Raises BadInputError for what names no pool, NotReadyError for one that is not there,
+        BusyError while one is leased (unless `force`): nothing is released then.
         """
+        for name in names:
+            check_pool_name(name)
         known = {pool.name for pool in observe_pools(self.root)}
         for name in names:
             if name not in known:

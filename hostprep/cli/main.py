@@ -85,6 +85,12 @@ for _name, _text in ENGINE_COMMANDS.items():
     cli.add_command(_engine_command(_name, _text))
 
 
+_AFTER_CTRL_C = {
+    "prepare": "; what was populated is kept: run it again to go on, or release the pool",
+    "release": ": run it again to go on",
+}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line. Returns 0 done, 1 not ready or failed, 2 bad input, 130 Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -98,9 +104,6 @@ def main(arguments: list[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort, Stopped):
-        click.echo(
-            "hostprep: interrupted; what was populated is kept: run it again to go on, "
-            "or release the pool",
-            err=True,
-        )
+        command = next((word for word in arguments if not word.startswith("-")), "")
+        click.echo(f"hostprep: interrupted{_AFTER_CTRL_C.get(command, '')}", err=True)
         return 130

@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _report(error, as_json="json" in arguments)
         return error.exit_code
     except KeyboardInterrupt:
+        print("hostprep: interrupted", file=sys.stderr)
         return 130
 
 

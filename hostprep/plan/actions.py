@@ -158,10 +158,16 @@ class CreateRegion(Action):
     gid: int | None
     mode: int
 
+    @property
+    def there_bytes(self) -> int:
+        """What an interrupted run left of it, populated."""
+        return self.size_bytes - self.expected_bytes
+
     def describe(self) -> str:  # noqa: D102
+        there = f", {format_bytes(self.there_bytes)} of it there" if self.there_bytes else ""
         return (
             f"populate {self.region}: {format_bytes(self.size_bytes)} of {self.backing}, "
-            f"{self.placement}, {self.threads} threads"
+            f"{self.placement}, {self.threads} threads{there}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hostprep.errors import BadInputError
 from hostprep.slots.batch import Draft
 from hostprep.slots.model import WRITE, Counts, GroupUse, PartialMatch, Request
 from hostprep.values import value
@@ -77,6 +78,12 @@ class BatchClaim:
         return sum(claim.compute_tokens for claim in self.claims)
 
     def release(self) -> None:
-        """Release every claim."""
+        """Release every claim. Raises BadInputError, once all are, if one was before."""
+        released_before: BadInputError | None = None
         for claim in self.claims:
-            claim.release()
+            try:
+                claim.release()
+            except BadInputError as error:
+                released_before = error
+        if released_before is not None:
+            raise released_before

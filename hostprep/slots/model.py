@@ -26,7 +26,8 @@ OUTSIDE = 0
 REUSED = 1
 """Its content is in the slot, and the request starts from it: to be loaded."""
 STORED = 2
-"""Its content is in the slot, but an earlier block is not reusable: nothing to load or write."""
+"""Its content is in the slot, and not needed from there: nothing to load or write. It lies behind a
+gap or before the window, or the engine has it."""
 SHARED = 3
 """Another claim is to write this slot: compute the block as if there were none, and leave it."""
 WRITE = 4

@@ -318,6 +318,12 @@ def test_what_is_not_there_is_not_ready(node: Node) -> None:
         assert "prepare" in told or "status" in told
 
 
+@pytest.mark.parametrize("command", ["release", "status", "verify"])
+@pytest.mark.parametrize("name", ["a/b", "../kv", ""])
+def test_what_names_no_pool_is_refused(node: Node, command: str, name: str) -> None:
+    assert "not a DNS label" in _bad(command, "--root", node.root, "--", name)
+
+
 def test_a_missing_command_is_refused_before_anything_is_claimed(node: Node) -> None:
     node.prepare([pool_of()])
     _bad("exec", "--pool", POOL, "--root", node.root, "--", "no-such-program")

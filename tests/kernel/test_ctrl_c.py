@@ -15,7 +15,7 @@ import pytest
 
 from hostprep.apply.progress import NoProgress
 from hostprep.apply.service import Node
-from hostprep.backing import Backing
+from hostprep.backing import GIB, Backing
 from hostprep.errors import NotReadyError
 from hostprep.handoff import read_handoff
 from hostprep.observe.pools import observe_pools
@@ -26,16 +26,17 @@ from tests.support.pools import POOL, pool_of
 pytestmark = pytest.mark.kernel
 
 
-def test_ctrl_c_stops_at_once_and_the_next_run_goes_on(node: Node) -> None:
+def _prepare(node: Node) -> list[str]:
     spec = ["--name", POOL, "--size", "3Gi", "--backing", "Base", "--root", node.root]
     # Shells have what they start in the background ignore Ctrl-C, and that is inherited; so too
     # the handler below.
-    attentive = ("env", "--default-signal=INT", sys.executable)
-    process = subprocess.Popen(
-        [*attentive, "-m", "hostprep", "prepare", *spec, "--progress", "json"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    attentive = ["env", "--default-signal=INT", sys.executable]
+    return [*attentive, "-m", "hostprep", "prepare", *spec, "--progress", "json"]
+
+
+def _interrupt(command: list[str]) -> str:
+    """Send Ctrl-C once there is memory; return what is said from then on."""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
         if json.loads(line)["event"] == "advance":
@@ -45,12 +46,25 @@ def test_ctrl_c_stops_at_once_and_the_next_run_goes_on(node: Node) -> None:
     rest = process.stderr.read()
     assert process.wait(timeout=30) == 130
     assert time.monotonic() - begin < 10
-    assert "run it again" in rest
+    return rest
+
+
+def test_ctrl_c_stops_at_once_and_the_next_run_goes_on(node: Node) -> None:
+    command = _prepare(node)
+    assert "run it again" in _interrupt(command)
     with pytest.raises(NotReadyError):
         read_handoff(PoolPaths(node.root, POOL))
     (region,) = observe_pools(node.root)[0].regions
     assert not region.finished
-    assert region.resident_bytes > 0
+    there_bytes = region.resident_bytes
+    assert there_bytes > 0
+
+    done = subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True, timeout=60)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    begin = next(line for line in lines if line["action"] == "CreateRegion")
+    assert "of it there" in begin["what"]
+    assert begin["expected_bytes"] == 3 * GIB - there_bytes
+    assert max(line.get("done_bytes", 0) for line in lines) <= begin["expected_bytes"]
     node.release([POOL])
 
 

@@ -201,6 +201,15 @@ def _release_twice(pool: SlotPool) -> None:
     claim.release()
 
 
+def test_a_batch_is_released_whole_even_if_a_claim_of_it_was_before() -> None:
+    pool = _pool(12)
+    batch = pool.claim_batch([request_of(A), request_of(B), request_of(C)])
+    batch.claims[0].release()
+    with pytest.raises(BadInputError, match="is not open"):
+        batch.release()
+    assert pool.open_claims() == 0
+
+
 def _commit_released(pool: SlotPool) -> None:
     (claim,) = pool.claim_batch([request_of(A)]).claims
     claim.release()

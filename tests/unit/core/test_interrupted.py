@@ -1,0 +1,37 @@
+"""Ctrl-C is one line, whatever it comes upon."""
+
+from __future__ import annotations
+
+import pytest
+
+from hostprep import __main__ as command_line
+from hostprep.cli import main as node_half
+
+pytestmark = pytest.mark.unit
+
+
+def _interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_while_modules_are_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command_line, "_run", _interrupt)
+    assert command_line.main() == 130
+    assert capsys.readouterr().err == "hostprep: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [("prepare", "run it again to go on, or release"), ("release", "run it again"), ("status", "")],
+)
+def test_what_to_do_is_told_where_there_is_something(
+    command: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(node_half.cli, "main", _interrupt)
+    assert node_half.main([command, "kv"]) == 130
+    said = capsys.readouterr().err
+    assert said.startswith("hostprep: interrupted")
+    assert told in said
+    assert ("again" in said) == bool(told)
