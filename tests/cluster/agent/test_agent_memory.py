@@ -204,7 +204,7 @@ def test_a_leased_pool_is_released_once_its_user_ends(hmn: Hmn, start: Start, me
         assert len(inodes(memory)) == 2
 
     wait_for(lambda: hmn.read()["status"]["pools"] == [], why="the item stayed")
-    assert not os.path.exists(memory.root)
+    wait_for(lambda: not os.path.exists(memory.root), why="the root stayed")
 
 
 @pytest.mark.parametrize(("when", "state"), [("OnRelease", "Free"), ("OnClaim", "Dirty")])
