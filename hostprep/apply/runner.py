@@ -26,7 +26,7 @@ from hostprep.errors import BusyError
 from hostprep.facts import Facts
 from hostprep.handoff import Region
 from hostprep.kernel.files import atomic_write, remove_file
-from hostprep.kernel.parallel import Stopped, undisturbed
+from hostprep.kernel.parallel import Halt, Stopped, undisturbed
 from hostprep.observe.pools import as_region, observe_pool
 from hostprep.paths import PoolPaths
 from hostprep.plan.actions import (
@@ -54,18 +54,6 @@ if TYPE_CHECKING:
     from hostprep.kernel.parallel import Stop
 
 __all__ = ["Runner"]
-
-
-class _Halt(threading.Event):
-    """Set when one lane failed, or when anybody outside wants to stop."""
-
-    def __init__(self, *outer: Stop) -> None:
-        super().__init__()
-        self._outer = outer
-
-    def is_set(self) -> bool:
-        """Tell whether to stop."""
-        return super().is_set() or any(stop.is_set() for stop in self._outer)
 
 
 class _New:
@@ -121,7 +109,7 @@ class Runner:
         undisturbed(lambda interrupted: self._run_lanes(list(lanes.values()), interrupted))
 
     def _run_lanes(self, lanes: Sequence[Sequence[CreateRegion]], interrupted: Stop) -> None:
-        halt = _Halt(self.stop, interrupted)
+        halt = Halt(self.stop, interrupted)
         with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
             try:
                 futures = [pool.submit(self._lane, lane, halt) for lane in lanes]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         def is_set(self) -> bool: ...
 
 
-__all__ = ["Stopped", "run_pieces", "undisturbed"]
+__all__ = ["Halt", "Stopped", "run_pieces", "undisturbed"]
 
 _HEARD_WITHIN_S = 0.2
 """Seconds that a main thread waits for others at a time. A signal that comes between Python's last
@@ -29,6 +29,18 @@ Work = Callable[[int, int], None]
 
 class Stopped(Exception):  # noqa: N818 - an outcome, not an error
     """The caller said stop before all pieces were done."""
+
+
+class Halt(threading.Event):
+    """Set by those who work together, or by anybody outside who wants them to stop."""
+
+    def __init__(self, *outer: Stop) -> None:
+        super().__init__()
+        self._outer = outer
+
+    def is_set(self) -> bool:
+        """Tell whether to stop."""
+        return super().is_set() or any(stop.is_set() for stop in self._outer)
 
 
 def undisturbed(work: Callable[[Stop], None]) -> None:
@@ -147,8 +159,8 @@ def run_pieces(
     count = max(1, min(threads, -(-size_bytes // piece_bytes)))
 
     def run(interrupted: Stop) -> None:
-        stops = (interrupted,) if stop is None else (interrupted, stop)
-        _Crew(_Pieces(size_bytes, piece_bytes), do_piece, prepare_thread, stops).run(count)
+        halt = Halt(interrupted) if stop is None else Halt(interrupted, stop)
+        _Crew(_Pieces(size_bytes, piece_bytes), do_piece, prepare_thread, halt).run(count)
 
     undisturbed(run)
 
@@ -161,14 +173,13 @@ class _Crew:
         pieces: _Pieces,
         do_piece: Work,
         prepare_thread: Callable[[], None],
-        stops: Sequence[Stop],
+        halt: Halt,
     ) -> None:
         self._pieces = pieces
         self._do_piece = do_piece
         self._prepare_thread = prepare_thread
-        self._stops = stops
         self._begin = threading.Event()
-        self._halt = threading.Event()
+        self._halt = halt
         self._errors: list[BaseException] = []
 
     def run(self, count: int) -> None:
@@ -191,7 +202,7 @@ class _Crew:
             raise
         if self._errors:
             raise self._errors[0]
-        if self._is_stopped():
+        if self._halt.is_set():
             raise Stopped
 
     def _worker(self) -> None:
@@ -199,12 +210,9 @@ class _Crew:
             self._prepare_thread()
             self._begin.wait()
             for offset, length in self._pieces:
-                if self._halt.is_set() or self._is_stopped():
+                if self._halt.is_set():
                     return
                 self._do_piece(offset, length)
         except BaseException as error:
             self._errors.append(error)
             self._halt.set()
-
-    def _is_stopped(self) -> bool:
-        return any(stop.is_set() for stop in self._stops)

@@ -13,7 +13,7 @@ from hostprep.slots.partial import PartialMatches
 from hostprep.slots.runs import Listed, in_a_row
 from hostprep.values import replace
 
-__all__ = ["allocate", "take_over"]
+__all__ = ["allocate", "evict", "take_over"]
 
 
 def allocate(
@@ -37,8 +37,7 @@ def allocate(
             _take_abandoned(group, draft.parts[index])
         count = len(lacking[index])
         fill = _fill if count == sum(d.wanted[index].count for d in drafts) else _fill_or_share
-        tells = partial if partial is not None and partial.leads(group) else None
-        evicted, hashes = _make_room(group, count, tells, keep_evicted=keep_evicted)
+        evicted, hashes = _make_room(group, count, partial, keep_evicted=keep_evicted)
         given = _Given(group.free.take(count), evicted, hashes)
         for draft in drafts:
             part = draft.parts[index]
@@ -54,13 +53,21 @@ def _make_room(
 ) -> tuple[int, list[bytes]]:
     """Evict until that many slots are free, and some to spare. Returns how many, and their keys."""
     more = max(0, count + group.spare - group.free.count) if count else 0
-    evicted = group.order.take(min(more, group.order.count))
+    more = min(more, group.order.count)
+    return more, evict(group, more, partial, keep_evicted=keep_evicted)
+
+
+def evict(
+    group: SlotGroup, count: int, partial: PartialMatches | None, *, keep_evicted: bool = False
+) -> list[bytes]:
+    """Empty that many of the slots that can be evicted, the oldest. Returns their keys, if kept."""
+    evicted = group.order.take(count)
     hashes = group.index.keys(evicted) if keep_evicted else []
     emptied = Listed(sorted(evicted))  # in rows, as far as they are
     group.empty(emptied)
-    if partial is not None:
+    if partial is not None and partial.leads(group):
         partial.forget(emptied)
-    return len(evicted), hashes
+    return hashes
 
 
 class _Given:

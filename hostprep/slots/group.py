@@ -160,7 +160,7 @@ class SlotGroup:
 
     def note_gaps(self, blocks: Sequence[int]) -> None:
         """Take note of the order of a claim's blocks, before it lets go of their slots."""
-        if READY in self.states(blocks).lstrip(_READY):
+        if self.gapless and READY in self.states(blocks).lstrip(_READY):
             self._may_gap = True
 
     @property

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from hostprep.errors import BadInputError, FailedError
-from hostprep.slots.allocating import allocate, take_over
+from hostprep.slots.allocating import allocate, evict, take_over
 from hostprep.slots.batch import Draft, check_shortage, claim_matches
 from hostprep.slots.checks import check_request
 from hostprep.slots.claims import BatchClaim, Claim
@@ -228,10 +228,7 @@ class SlotPool:
             while left > 0:
                 with self._lock:
                     count = min(left, _FORGOTTEN_AT_ONCE, slots.order.count)
-                    taken = Listed(sorted(slots.order.take(count)))
-                    slots.empty(taken)
-                    if self._partial is not None and self._partial.leads(slots):
-                        self._partial.forget(taken)
+                    evict(slots, count, self._partial)
                 forgotten += count
                 left = left - count if count else 0
         return forgotten

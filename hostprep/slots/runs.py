@@ -43,8 +43,6 @@ def runs(slots: Sequence[int]) -> list[tuple[int, int]] | None:
 
 def _runs(slots: Sequence[int]) -> list[tuple[int, int]] | None:
     count = len(slots)
-    if not count:
-        return []
     first = slots[0]
     found: list[tuple[int, int]] = []
     expected = first
