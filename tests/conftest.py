@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from hostprep.apply.service import Node
+from hostprep.node.apply.service import Node
 from tests.support.machine import clean_node, machine_lock
 
 # No deadline: a noisy machine is no defect. HYPOTHESIS_PROFILE=long looks ten times as hard.

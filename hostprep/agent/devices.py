@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from hostprep.agent.logs import Logger
 from hostprep.agent.messages import PoolLook, RegionLook
 from hostprep.agent.metrics import Metrics
-from hostprep.agent.writers import WriterWatch
-from hostprep.apply.zipapp import NAME as ZIPAPP
+from hostprep.client.handoff import Handoff
 from hostprep.deviceplugin.devices import Device, RegionState, device_of
 from hostprep.deviceplugin.plugins import PluginEvents, Plugins
 from hostprep.deviceplugin.views import make_view, refresh_views
 from hostprep.errors import HostprepError, NotReadyError
-from hostprep.handoff import Handoff
+from hostprep.linux.inotify import WriterWatch
+from hostprep.node.apply.zipapp import NAME as ZIPAPP
 from hostprep.paths import PoolPaths, canonical_root
 
 __all__ = ["DevicePool", "DeviceSide", "devices_of"]

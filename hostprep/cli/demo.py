@@ -13,16 +13,16 @@ from typing import Any
 
 import click
 
-from hostprep.apply.service import Node
+from hostprep.api.pool_resource import spec_from_options
 from hostprep.backing import GIB, MIB
 from hostprep.cli.options import output_option, progress_option
 from hostprep.cli.output import print_json, print_table, say, warn
 from hostprep.cli.plan import show_plan
 from hostprep.cli.progress import showing
 from hostprep.errors import BadInputError, FailedError
-from hostprep.facts import Facts
-from hostprep.plan.actions import Plan
-from hostprep.pool.resource import spec_from_options
+from hostprep.node.apply.service import Node
+from hostprep.node.facts import Facts
+from hostprep.node.plan.actions import Plan
 from hostprep.units import format_bytes, format_rate, format_seconds, parse_quantity
 
 __all__ = ["demo"]

@@ -14,15 +14,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
-from hostprep.apply.service import Node
-from hostprep.attachment import Attachment, attach
+from hostprep.api.pool_resource import spec_from_options
 from hostprep.cli.demo_rank import Part
 from hostprep.cli.output import print_json, print_table, say
+from hostprep.client.attach import attach
+from hostprep.client.attachment import Attachment
+from hostprep.cuda.board import BoardReader, board_path
+from hostprep.cuda.gate import Gate
+from hostprep.cuda.turnstile_folders import remove_turnstiles
 from hostprep.errors import FailedError
-from hostprep.pool.resource import spec_from_options
-from hostprep.register.board import BoardReader, board_path
-from hostprep.register.gate import Gate
-from hostprep.register.turnstile_folders import remove_turnstiles
+from hostprep.node.apply.service import Node
 from hostprep.units import format_bytes, format_seconds
 
 __all__ = ["DELAY_S_PER_GIB", "WORLD", "run_gate_demo"]

@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from hostprep.handoff import Region
+from hostprep.client.handoff import Region
 from hostprep.paths import TURNSTILE, PoolPaths
 
 __all__ = ["Allocation", "Mount", "allocation_of", "view_name"]

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from hostprep.claim import Lease
+    from hostprep.client.lease import Lease
 
     class Launcher(Protocol):
         """The two functions of an engine's launcher module."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 
-from hostprep.attachment import Attachment, attach, join
-from hostprep.claim.environment import LeaseEnvironment
+from hostprep.client.attach import attach, join
+from hostprep.client.attachment import Attachment
+from hostprep.client.environment import LeaseEnvironment
+from hostprep.client.handoff import Region
+from hostprep.client.handoff_reader import read_handoff
 from hostprep.errors import BadInputError, NotReadyError
-from hostprep.handoff import Region, read_handoff
 from hostprep.paths import PoolPaths, canonical_root, check_pool_name, default_root
 from hostprep.units import format_bytes
 from hostprep.values import value

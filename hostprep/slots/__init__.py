@@ -3,8 +3,8 @@
 For connectors of any engine; standard library only. See docs/slots.md.
 """
 
+from hostprep.layout import ATTENTION, RECURRENT, Group, Layout
 from hostprep.slots.claims import BatchClaim, Claim
-from hostprep.slots.layout import ATTENTION, RECURRENT, Group, Layout
 from hostprep.slots.lease import over
 from hostprep.slots.model import (
     OUTSIDE,

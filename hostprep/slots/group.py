@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
+from hostprep.layout import ATTENTION, Group
 from hostprep.slots.free import FreeSlots
 from hostprep.slots.index import HashIndex, Keys
-from hostprep.slots.layout import ATTENTION, Group
 from hostprep.slots.lru import EvictionOrder
 from hostprep.slots.runs import Listed, in_a_row, runs
 

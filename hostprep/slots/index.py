@@ -19,12 +19,11 @@ from operator import itemgetter
 from struct import Struct
 
 from hostprep.errors import BadInputError
+from hostprep.layout import MAX_SLOTS
 from hostprep.slots.runs import runs
 
 __all__ = ["HashIndex", "Keys"]
 
-MAX_SLOTS = (1 << 31) - 2
-"""Slots are counted in 31 bits."""
 _SLOT = (1 << 31) - 1
 _MORE = 1 << 31
 """There may be an entry behind this one."""

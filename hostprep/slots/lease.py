@@ -6,12 +6,12 @@ import threading
 import weakref
 
 from hostprep.errors import BadInputError, BusyError
-from hostprep.slots.layout import Layout
+from hostprep.layout import Layout
 from hostprep.slots.pool import SPARE, SlotPool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hostprep.attachment import Attachment  # late at run time: not needed to read a layout
+    from hostprep.client.attachment import Attachment
 
 __all__ = ["over"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hostprep.layout import ATTENTION
 from hostprep.slots.group import ABANDONED, MISSING, PENDING, READY, SlotGroup
 from hostprep.slots.index import Keys
-from hostprep.slots.layout import ATTENTION
 from hostprep.slots.model import OUTSIDE, REUSED, SHARED, STORED, WRITE, Request
 from hostprep.slots.runs import in_a_row
 from hostprep.slots.windows import needed_from, stored_range

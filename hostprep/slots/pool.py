@@ -8,12 +8,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from hostprep.errors import BadInputError, FailedError
+from hostprep.layout import RECURRENT, Layout
 from hostprep.slots.allocating import allocate, evict, take_over
 from hostprep.slots.batch import Draft, check_shortage, claim_matches
 from hostprep.slots.checks import check_request
 from hostprep.slots.claims import BatchClaim, Claim
 from hostprep.slots.group import ABANDONED, READY, SlotGroup
-from hostprep.slots.layout import RECURRENT, Layout
 from hostprep.slots.model import Counts, Request, ShortageError
 from hostprep.slots.partial import PartialMatches
 from hostprep.slots.runs import Listed

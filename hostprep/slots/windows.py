@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hostprep.slots.layout import RECURRENT, Group
+from hostprep.layout import RECURRENT, Group
 
 __all__ = ["needed_from", "stored_range"]
 

@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry
 
 from hostprep.agent.gate_metrics import GateMetrics
 from hostprep.agent.messages import GateLook, Look, RoundDone
-from hostprep.apply.service import Node
-from hostprep.attachment import attach
 from hostprep.backing import Backing
+from hostprep.client.attach import attach
+from hostprep.cuda.board import BoardReader, RankBoard, board_path
+from hostprep.cuda.gate import Gate
+from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
-from hostprep.register.board import BoardReader, RankBoard, board_path
-from hostprep.register.gate import Gate
 from tests.register.ranks import a_rank
 from tests.support.pools import pool_of
 from tests.support.waiting import wait_for

@@ -13,19 +13,19 @@ import pytest
 
 from hostprep.agent.messages import Done, Message, PoolDone, RoundDone
 from hostprep.agent.phases import Case, judge
-from hostprep.apply.exclusive import AgentLock
-from hostprep.apply.hugepages import HugePageControl
-from hostprep.apply.reconcile import PoolOutcome, Reconciler, work_of
-from hostprep.apply.service import Node
-from hostprep.attachment import attach
+from hostprep.api.node_resource import Phase
+from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.backing import Backing
-from hostprep.cluster.node_resource import Phase
+from hostprep.client.attach import attach
+from hostprep.client.handoff_reader import read_handoff
 from hostprep.errors import NotReadyError
-from hostprep.facts import RegionFacts
-from hostprep.handoff import read_handoff
-from hostprep.observe.pools import observe_pools
+from hostprep.node.apply.exclusive import AgentLock
+from hostprep.node.apply.hugepages import HugePageControl
+from hostprep.node.apply.reconcile import PoolOutcome, Reconciler, work_of
+from hostprep.node.apply.service import Node
+from hostprep.node.facts import RegionFacts
+from hostprep.node.observe.pools import observe_pools
 from hostprep.paths import PoolPaths
-from hostprep.pool.spec import PoolSpec, PoolState
 from tests.support.agent_values import entry_of
 from tests.support.kill_harness import huge_pages_total
 from tests.support.pools import pool_of
@@ -286,7 +286,7 @@ def test_the_worker_needs_nothing_beyond_the_standard_library() -> None:
 
 
 def test_busy_is_said_while_another_hostprep_is_at_work(node: Node, worker: WorkerProcess) -> None:
-    from hostprep.apply.exclusive import exclusive
+    from hostprep.node.apply.exclusive import exclusive
 
     with exclusive(node.root, wait_timeout_s=1, on_wait=lambda _: None):
         done = worker.round(*wanted(KV))[-1]

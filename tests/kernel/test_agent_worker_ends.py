@@ -14,16 +14,17 @@ from pathlib import Path
 import pytest
 
 from hostprep.agent.messages import Done, Message, RoundDone
-from hostprep.apply.reconcile import Reconciler
-from hostprep.apply.service import Node
+from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.backing import Backing
+from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.verify import verify_handoff
 from hostprep.errors import NotReadyError
-from hostprep.facts import RegionFacts
-from hostprep.handoff import read_handoff, verify_handoff
-from hostprep.kernel.parallel import Stopped
-from hostprep.observe.pools import observe_pools
+from hostprep.linux.threads import Stopped
+from hostprep.node.apply.reconcile import Reconciler
+from hostprep.node.apply.service import Node
+from hostprep.node.facts import RegionFacts
+from hostprep.node.observe.pools import observe_pools
 from hostprep.paths import PoolPaths
-from hostprep.pool.spec import PoolSpec, PoolState
 from tests.support.pools import pool_of
 from tests.support.worker_process import WorkerProcess, wanted
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import hostprep
-from hostprep.apply.service import Node
 from hostprep.backing import MIB, Backing
+from hostprep.client.handoff_reader import read_handoff
 from hostprep.errors import BadInputError, BusyError, HostprepError, NotReadyError
-from hostprep.handoff import read_handoff
-from hostprep.kernel.memory import address_of
+from hostprep.linux.memory import address_of
+from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
 from tests.support.pools import POOL, pool_of
 from tests.support.processes import forked, python, wait_until
@@ -84,7 +84,7 @@ def test_without_the_scrub_the_next_owner_would_see_the_bytes(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A test of the tests: they must be able to tell."""
-    monkeypatch.setattr("hostprep.claim.scrub.scrub_file", lambda *_, **__: None)
+    monkeypatch.setattr("hostprep.client.scrub.scrub_file", lambda *_, **__: None)
     node.prepare([pool_of()])
     with hostprep.attach(POOL, root=node.root) as memory:
         memory.buffer[:4] = b"leak"
@@ -292,7 +292,7 @@ def test_a_region_shrunk_between_verify_and_map_is_refused_not_mapped(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.prepare([pool_of()])
-    from hostprep.claim import claims
+    from hostprep.client import claim as claims
 
     take_all = claims.take_all  # type: ignore[attr-defined]
 

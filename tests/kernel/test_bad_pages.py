@@ -20,17 +20,18 @@ from hostprep.agent.bad_pages import mark_bad_regions
 from hostprep.agent.looking import Seen, look
 from hostprep.agent.messages import Done, Round, RoundDone, decode
 from hostprep.agent.worker import Worker
-from hostprep.apply.service import Node
-from hostprep.attachment import attach
+from hostprep.api.pool_spec import PoolSpec
 from hostprep.backing import MIB, Backing
-from hostprep.claim.sidecar import mark_bad, read_bad_mark, read_bad_size
+from hostprep.client.attach import attach
+from hostprep.client.handoff import Region
+from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.sidecar import mark_bad, read_bad_mark, read_bad_size
+from hostprep.client.verify import bad_pages, open_region, walk_region
 from hostprep.errors import NotReadyError
-from hostprep.handoff import Region, open_region, read_handoff
-from hostprep.handoff.verify import bad_pages, walk_region
-from hostprep.kernel.files import closing_fd
-from hostprep.kernel.memory import address_of, explain, map_shared
+from hostprep.linux.files import closing_fd
+from hostprep.linux.memory import address_of, explain, map_shared
+from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
-from hostprep.pool.spec import PoolSpec
 from tests.support.pools import POOL, pool_of
 from tests.support.waiting import wait_for
 from tests.support.worker_process import wanted
@@ -96,8 +97,8 @@ def test_a_walk_in_several_windows_names_the_offset_in_the_region(
         seen.append(size_bytes)
         return [page_bytes] if len(seen) == 3 else []
 
-    monkeypatch.setattr("hostprep.handoff.verify._WINDOW_BYTES", 6 * MIB)
-    monkeypatch.setattr("hostprep.handoff.verify.bad_pages", second_of_each)
+    monkeypatch.setattr("hostprep.client.verify._WINDOW_BYTES", 6 * MIB)
+    monkeypatch.setattr("hostprep.client.verify.bad_pages", second_of_each)
     with (
         closing_fd(open_region(PoolPaths(node.root, POOL), region, writable=False)) as fd,
         pytest.raises(NotReadyError, match=f"offset {12 * MIB + region.page_bytes:#x}"),

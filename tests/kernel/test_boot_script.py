@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from hostprep.apply.service import Node
+from hostprep.api.mount_options import mount_options
+from hostprep.api.pool_resource import spec_from_options
 from hostprep.backing import MIB, Backing
-from hostprep.boot import boot_script
-from hostprep.facts import Mount
-from hostprep.kernel.mounting import mount, unmount
-from hostprep.observe.pools import read_mounts
-from hostprep.plan.actions import MountMemory, ReserveHugePages
-from hostprep.pool.mount_options import mount_options
-from hostprep.pool.resource import spec_from_options
+from hostprep.linux.mounts import mount, unmount
+from hostprep.node.apply.service import Node
+from hostprep.node.boot import boot_script
+from hostprep.node.facts import Mount
+from hostprep.node.observe.pools import read_mounts
+from hostprep.node.plan.actions import MountMemory, ReserveHugePages
 from tests.support.boot_runs import SHELLS
 from tests.support.machine import machine_lock
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hostprep.agent.messages import RoundDone
-from hostprep.apply.service import Node
-from hostprep.boot.install import UNIT, keep_boot_unit
-from hostprep.pool.spec import PoolSpec, PoolState
+from hostprep.api.pool_spec import PoolSpec, PoolState
+from hostprep.node.apply.service import Node
+from hostprep.node.boot.install import UNIT, keep_boot_unit
 from tests.support.pools import pool_of
 from tests.support.worker_process import WorkerProcess, wanted
 
@@ -79,7 +79,7 @@ def test_a_read_only_etc_keeps_an_absent_pool_in_the_answer(host: Path) -> None:
 def test_another_mount_namespace_than_the_nodes_is_recognised(machine: None) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root: namespaces")
-    program = "from hostprep.boot.install import host_folder; print(host_folder())"
+    program = "from hostprep.node.boot.install import host_folder; print(host_folder())"
     inner = f"unshare --mount {sys.executable} -c '{program}'; exit $?"
     nested = ("unshare", "--pid", "--fork", "--mount-proc", "sh", "-c")
     assert _run(*nested, inner).strip() == "/proc/1/root"

@@ -8,10 +8,10 @@ import time
 import pytest
 
 import hostprep
-from hostprep.apply.service import Node
-from hostprep.claim import tickets
-from hostprep.claim.claims import claim_lock
+from hostprep.client import tickets
+from hostprep.client.claim import claim_lock
 from hostprep.errors import BusyError
+from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
 from tests.support.claimers import run_claimers
 from tests.support.pools import POOL, pool_of
@@ -54,7 +54,7 @@ def test_the_large_batch_would_starve_without_tickets(
     """A test of the tests: small claims that overtake never leave three regions free."""
     node.prepare([pool_of(regions=3, mib=1)])
     first = hostprep.attach(POOL, region="node0-0", root=node.root)
-    monkeypatch.setattr("hostprep.claim.claims.left_by_earlier", lambda *given: given[-1])
+    monkeypatch.setattr("hostprep.client.claim.left_by_earlier", lambda *given: given[-1])
     with forked(lambda ready: _wait_for(node, 3, ready)):
         wait_until(lambda: bool(os.listdir(PoolPaths(node.root, POOL).tickets)))
         second = hostprep.attach(POOL, root=node.root)
@@ -126,7 +126,7 @@ def test_a_stopped_holder_of_the_decision_lock_is_named_not_waited_for(
 ) -> None:
     node.prepare([pool_of(regions=1, mib=1)])
     paths = PoolPaths(node.root, POOL)
-    monkeypatch.setattr("hostprep.claim.claims._LOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("hostprep.client.claim._LOCK_TIMEOUT_S", 0.2)
     with claim_lock(paths):
         with pytest.raises(BusyError, match="claim.lock"):
             hostprep.attach(POOL, root=node.root)

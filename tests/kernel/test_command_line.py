@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import hostprep
-from hostprep.apply.service import Node
+from hostprep.node.apply.service import Node
 from tests.support.kill_harness import huge_pages_total
 from tests.support.pools import POOL, pool_of
 from tests.support.processes import hostprep as run_hostprep

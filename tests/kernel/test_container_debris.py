@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.apply.debris import clear_debris, is_debris
-from hostprep.apply.service import Node
 from hostprep.backing import Backing
+from hostprep.client.handoff import Region
+from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.verify import verify_handoff
 from hostprep.deviceplugin.allocation import allocation_of
 from hostprep.errors import FailedError, HostprepError
-from hostprep.handoff import Region, read_handoff, verify_handoff
+from hostprep.node.apply.debris import clear_debris, is_debris
+from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
 from tests.support.pools import POOL, pool_of
 from tests.support.worker_process import WorkerProcess, outcomes_of, wanted

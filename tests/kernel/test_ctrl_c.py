@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from hostprep.apply.progress import NoProgress
-from hostprep.apply.service import Node
 from hostprep.backing import GIB, Backing
+from hostprep.client.handoff_reader import read_handoff
 from hostprep.errors import NotReadyError
-from hostprep.handoff import read_handoff
-from hostprep.observe.pools import observe_pools
+from hostprep.node.apply.progress import NoProgress
+from hostprep.node.apply.service import Node
+from hostprep.node.observe.pools import observe_pools
+from hostprep.node.plan.actions import Action, CreateRegion
 from hostprep.paths import PoolPaths
-from hostprep.plan.actions import Action, CreateRegion
 from tests.support.pools import POOL, pool_of
 
 pytestmark = pytest.mark.kernel

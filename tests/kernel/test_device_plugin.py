@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from hostprep.agent.desired import Desire, Source, save
-from hostprep.apply.service import Node
-from hostprep.attachment import attach
-from hostprep.cluster.node_resource import PoolEntry
-from hostprep.handoff import read_handoff
-from hostprep.kernel.processes import boot_id
+from hostprep.api.node_resource import PoolEntry
+from hostprep.client.attach import attach
+from hostprep.client.handoff_reader import read_handoff
+from hostprep.linux.processes import boot_id
+from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
 from tests.support.agent_process import AgentProcess
 from tests.support.injected import Injected
@@ -47,7 +47,7 @@ Start = Callable[..., AgentProcess]
 _HOLD = """
 import sys, time
 sys.path.insert(0, "{pyz}")
-from hostprep.attachment import attach
+from hostprep import attach
 with attach("kv", wait_timeout_s=60) as memory:
     assert not any(memory.buffer), "old bytes"
     memory.buffer[:] = b"x" * memory.size_bytes
@@ -328,8 +328,8 @@ def test_an_owner_whose_bytes_are_kept_does_not_keep_the_device(
     wait_healthy(kubelet)
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from hostprep.attachment import attach\n"
-        "from hostprep.claim import Owner\n"
+        "from hostprep import attach\n"
+        "from hostprep import Owner\n"
         "with attach('kv', owner=Owner('a secret of sixteen'), wait_timeout_s=30) as memory:\n"
         "    memory.buffer[:4] = b'mine'\n"
     )

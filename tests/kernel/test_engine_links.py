@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.apply.service import Node
-from hostprep.claim import Request, claim
-from hostprep.claim.claims import claim_lock
-from hostprep.engine.links import check_template, link_regions
+from hostprep.client.claim import claim, claim_lock
+from hostprep.client.request import Request
+from hostprep.engines.links import check_template, link_regions
 from hostprep.errors import BadInputError
+from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
 from tests.support.pools import POOL, pool_of
 

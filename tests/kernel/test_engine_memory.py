@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.apply.service import Node
 from hostprep.backing import MIB, Backing
 from hostprep.engines.memory import engine_memory, engine_place
 from hostprep.errors import BadInputError, BusyError, NotReadyError
+from hostprep.node.apply.service import Node
 from tests.support.pools import POOL, pool_of
 
 pytestmark = pytest.mark.kernel

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.apply.service import Node
+from hostprep.api.pool_spec import PoolSpec
 from hostprep.errors import BadInputError
-from hostprep.pool.spec import PoolSpec
+from hostprep.node.apply.service import Node
 from tests.support.engine_pods import GID, documents
 from tests.support.pools import POOL, pool_of
 from tests.support.processes import hostprep_as
@@ -211,7 +211,7 @@ def test_the_folder_is_the_groups_from_its_first_instant(
 
 
 def test_wait_as_process_1_of_a_container_ends_when_told(shared: Node) -> None:
-    command = [sys.executable, "-B", "-m", "hostprep.engine.main", "wait", "--pool", "other"]
+    command = [sys.executable, "-B", "-m", "hostprep.engines.main", "wait", "--pool", "other"]
     outer = subprocess.Popen(
         ["unshare", "--pid", "--fork", "--kill-child", *command, "--root", shared.root],
         stderr=subprocess.PIPE, text=True,

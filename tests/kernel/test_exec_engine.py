@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from hostprep.apply.service import Node
 from hostprep.backing import MIB, Backing
+from hostprep.node.apply.service import Node
 from tests.support import fake_vllm
 from tests.support.pools import POOL, pool_of
 from tests.support.processes import hostprep_as

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import hostprep
-from hostprep.apply.hugepages import HugePageControl
-from hostprep.apply.service import Node
 from hostprep.backing import MIB
+from hostprep.client.handoff_reader import read_handoff
 from hostprep.errors import BadInputError, FailedError, NotReadyError
-from hostprep.handoff import read_handoff
-from hostprep.kernel.locks import has_no_writer
+from hostprep.linux.locks import has_no_writer
+from hostprep.node.apply.hugepages import HugePageControl
+from hostprep.node.apply.service import Node
+from hostprep.node.ledger import Recorder, read_record
 from hostprep.paths import PoolPaths
-from hostprep.record import Recorder, read_record
 from tests.support.kill_harness import huge_pages_total
 from tests.support.pools import POOL, pool_of
 from tests.support.processes import forked, wait_until
@@ -45,7 +45,7 @@ def test_killed_in_a_scrub_an_owner_is_not_handed_anothers_bytes_as_its_own(
     with hostprep.attach(POOL, owner=OTHER, root=node.root) as memory:
         memory.buffer[:6] = b"secret"
     with monkeypatch.context() as patch:
-        patch.setattr("hostprep.claim.scrub.scrub_file", _die)
+        patch.setattr("hostprep.client.scrub.scrub_file", _die)
         with pytest.raises(_Killed):
             hostprep.attach(POOL, owner=MINE, root=node.root)
 
@@ -61,7 +61,7 @@ def test_prepare_killed_in_a_scrub_gives_nobody_half_of_its_bytes(
     with hostprep.attach(POOL, root=node.root) as memory:
         memory.buffer[:6] = b"secret"
     with monkeypatch.context() as patch:
-        patch.setattr("hostprep.apply.regions.scrub_file", _die)
+        patch.setattr("hostprep.node.apply.regions.scrub_file", _die)
         with pytest.raises(_Killed):
             node.prepare([pool_of()])
     with hostprep.attach(POOL, owner=MINE, root=node.root) as memory:
@@ -116,7 +116,7 @@ def test_a_release_killed_between_unmount_and_rmdir_converges(
 ) -> None:
     node.prepare([pool_of()])
     with monkeypatch.context() as patch:
-        patch.setattr("hostprep.apply.mounts.os.rmdir", _die)
+        patch.setattr("hostprep.node.apply.mounts.os.rmdir", _die)
         with pytest.raises(_Killed):
             node.release([POOL])
     assert os.path.isdir(f"{node.root}/{POOL}/mem")
@@ -130,7 +130,7 @@ def test_a_writer_that_comes_while_we_look_does_not_end_us(tmp_path: Path) -> No
     file.write_bytes(bytes(4096))
     code = (
         "import os, sys\n"
-        "from hostprep.kernel.locks import has_no_writer\n"
+        "from hostprep.linux.locks import has_no_writer\n"
         f"fd = os.open({str(file)!r}, os.O_RDONLY)\n"
         "print('go', flush=True)\n"
         "for _ in range(20000): has_no_writer(fd)\n"

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 
 from hostprep.agent.messages import Done, Round, decode, encode
-from hostprep.apply import cgroups
-from hostprep.apply.cgroups import NAME, host_cgroup, remove_host_cgroup
-from hostprep.apply.service import Node
-from hostprep.facts import Facts
-from hostprep.kernel.namespaces import first_cgroup_namespace
-from hostprep.observe.cgroups import parse_own_paths
-from hostprep.observe.host import HostRoot
-from hostprep.observe.mounts import observe_mount_entries
+from hostprep.linux.namespaces import first_cgroup_namespace
+from hostprep.node.apply import cgroups
+from hostprep.node.apply.cgroups import NAME, host_cgroup, remove_host_cgroup
+from hostprep.node.apply.service import Node
+from hostprep.node.facts import Facts
+from hostprep.node.observe.cgroups import parse_own_paths
+from hostprep.node.observe.host import HostRoot
+from hostprep.node.observe.mounts import observe_mount_entries
 from tests.support.pools import pool_of
 from tests.support.worker_process import wanted
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.kernel
 _STRANDED = """
 import sys
 from hostprep.agent import worker
-from hostprep.apply import cgroups
+from hostprep.node.apply import cgroups
 
 there = cgroups._move_to
 
@@ -47,9 +47,9 @@ sys.exit(worker.main(["--root", sys.argv[1], "--host", sys.argv[2]]))
 """
 _PROGRAM = """
 import sys
-from hostprep.apply.cgroups import host_cgroup
-from hostprep.apply.service import Node
-from hostprep.kernel.namespaces import first_cgroup_namespace
+from hostprep.node.apply.cgroups import host_cgroup
+from hostprep.node.apply.service import Node
+from hostprep.linux.namespaces import first_cgroup_namespace
 
 def paths():
     with first_cgroup_namespace():
@@ -221,8 +221,8 @@ def test_where_it_may_not_cross_its_path_is_a_namespaces(node: Node, facts: Fact
 _SHUT_OUT = """
 import json, sys
 from dataclasses import replace
-from hostprep.apply.cgroups import host_cgroup
-from hostprep.apply.service import Node
+from hostprep.node.apply.cgroups import host_cgroup
+from hostprep.node.apply.service import Node
 from hostprep.errors import HostprepError
 
 def paths():

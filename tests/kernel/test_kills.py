@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hostprep.apply.service import Node
+from hostprep.node.apply.service import Node
 from tests.support.kill_harness import KillRun, huge_pages_total, kill_spec
 
 pytestmark = pytest.mark.kernel

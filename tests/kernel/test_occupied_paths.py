@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.apply.exclusive import AgentLock, exclusive
-from hostprep.apply.service import Node
 from hostprep.errors import BadInputError
+from hostprep.node.apply.exclusive import AgentLock, exclusive
+from hostprep.node.apply.service import Node
 from tests.support.agent_process import run_agent
 from tests.support.pools import pool_of
 from tests.support.processes import hostprep as run_hostprep

@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 
 import hostprep
-from hostprep.apply.hugepages import HugePageControl
-from hostprep.apply.service import Node
+from hostprep.api.pool_spec import RegionLayout
 from hostprep.backing import MIB, Backing
+from hostprep.client.handoff import Handoff
+from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.verify import verify_handoff
 from hostprep.errors import BadInputError, BusyError, HostprepError
-from hostprep.handoff import Handoff, read_handoff, verify_handoff
-from hostprep.observe.pools import observe_pools, read_mounts
+from hostprep.node.apply.hugepages import HugePageControl
+from hostprep.node.apply.service import Node
+from hostprep.node.ledger import Recorder, read_record
+from hostprep.node.observe.pools import observe_pools, read_mounts
+from hostprep.node.plan.actions import AdoptRegion
 from hostprep.paths import PoolPaths
-from hostprep.plan.actions import AdoptRegion
-from hostprep.pool.spec import RegionLayout
-from hostprep.record import Recorder, read_record
 from tests.support.kill_harness import huge_pages_total
 from tests.support.pools import POOL, pool_of
 from tests.support.processes import hostprep as run_hostprep

@@ -15,10 +15,10 @@ import pytest
 
 import hostprep
 from hostprep.agent.messages import RoundDone, Wanted
-from hostprep.apply.service import Node
 from hostprep.backing import MIB, Backing
+from hostprep.client.handoff_reader import read_handoff
 from hostprep.errors import HostprepError
-from hostprep.handoff import read_handoff
+from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
 from tests.support.pools import POOL, pool_of
 from tests.support.waiting import wait_for

@@ -8,14 +8,15 @@ from dataclasses import replace
 import pytest
 
 import hostprep
-from hostprep.apply.service import Node
+from hostprep.api.pool_spec import PoolSpec
+from hostprep.api.slot_layout import SizedGroup, SlotLayout
 from hostprep.backing import MIB, Backing
-from hostprep.handoff import Region, read_handoff
+from hostprep.client.handoff import Region
+from hostprep.client.handoff_reader import read_handoff
+from hostprep.layout import ATTENTION, RECURRENT, Layout
+from hostprep.node.apply.service import Node
+from hostprep.node.plan.actions import AdoptRegion, PublishHandoff
 from hostprep.paths import PoolPaths
-from hostprep.plan.actions import AdoptRegion, PublishHandoff
-from hostprep.pool.slot_layout import SizedGroup, SlotLayout
-from hostprep.pool.spec import PoolSpec
-from hostprep.slots.layout import ATTENTION, RECURRENT, Layout
 from tests.support.pools import POOL, pool_of
 from tests.support.processes import hostprep as run_hostprep
 

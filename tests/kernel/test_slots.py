@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import hostprep
-from hostprep.apply.service import Node
 from hostprep.errors import BadInputError
+from hostprep.node.apply.service import Node
 from hostprep.slots import REUSED, WRITE, Group, Layout, over
 from tests.slots.play import HASH_BYTES, request_of
 from tests.support.pools import POOL, pool_of

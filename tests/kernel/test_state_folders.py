@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from hostprep.agent.looking import look
-from hostprep.apply.service import Node
-from hostprep.claim.claims import claim_lock
-from hostprep.claim.sidecar import make_state_folder
+from hostprep.client.claim import claim_lock
+from hostprep.client.sidecar import make_state_folder
+from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
 from tests.support.pools import POOL, pool_of
 

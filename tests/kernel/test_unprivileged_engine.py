@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import hostprep
-from hostprep.apply.service import Node
 from hostprep.errors import HostprepError
+from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
 from tests.support.pools import POOL, pool_of
 from tests.support.processes import hostprep_as

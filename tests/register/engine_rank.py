@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from hostprep.cuda.board import RankBoard
+from hostprep.cuda.turnstile import Turnstile
 from hostprep.errors import HostprepError
 from hostprep.register import register
-from hostprep.register.board import RankBoard
-from hostprep.register.turnstile import Turnstile
 from tests.register.parts import ONE_MIB
 from tests.standin.children import Scene
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 
+from hostprep.cuda.board import RankBoard
 from hostprep.errors import HostprepError
-from hostprep.register.board import RankBoard
 
 
 def main(path: str, run: str, world: str, rank: str, fate: str) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hostprep.attachment import Attachment
 from hostprep.backing import MIB
+from hostprep.client.attachment import Attachment
+from hostprep.cuda.chunks import ChunkPolicy
 from hostprep.register import Registration
-from hostprep.register.chunks import ChunkPolicy
 from tests.standin.children import Scene
 
 __all__ = ["LONG_S", "ONE_MIB", "Notes", "is_mapped", "registration_of"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hostprep
-from hostprep.register.board import RankBoard
+from hostprep.cuda.board import RankBoard
 from tests.support.processes import wait_until
 
 __all__ = ["CHECKOUT", "HANG_S", "RANK", "a_rank", "leave_a_ready_run", "states"]

@@ -11,8 +11,9 @@ import sys
 import time
 from types import ModuleType
 
-from hostprep.kernel.locks import try_lock
-from hostprep.register import tickets, turnstile
+from hostprep.cuda import turnstile
+from hostprep.cuda import turnstile_tickets as tickets
+from hostprep.linux.locks import try_lock
 
 
 def mutate(mutant: str) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from hostprep.cuda import board_join
+from hostprep.cuda.board import BoardReader, RankBoard
 from hostprep.errors import BadInputError, BusyError, FailedError
-from hostprep.register import board_join
-from hostprep.register.board import BoardReader, RankBoard
 from tests.register.ranks import HANG_S, a_rank, leave_a_ready_run, states
 from tests.support.processes import wait_until
 

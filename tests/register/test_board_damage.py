@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from hostprep.cuda import board_layout
+from hostprep.cuda.board import BoardReader, RankBoard
+from hostprep.cuda.gate import Gate
 from hostprep.errors import HostprepError, NotReadyError
-from hostprep.register import board_layout
-from hostprep.register.board import BoardReader, RankBoard
-from hostprep.register.gate import Gate
 from tests.register.ranks import HANG_S, a_rank, states
 from tests.support.processes import wait_until
 

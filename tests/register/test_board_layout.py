@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hostprep.cuda import board_layout as layout
+from hostprep.cuda.board_layout import Header, Slot
 from hostprep.errors import NotReadyError
-from hostprep.kernel.processes import ProcessId
-from hostprep.register import board_layout as layout
-from hostprep.register.board_layout import Header, Slot
+from hostprep.linux.processes import ProcessId
 
 pytestmark = pytest.mark.unit
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from hostprep.cuda.board import BoardReader, RankBoard
+from hostprep.cuda.gate import Gate
 from hostprep.errors import BadInputError, FailedError
-from hostprep.register.board import BoardReader, RankBoard
-from hostprep.register.gate import Gate
 from tests.register.ranks import CHECKOUT, HANG_S, RANK, a_rank, states
 from tests.register.users import as_user, become, expect
 from tests.support.processes import forked, kill, wait_until

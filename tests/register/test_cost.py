@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.attachment.faults import known_faults, parse_driver_version
 from hostprep.backing import GIB, KIB, MIB
+from hostprep.cuda.cost import registration_cost
+from hostprep.cuda.known_issues import known_faults, parse_driver_version
 from hostprep.errors import BadInputError
-from hostprep.register.cost import registration_cost
 
 pytestmark = pytest.mark.unit
 

@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from hostprep.attachment.faults import parse_driver_version
-from hostprep.attachment.faults_here import driver_words, faults_here
 from hostprep.backing import GIB, MIB
-from hostprep.register import here
+from hostprep.cuda import issue_warnings as here
+from hostprep.cuda.known_issues import parse_driver_version
+from hostprep.cuda.local_issues import driver_words, faults_here
 
 pytestmark = pytest.mark.unit
 

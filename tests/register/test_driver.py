@@ -13,9 +13,9 @@ from collections.abc import Callable
 import pytest
 
 from hostprep.backing import GIB, MIB
+from hostprep.cuda.driver import Driver, DriverError, load_driver
 from hostprep.errors import FailedError, HostprepError, NotReadyError
-from hostprep.kernel.memory import address_of
-from hostprep.register.driver import Driver, DriverError, load_driver
+from hostprep.linux.memory import address_of
 from tests.standin.children import Scene, in_child
 
 pytestmark = pytest.mark.kernel

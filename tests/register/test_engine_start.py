@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.kernel.locks import try_lock
-from hostprep.register.board import BoardReader
-from hostprep.register.gate import Gate
-from hostprep.register.turnstile_folders import make_turnstiles
+from hostprep.cuda.board import BoardReader
+from hostprep.cuda.gate import Gate
+from hostprep.cuda.turnstile_folders import make_turnstiles
+from hostprep.linux.locks import try_lock
 from tests.register.parts import LONG_S
 from tests.standin.children import Scene, in_child
 from tests.support.waiting import wait_for

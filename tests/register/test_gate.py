@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hostprep.cuda.board import BoardView, RankView
+from hostprep.cuda.board_layout import Slot
+from hostprep.cuda.gate import Gate, Report, judge
 from hostprep.errors import BadInputError
-from hostprep.kernel.processes import ProcessId
-from hostprep.register.board import BoardView, RankView
-from hostprep.register.board_layout import Slot
-from hostprep.register.gate import Gate, Report, judge
+from hostprep.linux.processes import ProcessId
 from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.unit

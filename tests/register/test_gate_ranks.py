@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from hostprep.cuda.board import BoardReader, RankBoard
+from hostprep.cuda.gate import Gate
 from hostprep.errors import BadInputError
-from hostprep.register.board import BoardReader, RankBoard
-from hostprep.register.gate import Gate
 from tests.register.ranks import HANG_S, a_rank
 from tests.support.processes import wait_until
 
@@ -126,7 +126,7 @@ def test_without_the_readers_check_of_generations_they_would(
     memory_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(memory_folder / "board")
-    monkeypatch.setattr("hostprep.register.board_view.generation_of", lambda _: EqualToAll())
+    monkeypatch.setattr("hostprep.cuda.board_view.generation_of", lambda _: EqualToAll())
     with a_rank(path, "old", 2, 0, "ready"), a_rank(path, "old", 2, 1, "ready"):
         assert Gate(2, BoardReader(path, generation="new"), deadline_s=HANG_S).wait(HANG_S)
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from hostprep.claim.sidecar import NOBODY, new_sidecar, write_sidecar
-from hostprep.kernel.locks import try_lock
+from hostprep.client.sidecar import NOBODY, new_sidecar, write_sidecar
+from hostprep.cuda.board import BoardReader, RankBoard
+from hostprep.cuda.gate import Gate
+from hostprep.linux.locks import try_lock
 from hostprep.paths import PoolPaths
-from hostprep.register.board import BoardReader, RankBoard
-from hostprep.register.gate import Gate
 from hostprep.values import replace
 from tests.register.ranks import a_rank
 from tests.support.processes import hostprep, wait_until

@@ -8,8 +8,8 @@ import pytest
 
 import hostprep
 from hostprep.backing import MIB, Backing
+from hostprep.cuda.board import RankBoard, board_path
 from hostprep.register import Registration, register
-from hostprep.register.board import RankBoard, board_path
 from tests.register.parts import LONG_S, ONE_MIB
 from tests.standin.children import Scene, in_child
 from tests.support.machine import clean_node, machine_lock

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from hostprep.backing import MIB
+from hostprep.cuda.chunks import ChunkPolicy
+from hostprep.cuda.driver import Driver, load_driver
 from hostprep.errors import FailedError, NotReadyError
 from hostprep.register import Registration
-from hostprep.register.chunks import ChunkPolicy
-from hostprep.register.driver import Driver, load_driver
 from tests.register.parts import LONG_S, ONE_MIB, Notes, registration_of
 from tests.standin.children import Scene, in_child
 from tests.support.waiting import wait_for

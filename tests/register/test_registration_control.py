@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from hostprep.backing import MIB
+from hostprep.cuda.board import RankBoard
+from hostprep.cuda.driver import load_driver
+from hostprep.cuda.gate import Gate
+from hostprep.cuda.progress import Progress
+from hostprep.cuda.turnstile import Turnstile
+from hostprep.cuda.turnstile_folders import make_turnstiles
 from hostprep.errors import BadInputError, FailedError
 from hostprep.register import Registration, register
-from hostprep.register.board import RankBoard
-from hostprep.register.driver import load_driver
-from hostprep.register.gate import Gate
-from hostprep.register.progress import Progress
-from hostprep.register.turnstile import Turnstile
-from hostprep.register.turnstile_folders import make_turnstiles
 from tests.register.parts import LONG_S, ONE_MIB, Notes, is_mapped, registration_of
 from tests.standin.children import Scene, in_child
 from tests.support.waiting import wait_for
@@ -243,7 +243,7 @@ def test_a_deadline_ends_the_building_of_page_tables_too(scene: Scene) -> None:
         late.wait(0.2)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hostprep.attachment.mapped.populate", populate_slowly)
+        patch.setattr("hostprep.client.attachment.populate", populate_slowly)
         assert registration.start().wait(LONG_S)
     assert registration.error is not None
     assert registration.error.reason == "DeadlineExceeded"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from hostprep.backing import MIB
+from hostprep.cuda.driver import DriverError
+from hostprep.cuda.progress import Progress
+from hostprep.cuda.registered_ranges import Pins
 from hostprep.register import Registration
-from hostprep.register.driver import DriverError
-from hostprep.register.pins import Pins
-from hostprep.register.progress import Progress
 from tests.register.parts import LONG_S, ONE_MIB, Notes, is_mapped, registration_of
 from tests.standin.children import Scene, in_child
 from tests.support.waiting import wait_for

@@ -7,10 +7,10 @@ import os
 import pytest
 
 from hostprep.backing import MIB
+from hostprep.cuda.driver import load_driver
+from hostprep.cuda.registered_ranges import Pins
 from hostprep.errors import BadInputError, FailedError
 from hostprep.register import Registration, register
-from hostprep.register.driver import load_driver
-from hostprep.register.pins import Pins
 from tests.register.parts import LONG_S, ONE_MIB, registration_of
 from tests.standin.children import Scene, in_child
 

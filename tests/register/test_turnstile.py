@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from hostprep.backing import GIB, MIB
+from hostprep.cuda import turnstile
+from hostprep.cuda import turnstile_tickets as tickets
+from hostprep.cuda.turnstile import PATIENCE_S, Turnstile, patience_for
+from hostprep.cuda.turnstile_folders import remove_turnstiles
 from hostprep.errors import BadInputError, BusyError
-from hostprep.kernel.locks import try_lock
-from hostprep.kernel.nameless import give_name, new_nameless
-from hostprep.register import tickets, turnstile
-from hostprep.register.own_fds import own
-from hostprep.register.turnstile import PATIENCE_S, Turnstile, patience_for
-from hostprep.register.turnstile_folders import remove_turnstiles
+from hostprep.linux.fork_safe_fds import own
+from hostprep.linux.locks import try_lock
+from hostprep.linux.tmpfile import give_name, new_nameless
 from tests.register.turns import HANG_S, a_turn, entries, run_all
 
 pytestmark = pytest.mark.kernel

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from hostprep.cuda import turnstile_tickets as tickets
+from hostprep.cuda.turnstile import Turnstile
 from hostprep.errors import BusyError
-from hostprep.kernel.locks import try_lock
+from hostprep.linux.locks import try_lock
 from hostprep.paths import TURNSTILE
-from hostprep.register import tickets
-from hostprep.register.turnstile import Turnstile
 from tests.register.turns import (
     CHECKOUT,
     HANG_S,
@@ -66,7 +66,7 @@ def test_without_passing_over_the_dead_nobody_gets_a_turn(
 ) -> None:
     _kill_one_that_waits(root)
     monkeypatch.setattr(
-        "hostprep.register.tickets.lives", lambda folder, name: name in os.listdir(folder)
+        "hostprep.cuda.turnstile_tickets.lives", lambda folder, name: name in os.listdir(folder)
     )
     with pytest.raises(BusyError, match="no turn"):
         a_turn(root, timeout_s=1)
@@ -126,7 +126,7 @@ def _child_keeps_turn(root: Path, mutant: str) -> bool:
         f"sys.path.insert(0, {str(WORKER.parent)!r})\n"
         "import taking_turns\n"
         f"taking_turns.mutate({mutant!r})\n"
-        "from hostprep.register.turnstile import Turnstile\n"
+        "from hostprep.cuda.turnstile import Turnstile\n"
         f"with Turnstile({str(root)!r}).turn():\n"
         "    child = os.fork()\n"
         "    if child: print(child, flush=True)\n"

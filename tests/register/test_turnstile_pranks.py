@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from hostprep.cuda import turnstile_tickets as tickets
+from hostprep.cuda.turnstile import Turnstile
+from hostprep.cuda.turnstile_folders import make_turnstiles
 from hostprep.errors import BusyError
-from hostprep.kernel.locks import try_lock
+from hostprep.linux.locks import try_lock
 from hostprep.paths import TURNSTILE
-from hostprep.register import tickets
-from hostprep.register.turnstile import Turnstile
-from hostprep.register.turnstile_folders import make_turnstiles
 from tests.register.turns import HANG_S
 from tests.register.users import as_user, become, expect
 from tests.support.processes import forked

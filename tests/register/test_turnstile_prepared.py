@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.apply.service import Node
+from hostprep.cuda.turnstile import Turnstile
+from hostprep.node.apply.service import Node
 from hostprep.paths import TURNSTILE
-from hostprep.register.turnstile import Turnstile
 from tests.register.users import as_user, expect
 from tests.support.machine import clean_node, machine_lock
 from tests.support.pools import POOL, pool_of

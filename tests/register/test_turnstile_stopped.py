@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from hostprep.cuda import turnstile_tickets as tickets
+from hostprep.cuda.turnstile import Turnstile
 from hostprep.errors import BusyError
-from hostprep.kernel.locks import try_lock
-from hostprep.kernel.nameless import give_name, new_nameless
+from hostprep.linux.locks import try_lock
+from hostprep.linux.tmpfile import give_name, new_nameless
 from hostprep.paths import TURNSTILE
-from hostprep.register import tickets
-from hostprep.register.turnstile import Turnstile
 from tests.register.turns import HANG_S, wait_for, workers
 
 pytestmark = pytest.mark.kernel

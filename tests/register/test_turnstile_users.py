@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import hostprep
+from hostprep.cuda.turnstile import Turnstile
+from hostprep.cuda.turnstile_folders import make_turnstiles, remove_turnstiles
 from hostprep.errors import BusyError
 from hostprep.paths import TURNSTILE
-from hostprep.register.turnstile import Turnstile
-from hostprep.register.turnstile_folders import make_turnstiles, remove_turnstiles
 from tests.register.users import as_user, become, expect
 from tests.support.processes import forked
 
@@ -83,7 +83,7 @@ def test_another_users_dead_ticket_is_passed_over_though_it_cannot_be_removed(ro
 
     def wait(ready: Callable[[], None]) -> None:
         become(1000)
-        from hostprep.register import tickets
+        from hostprep.cuda import turnstile_tickets as tickets
 
         folder = os.open(root / TURNSTILE / "node", os.O_RDONLY)
         tickets.draw(folder)
@@ -163,7 +163,7 @@ def test_without_a_folder_it_goes_on(root: Path) -> None:
 def test_through_a_read_only_mount_it_goes_on(root: Path) -> None:
     make_turnstiles(str(root))
     code = (
-        "from hostprep.register.turnstile import Turnstile\n"
+        "from hostprep.cuda.turnstile import Turnstile\n"
         "said = []\n"
         f"ours = Turnstile({str(root)!r}, say=said.append)\n"
         "for _ in range(3):\n"
@@ -203,7 +203,7 @@ def test_a_container_of_one_pool_takes_turns_by_a_mount_of_the_turnstile(
     code = (
         "import sys\n"
         "from hostprep.errors import BusyError\n"
-        "from hostprep.register.turnstile import Turnstile\n"
+        "from hostprep.cuda.turnstile import Turnstile\n"
         "ours = Turnstile(sys.argv[1], patience_s=1e9, say=print)\n"
         "try:\n"
         "    with ours.turn(0.2): pass\n"

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import hostprep
-from hostprep.apply.service import Node
-from hostprep.attachment import faults_here
-from hostprep.attachment.faults_here import faults_of
 from hostprep.backing import GIB, MIB, Backing
-from hostprep.engine.main import main
-from hostprep.handoff import AttachAdvice, Region
-from hostprep.register import here
+from hostprep.client.handoff import AttachAdvice, Region
+from hostprep.cuda import issue_warnings as here
+from hostprep.cuda import local_issues as faults_here
+from hostprep.cuda.local_issues import faults_of
+from hostprep.engines.main import main
+from hostprep.node.apply.service import Node
 from hostprep.values import replace
 from tests.register.turns import CHECKOUT
 from tests.support.pools import POOL, pool_of
@@ -179,9 +179,9 @@ def test_attaching_looks_up_none_of_it(root: str) -> None:
         "import sys, hostprep\n"
         f"memory = hostprep.attach({POOL!r}, root={root!r})\n"
         "print(sorted(m for m in sys.modules if 'faults' in m or m.startswith('hostprep.register')"
-        " or m == 'hostprep.kernel.zones'))\n"
+        " or m == 'hostprep.linux.zones'))\n"
         "memory.warnings\n"
-        "assert 'hostprep.attachment.faults_here' in sys.modules\n"
+        "assert 'hostprep.cuda.local_issues' in sys.modules\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hostprep
+from hostprep.cuda.turnstile import Turnstile
 from hostprep.paths import TURNSTILE
-from hostprep.register.turnstile import Turnstile
 from tests.support.processes import wait_until
 
 __all__ = [

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from hostprep.api.pool_resource import load_pools
 from hostprep.cli.main import main
 from hostprep.cli.size_models import model_name
-from hostprep.pool.resource import load_pools
-from hostprep.slots.layout import Layout
+from hostprep.layout import Layout
 from tests.sizing.models import MODELS
 
 pytestmark = pytest.mark.unit

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hostprep.api.pool_spec import RegionLayout
 from hostprep.backing import Backing
-from hostprep.observe import HostRoot, observe
-from hostprep.plan import plan
-from hostprep.plan.actions import ReserveHugePages
-from hostprep.pool.spec import RegionLayout
+from hostprep.node.observe import HostRoot, observe
+from hostprep.node.plan import plan
+from hostprep.node.plan.actions import ReserveHugePages
 from tests.sizing.test_sized_pools import spec
 from tests.support import host_trees
 from tests.support.boot_runs import SHELLS, BootHost

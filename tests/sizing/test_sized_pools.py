@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from hostprep.apply.publish import build_handoff
+from hostprep.api.pool_spec import PoolSpec, RegionLayout
+from hostprep.api.slot_layout import SizedGroup, SlotLayout, layout_text
 from hostprep.backing import GIB, MIB, Backing
-from hostprep.boot import boot_script
+from hostprep.client.handoff_reader import MAX_BYTES, parse_handoff
 from hostprep.errors import BadInputError
-from hostprep.facts import Facts, HugePages
-from hostprep.handoff.reader import MAX_BYTES, parse_handoff
+from hostprep.layout import ATTENTION, RECURRENT, Layout
+from hostprep.node.apply.publish import build_handoff
+from hostprep.node.boot import boot_script
+from hostprep.node.facts import Facts, HugePages
+from hostprep.node.plan import plan
+from hostprep.node.plan.actions import CreateRegion, Plan
 from hostprep.paths import PoolPaths
-from hostprep.plan import plan
-from hostprep.plan.actions import CreateRegion, Plan
-from hostprep.pool.slot_layout import SizedGroup, SlotLayout, layout_text
-from hostprep.pool.spec import PoolSpec, RegionLayout
-from hostprep.slots.layout import ATTENTION, RECURRENT, Layout
 from tests.support.node_facts import BOOT, machine, numa_node, pool, region
 
 pytestmark = pytest.mark.unit

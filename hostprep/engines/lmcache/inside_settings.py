@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hostprep.engines.config_file import key_in_file
 from hostprep.engines.lmcache.sizes import bytes_of_gib
-from hostprep.engines.parts import Asker
+from hostprep.engines.shares import Asker
 from hostprep.engines.vllm.offloading_settings import Settings
 from hostprep.errors import BadInputError
 from hostprep.values import value

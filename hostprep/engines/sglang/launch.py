@@ -18,7 +18,7 @@ from hostprep.errors import BadInputError, NotReadyError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hostprep.claim import Lease
+    from hostprep.client.lease import Lease
 
 __all__ = ["arranged", "wanted"]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 
+from hostprep.cuda.board import RankBoard, board_path
 from hostprep.engines.vllm.simple_layout import lay_out, share_of
 from hostprep.engines.vllm.simple_registration import RunRegistrations
 from hostprep.errors import BusyError, FailedError, HostprepError, NotReadyError
-from hostprep.register.board import RankBoard, board_path
 from hostprep.values import value
 
 TYPE_CHECKING = False
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from hostprep.attachment import Attachment
+    from hostprep.client.attachment import Attachment
     from hostprep.engines.vllm.simple_layout import Layout
 
 __all__ = ["Place", "PreparedTier"]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from hostprep.boot import boot_script, systemd_unit
+from hostprep.api.pool_resource import spec_from_options
+from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.errors import BadInputError
-from hostprep.pool.resource import spec_from_options
-from hostprep.pool.spec import PoolSpec, PoolState
+from hostprep.node.boot import boot_script, systemd_unit
 from tests.support import host_trees
 from tests.support.boot_runs import SHELLS, BootHost
 from tests.support.host_tree_files import BOOT_ID

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from hostprep.api.mount_options import mount_options
+from hostprep.api.pool_resource import spec_from_options
+from hostprep.api.pool_spec import PoolSpec
+from hostprep.api.reserve import reserve_of
 from hostprep.backing import GIB, MIB, Backing
-from hostprep.observe import HostRoot, observe
-from hostprep.plan import plan
-from hostprep.plan.actions import MountMemory, ReserveHugePages, Shortfall
-from hostprep.pool.mount_options import mount_options
-from hostprep.pool.reserve import reserve_of
-from hostprep.pool.resource import spec_from_options
-from hostprep.pool.spec import PoolSpec
+from hostprep.node.observe import HostRoot, observe
+from hostprep.node.plan import plan
+from hostprep.node.plan.actions import MountMemory, ReserveHugePages, Shortfall
 from tests.support import host_trees
 from tests.support.boot_runs import SHELLS, BootHost
 

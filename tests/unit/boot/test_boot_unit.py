@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hostprep.boot import boot_script, systemd_unit
-from hostprep.boot.install import UNIT, BootUnit, host_folder, keep_boot_unit
+from hostprep.api.pool_spec import PoolSpec
 from hostprep.errors import NotReadyError
-from hostprep.pool.spec import PoolSpec
+from hostprep.node.boot import boot_script, systemd_unit
+from hostprep.node.boot.install import UNIT, BootUnit, host_folder, keep_boot_unit
 
 pytestmark = pytest.mark.unit
 

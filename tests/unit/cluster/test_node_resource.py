@@ -6,14 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.cluster.node_resource import (
-    NodeStatus,
-    Phase,
-    PoolEntry,
-    PoolStatus,
-    entries_of,
-)
-from hostprep.cluster.pool_policy import POLICY_FIELDS, policy_of
+from hostprep.api.node_resource import NodeStatus, Phase, PoolEntry, PoolStatus, entries_of
+from hostprep.api.pool_policy import POLICY_FIELDS, policy_of
 from tests.support.host_memory_nodes import full_status, node_statuses
 
 pytestmark = pytest.mark.unit

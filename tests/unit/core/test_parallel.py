@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.kernel.parallel import Stopped, run_pieces, undisturbed
+from hostprep.linux.threads import Stopped, run_pieces, undisturbed
 
 if TYPE_CHECKING:
-    from hostprep.kernel.parallel import Stop
+    from hostprep.linux.threads import Stop
 
 # By a thread: the other way has the signal that these tests use.
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(120, method="thread")]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.facts import LedgerEntry
+from hostprep.node.facts import LedgerEntry
+from hostprep.node.ledger import Pending, Record, Recorder, read_boot_ledger, read_record
 from hostprep.paths import PoolPaths
-from hostprep.record import Pending, Record, Recorder, read_boot_ledger, read_record
 
 pytestmark = pytest.mark.unit
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.claim.owner import Owner, OwnerRecord
+from hostprep.api.placement import INTERLEAVE, Placement
+from hostprep.client.owner import Owner, OwnerRecord
 from hostprep.errors import BadInputError
 from hostprep.paths import check_pool_name
-from hostprep.pool.placement import INTERLEAVE, Placement
 from hostprep.units import format_bytes, format_seconds, parse_quantity
 from hostprep.values import replace, value
 

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hostprep.api.placement import Placement
+from hostprep.api.pool_resource import spec_from_options
 from hostprep.backing import GIB, KIB, MIB, Backing
-from hostprep.doctor import CHECKS, Finding, Severity, diagnose
-from hostprep.doctor.finding import worst_first
-from hostprep.facts import (
+from hostprep.node.doctor import CHECKS, Finding, Severity, diagnose
+from hostprep.node.doctor.finding import worst_first
+from hostprep.node.facts import (
     CgroupFacts,
     Facts,
     HugePageTotals,
@@ -21,9 +23,7 @@ from hostprep.facts import (
     RootFacts,
     ThpFacts,
 )
-from hostprep.observe import HostRoot, observe
-from hostprep.pool.placement import Placement
-from hostprep.pool.resource import spec_from_options
+from hostprep.node.observe import HostRoot, observe
 from tests.support import host_trees
 from tests.support.host_trees import ALL_TREES, TreeKind
 

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostprep.backing import Backing
+from hostprep.client.handoff import SCHEMA, Handoff, Region
+from hostprep.client.handoff_reader import MAX_BYTES, parse_handoff, read_handoff
+from hostprep.client.verify import check_region
 from hostprep.errors import BadInputError, HostprepError, NotReadyError
-from hostprep.handoff import SCHEMA, Handoff, Region, check_region, parse_handoff, read_handoff
-from hostprep.handoff.reader import MAX_BYTES
 from hostprep.paths import PoolPaths
 from hostprep.values import replace
 
@@ -50,7 +51,7 @@ def _document() -> dict[str, Any]:
 
 
 def _schema() -> dict[str, Any]:
-    text = (resources.files("hostprep.handoff") / "schema.json").read_text()
+    text = (resources.files("hostprep.client") / "handoff_schema.json").read_text()
     schema: dict[str, Any] = json.loads(text)
     return schema
 

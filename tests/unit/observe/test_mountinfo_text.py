@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.facts import Mount
-from hostprep.observe import HostRoot
-from hostprep.observe.mounts import (
+from hostprep.node.facts import Mount
+from hostprep.node.observe import HostRoot
+from hostprep.node.observe.mounts import (
     MountEntry,
     below,
     observe_mount_entries,

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostprep.backing import GIB, MIB
-from hostprep.facts import CgroupFacts
-from hostprep.observe import HostRoot, observe
-from hostprep.observe.cgroups import observe_cgroup, parse_own_paths
-from hostprep.observe.mounts import observe_mount_entries
+from hostprep.node.facts import CgroupFacts
+from hostprep.node.observe import HostRoot, observe
+from hostprep.node.observe.cgroups import observe_cgroup, parse_own_paths
+from hostprep.node.observe.mounts import observe_mount_entries
 from tests.support import host_trees
 
 pytestmark = pytest.mark.unit

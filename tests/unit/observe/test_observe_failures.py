@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hostprep.observe import HostRoot, observe
-from hostprep.observe.node import Probes
+from hostprep.node.observe import HostRoot, observe
+from hostprep.node.observe.node import Probes
 from tests.support import host_trees
 
 pytestmark = pytest.mark.unit

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.facts import Mount
-from hostprep.observe.mounts import MountEntry
-from hostprep.observe.rootfolder import fs_type_of, observe_root
+from hostprep.node.facts import Mount
+from hostprep.node.observe.mounts import MountEntry
+from hostprep.node.observe.rootfolder import fs_type_of, observe_root
 
 pytestmark = pytest.mark.unit
 

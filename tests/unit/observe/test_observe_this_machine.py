@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.facts import Facts
-from hostprep.observe import HostRoot, observe
-from hostprep.observe.parse import parse_meminfo
+from hostprep.linux.procfs import parse_meminfo
+from hostprep.node.facts import Facts
+from hostprep.node.observe import HostRoot, observe
 
 pytestmark = pytest.mark.unit
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hostprep.backing import GIB, KIB, MIB
-from hostprep.facts import Facts, HugePages, PoolFacts
-from hostprep.observe import HostRoot, observe
+from hostprep.node.facts import Facts, HugePages, PoolFacts
+from hostprep.node.observe import HostRoot, observe
 from tests.support import host_trees
 from tests.support.host_trees import ALL_TREES, TreeKind
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hostprep.observe.kernel import parse_auxv_page_bytes, parse_version
-from hostprep.observe.parse import (
+from hostprep.linux.procfs import (
     MAX_CPUS,
     parse_bracketed,
     parse_cpu_list,
@@ -19,7 +18,8 @@ from hostprep.observe.parse import (
     parse_keyed,
     parse_meminfo,
 )
-from hostprep.observe.process import parse_memlock
+from hostprep.node.observe.kernel import parse_auxv_page_bytes, parse_version
+from hostprep.node.observe.process import parse_memlock
 
 pytestmark = pytest.mark.unit
 

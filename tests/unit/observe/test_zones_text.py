@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.kernel.zones import ZoneCounts, parse_zoneinfo
-from hostprep.observe import HostRoot
-from hostprep.observe.zones import observe_zones, parse_buddyinfo
+from hostprep.linux.zones import ZoneCounts, parse_zoneinfo
+from hostprep.node.observe import HostRoot
+from hostprep.node.observe.zones import observe_zones, parse_buddyinfo
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hostprep.cluster.names import MARKS_ANNOTATION
+from hostprep.api.names import MARKS_ANNOTATION
 from hostprep_operator.reconcile.changes import (
     DeleteHostMemoryNode,
     PatchHostMemoryNodeSpec,

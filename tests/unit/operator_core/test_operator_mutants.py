@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from hostprep.cluster.node_resource import Phase as PoolPhase
+from hostprep.api.node_resource import Phase as PoolPhase
 from hostprep_operator.reconcile import assign, marking, node, removal, rollout, verdict
 from tests.unit.operator_core.operator_life import Life
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from hostprep.api.pool_spec import PoolSpec, RegionLayout
 from hostprep.backing import GIB, MIB, Backing
-from hostprep.facts import Facts, HugePages, LedgerEntry, PoolFacts
-from hostprep.plan import plan
-from hostprep.plan.actions import (
+from hostprep.node.facts import Facts, HugePages, LedgerEntry, PoolFacts
+from hostprep.node.plan import plan
+from hostprep.node.plan.actions import (
     CreateRegion,
     DropHandoff,
     MountMemory,
@@ -19,7 +20,6 @@ from hostprep.plan.actions import (
     ReturnHugePages,
     ScrubRegion,
 )
-from hostprep.pool.spec import PoolSpec, RegionLayout
 from tests.support.node_facts import machine, numa_node, pool, region
 
 pytestmark = pytest.mark.unit

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
+from hostprep.api.pool_spec import PoolSpec, RegionLayout
 from hostprep.backing import GIB, MIB, Backing
-from hostprep.facts import CgroupFacts, Facts, HugePages
-from hostprep.plan import plan
-from hostprep.plan.actions import (
+from hostprep.node.facts import CgroupFacts, Facts, HugePages
+from hostprep.node.plan import plan
+from hostprep.node.plan.actions import (
     CreateRegion,
     MountMemory,
     PoolPlan,
     ReserveHugePages,
     Shortfall,
 )
-from hostprep.pool.spec import PoolSpec, RegionLayout
 from tests.support.node_after import carried_out
 from tests.support.node_facts import machine, numa_node, pool, region
 

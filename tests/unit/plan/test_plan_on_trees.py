@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.apply.service import check_met
+from hostprep.api.pool_spec import PoolSpec
 from hostprep.backing import GIB, MIB, Backing
 from hostprep.errors import HostprepError
-from hostprep.facts import Facts
-from hostprep.observe import HostRoot, observe
-from hostprep.plan import plan
-from hostprep.plan.actions import PoolPlan, ReserveHugePages
-from hostprep.pool.spec import PoolSpec
+from hostprep.node.apply.service import check_met
+from hostprep.node.facts import Facts
+from hostprep.node.observe import HostRoot, observe
+from hostprep.node.plan import plan
+from hostprep.node.plan.actions import PoolPlan, ReserveHugePages
 from tests.support import host_trees
 
 pytestmark = pytest.mark.unit

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hostprep.api.pool_spec import PoolSpec, PoolState, RegionLayout
 from hostprep.backing import GIB, MIB, Backing
-from hostprep.facts import CgroupFacts, Facts, HugePages, LedgerEntry, NumaNode, RegionFacts
-from hostprep.plan import plan
-from hostprep.plan.actions import (
+from hostprep.node.facts import CgroupFacts, Facts, HugePages, LedgerEntry, NumaNode, RegionFacts
+from hostprep.node.plan import plan
+from hostprep.node.plan.actions import (
     AdoptRegion,
     CreateRegion,
     Plan,
@@ -20,7 +21,6 @@ from hostprep.plan.actions import (
     ReturnHugePages,
     UnmountMemory,
 )
-from hostprep.pool.spec import PoolSpec, PoolState, RegionLayout
 from tests.support.node_after import carried_out
 from tests.support.node_facts import machine, numa_node, pool, region
 

@@ -7,16 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.backing import GIB, MIB, Backing
-from hostprep.facts import Facts, HugePages, LedgerEntry, PoolFacts
-from hostprep.plan import plan
-from hostprep.plan.actions import (
-    Plan,
-    RemoveRegion,
-    ReturnHugePages,
-    UnmountMemory,
-)
-from hostprep.pool.spec import PoolSpec, PoolState
+from hostprep.node.facts import Facts, HugePages, LedgerEntry, PoolFacts
+from hostprep.node.plan import plan
+from hostprep.node.plan.actions import Plan, RemoveRegion, ReturnHugePages, UnmountMemory
 from tests.support.node_facts import machine, numa_node, pool, region
 
 pytestmark = pytest.mark.unit

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
+from hostprep.api.pool_resource import load_pools
 from hostprep.errors import BadInputError
-from hostprep.pool.resource import load_pools
 from tests.support.pool_corpus import (
     BAD,
     GOOD,

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from hostprep.api.pool_policy import policy_of
+from hostprep.api.pool_resource import load_pools, spec_from_policy
+from hostprep.api.pool_spec import DEFAULT_BACKINGS, PoolSpec, PoolState, RegionLayout
 from hostprep.backing import GIB, Backing
-from hostprep.cluster.pool_policy import policy_of
 from hostprep.errors import BadInputError
-from hostprep.pool.resource import load_pools, spec_from_policy
-from hostprep.pool.spec import DEFAULT_BACKINGS, PoolSpec, PoolState, RegionLayout
 from tests.support.pool_corpus import GOOD, Case
 
 pytestmark = pytest.mark.unit

@@ -7,10 +7,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hostprep.api.pool_resource import MAX_TEXT_BYTES, load_pools, spec_from_options
+from hostprep.api.pool_spec import DEFAULT_BACKINGS, PoolSpec, RegionLayout
 from hostprep.backing import GIB, Backing
 from hostprep.errors import BadInputError
-from hostprep.pool.resource import MAX_TEXT_BYTES, load_pools, spec_from_options
-from hostprep.pool.spec import DEFAULT_BACKINGS, PoolSpec, RegionLayout
 
 pytestmark = pytest.mark.unit
 

@@ -14,12 +14,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from hostprep.api import names
+from hostprep.api import pool_checks as resource_checks
+from hostprep.api import pool_resource as resource
+from hostprep.api.node_resource import PoolEntry
+from hostprep.api.pool_model import PolicyModel, SpecModel
+from hostprep.api.pool_policy import POLICY_FIELDS
 from hostprep.backing import Backing
-from hostprep.cluster import names
-from hostprep.cluster.node_resource import PoolEntry
-from hostprep.cluster.pool_policy import POLICY_FIELDS
-from hostprep.pool import resource, resource_checks
-from hostprep.pool.resource_model import PolicyModel, SpecModel
 from hostprep.units import parse_quantity
 from tests.support.host_memory_nodes import full_status
 
