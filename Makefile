@@ -38,10 +38,10 @@ lint: $(STAMP)
 	@$(VENV)/bin/lint-imports
 
 unit: $(STAMP)  ## pure code: a process for each CPU
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m unit -n auto tests/unit tests/register tests/sizing tests/slots
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m unit -n auto tests/unit
 
 kernel: $(STAMP)  ## real memory: one test at a time, since they count the machine's huge pages
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel tests/kernel tests/register
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel tests/kernel
 
 testbed: $(STAMP)  ## build what the cluster, node and engines tests need, once: half an hour on two cores
 	@$(PY) -m testbed build
@@ -75,7 +75,7 @@ node-shell: $(STAMP)  ## a shell in the node of `make cluster NODE=1`
 	@exec $(PY) -m testbed shell
 
 gpu-tests: $(STAMP)  ## the registering tests on a real CUDA driver, where there is a GPU
-	@HOSTPREP_GPU=1 $(PYTEST) -q -m gpu tests/register
+	@HOSTPREP_GPU=1 $(PYTEST) -q -m gpu tests/kernel/cuda
 
 check: lint unit kernel  ## the quick part: lint, unit and kernel tiers, under 3 minutes
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from hostprep.errors import BadInputError
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _KINDS = (ATTENTION, RECURRENT)
 _REMEDY = "`hostprep size` makes layouts that fit"
 
 
-@value
+@dataclass(frozen=True)
 class Group:
     """The slots of those layers that keep the same blocks: one slot is one block of all of them."""
 
@@ -57,7 +57,7 @@ class Group:
         return self.offset_bytes + self.slots * self.slot_bytes
 
 
-@value
+@dataclass(frozen=True)
 class Layout:
     """The groups of one region. Every group's block is of the same `tokens_per_block` tokens."""
 

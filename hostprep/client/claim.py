@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 from hostprep.client.handoff import Handoff, Region
 from hostprep.client.handoff_reader import read_handoff
@@ -15,7 +16,6 @@ from hostprep.client.verify import check_region
 from hostprep.errors import BusyError, HostprepError, NotReadyError
 from hostprep.linux.locks import hold_lock
 from hostprep.paths import PoolPaths
-from hostprep.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

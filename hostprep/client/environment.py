@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from hostprep.errors import NotReadyError
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["LeaseEnvironment"]
 
 
-@value
+@dataclass(frozen=True)
 class LeaseEnvironment:
     """A lease as HOSTPREP_* variables. Lists are separated by colons, regions in one order."""
 

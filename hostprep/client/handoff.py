@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from hostprep.backing import MIB, Backing
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ __all__ = ["SCHEMA", "AttachAdvice", "Handoff", "Region"]
 SCHEMA = "hostprep.dev/handoff/v1"
 
 
-@value
+@dataclass(frozen=True)
 class AttachAdvice:
     """What the agent, which knows the node, advises the engine that attaches."""
 
@@ -32,7 +32,7 @@ class AttachAdvice:
     """True where GPUs use the host's page tables (ATS): registering would gain nothing."""
 
 
-@value
+@dataclass(frozen=True)
 class Region:
     """One populated file, and everything that an engine can check about it."""
 
@@ -78,7 +78,7 @@ class Region:
         }
 
 
-@value
+@dataclass(frozen=True)
 class Handoff:
     """One pool on one node, as published."""
 

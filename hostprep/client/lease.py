@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hostprep.client.handoff import Handoff, Region
 from hostprep.client.quiescent import why_locked, why_not_quiescent
@@ -25,12 +26,11 @@ from hostprep.linux.files import closing_fd, from_os_error, open_state_file
 from hostprep.linux.locks import try_lock
 from hostprep.linux.processes import may_scrub
 from hostprep.paths import PoolPaths
-from hostprep.values import value
 
 __all__ = ["Held", "Lease", "Taken", "join_lease", "open_users_lock", "take_all"]
 
 
-@value
+@dataclass(frozen=True)
 class Lease:
     """A region that this process (or an inheritor of `fd`) holds until the last `fd` closes."""
 
@@ -70,7 +70,7 @@ class Lease:
                     os.close(fd)
 
 
-@value
+@dataclass(frozen=True)
 class Held:
     """A region whose lock was taken in the first phase; `must_scrub` before it is handed on."""
 

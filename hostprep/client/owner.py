@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 from hostprep.errors import BadInputError
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ __all__ = ["Owner", "OwnerRecord"]
 _MIN_TOKEN = 16
 
 
-@value
+@dataclass(frozen=True)
 class OwnerRecord:
     """What a region's sidecar keeps of its owner: a hash of the token, never the token."""
 
@@ -39,7 +38,7 @@ class OwnerRecord:
         return cls(token, tuple(sorted((str(key), str(text)) for key, text in identity.items())))
 
 
-@value
+@dataclass(frozen=True)
 class Owner:
     """Who asks, and for which content.
 
@@ -49,7 +48,7 @@ class Owner:
     """
 
     token: str
-    identity: Mapping[str, str] = MappingProxyType({})
+    identity: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.token) < _MIN_TOKEN:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hostprep.client.handoff import Handoff, Region
 from hostprep.client.owner import Owner
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.units import format_bytes
-from hostprep.values import value
 
 __all__ = ["Request"]
 
 
-@value
+@dataclass(frozen=True)
 class Request:
     """A batch of `count` regions of at least `size_bytes` each, or the regions `names`."""
 

@@ -7,6 +7,7 @@ import os
 import stat
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from hostprep.client.handoff import Region
 from hostprep.client.owner import OwnerRecord
@@ -21,7 +22,6 @@ from hostprep.linux.files import (
 )
 from hostprep.linux.processes import ProcessId, current_process, first_alive, is_of_our_namespace
 from hostprep.paths import PoolPaths
-from hostprep.values import replace, value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ _MAX_BAD_WORDS = 400
 _MAX_SIZE_DIGITS = 17
 
 
-@value
+@dataclass(frozen=True)
 class Sidecar:
     """Who holds or last held a region: what a lock cannot tell, since it names nobody."""
 

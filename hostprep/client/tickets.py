@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from dataclasses import dataclass
 
 from hostprep.errors import HostprepError
 from hostprep.linux.files import closing_fd, from_os_error, open_state_file, read_limited
 from hostprep.linux.locks import try_lock
 from hostprep.paths import PoolPaths
-from hostprep.values import value
 
 __all__ = ["Ticket", "draw_ticket", "has_waiters", "left_by_earlier"]
 
 
-@value
+@dataclass(frozen=True)
 class Ticket:
     """A place in the queue; closing `fd` gives it up."""
 

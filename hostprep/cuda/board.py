@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 
 from hostprep.cuda.board_join import JOIN_PAUSE_S, join
 from hostprep.cuda.board_layout import (
@@ -38,10 +39,11 @@ from hostprep.cuda.slices import pool_of
 from hostprep.errors import BadInputError, BusyError, FailedError, HostprepError
 from hostprep.linux.files import from_os_error
 from hostprep.linux.fork_safe_fds import close_own, is_own
-from hostprep.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from hostprep.client.attachment import Attachment
 
 __all__ = ["BoardReader", "BoardView", "RankBoard", "RankView", "board_path"]
@@ -148,7 +150,7 @@ class RankBoard:
     def _so_far_s(self) -> float:
         return 0.0 if self._begun_s is None else time.monotonic() - self._begun_s
 
-    def _write(self, **changes: object) -> None:
+    def _write(self, **changes: Any) -> None:
         self._check_open()  # as in `read`
         with self._lock:
             self._check_open()

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import dataclass
 
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.linux.processes import ProcessId
-from hostprep.values import value
 
 __all__ = [
     "CLOSED",
@@ -62,7 +62,7 @@ _CRC = struct.Struct("<I")
 _MAX_REASON_BYTES = 300
 
 
-@value
+@dataclass(frozen=True)
 class Header:
     """What a board is for."""
 
@@ -71,7 +71,7 @@ class Header:
     created_at_s: float
 
 
-@value
+@dataclass(frozen=True)
 class Slot:
     """What a rank (or the gate) says of itself."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import dataclass
 
 from hostprep.cuda.board_layout import (
     FAILED,
@@ -28,7 +29,6 @@ from hostprep.linux.files import closing_fd, from_os_error, open_state_file
 from hostprep.linux.fork_safe_fds import close_own, is_own, own
 from hostprep.linux.ofd_locks import is_range_locked, try_lock_range
 from hostprep.linux.processes import current_process
-from hostprep.values import value
 
 __all__ = [
     "LONG_TORN_S",
@@ -50,7 +50,7 @@ its CPU in the middle, to its cgroup's quota or to another virtual machine."""
 _TORN_PAUSE_S = 0.001
 
 
-@value
+@dataclass(frozen=True)
 class RankView:
     """One rank as it was found."""
 
@@ -70,7 +70,7 @@ class RankView:
         return None
 
 
-@value
+@dataclass(frozen=True)
 class BoardView:
     """All that a board says, at one moment."""
 

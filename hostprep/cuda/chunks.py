@@ -6,12 +6,12 @@ processes wait for as long. Hence many short calls, each as long as the last one
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import gcd
 
 from hostprep.backing import GIB, MIB
 from hostprep.errors import BadInputError
 from hostprep.units import format_bytes
-from hostprep.values import value
 
 __all__ = ["ONE_CALL_LIMIT_BYTES", "ChunkPolicy", "check_slice", "next_chunk_bytes"]
 
@@ -20,7 +20,7 @@ ONE_CALL_LIMIT_BYTES = 512 * GIB
 page passes INT_MAX (open-gpu-kernel-modules, nvos_create_alloc; vllm issue 51080)."""
 
 
-@value
+@dataclass(frozen=True)
 class ChunkPolicy:
     """What bounds a chunk; all sizes in bytes.
 

@@ -7,11 +7,12 @@ open kernel modules (535 to 595) and are not yet confirmed by a measurement;
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hostprep.backing import KIB
 from hostprep.cuda.known_issues import ONE_TABLE_ALLOCATION, parse_driver_version
 from hostprep.errors import BadInputError
 from hostprep.units import format_bytes
-from hostprep.values import value
 
 __all__ = ["Cost", "registration_cost"]
 
@@ -33,7 +34,7 @@ _CPU_ENTRY_BYTES = 8
 """An entry of the process's own page tables, for base pages."""
 
 
-@value
+@dataclass(frozen=True)
 class Cost:
     """What registering takes beside the registered memory. All sizes in bytes."""
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import import_module
 
 from hostprep.cuda.driver_errors import DriverError, init_error
 from hostprep.cuda.long_calls import long_calls
 from hostprep.errors import FailedError, HostprepError, NotReadyError
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _DEVICE_MAP = 2
 _READ_ONLY = 8
 
 
-@value
+@dataclass(frozen=True)
 class DeviceTraits:
     """What a device says about registered host memory (cuda.h: CUdevice_attribute)."""
 

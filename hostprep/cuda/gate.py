@@ -11,6 +11,7 @@ import os
 import threading
 import time
 import weakref
+from dataclasses import dataclass
 
 from hostprep.cuda.board_layout import (
     CLOSED,
@@ -23,7 +24,6 @@ from hostprep.cuda.board_layout import (
     READY,
 )
 from hostprep.errors import BadInputError, HostprepError
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _STATES = {state.upper(): state for state in (JOINED, INITIALIZING, READY, FAILE
 _SHOWN_RANKS = 8
 
 
-@value
+@dataclass(frozen=True)
 class Report:
     """What a rank said over the engine's own channel, last."""
 
@@ -55,7 +55,7 @@ class Report:
     reason: str = ""
 
 
-@value
+@dataclass(frozen=True)
 class Verdict:
     """What a gate is: Closed, Open or Degraded, and why in words."""
 

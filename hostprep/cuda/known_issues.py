@@ -6,10 +6,10 @@ Pure: what holds here is looked up in `faults_here`. Known at attach, before any
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from hostprep.backing import GIB, KIB, MIB
 from hostprep.units import format_bytes
-from hostprep.values import value
 
 __all__ = ["ONE_TABLE_ALLOCATION", "Fault", "known_faults", "parse_driver_version"]
 
@@ -32,7 +32,7 @@ _RELEASE = re.compile(r"(?<![\d.])(\d{3})\.(\d{1,3})(?:\.(\d{1,3}))?(?![\d.])", 
 _KERNEL = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 
 
-@value
+@dataclass(frozen=True)
 class Fault:
     """A known fault of a kernel, a zone or a driver that meets this registration.
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-
-from hostprep.values import value
+from dataclasses import dataclass
 
 __all__ = ["Progress", "Tally"]
 
 
-@value
+@dataclass(frozen=True)
 class Progress:
     """How far a registration is. `state` is one of the words of `Registration.state`."""
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, replace
 
 from hostprep.client.attachment import Attachment
 from hostprep.client.handoff import Region
 from hostprep.cuda.chunks import ChunkPolicy, check_slice
 from hostprep.errors import BadInputError
 from hostprep.paths import PoolPaths
-from hostprep.values import replace, value
 
 __all__ = ["Slice", "buffer_of", "pool_of", "slice_of"]
 
 
-@value
+@dataclass(frozen=True)
 class Slice:
     """The part of a region that is to be registered, where it is mapped."""
 

@@ -15,6 +15,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from hostprep.cuda.turnstile_folders import open_turnstile
 from hostprep.cuda.turnstile_tickets import (
@@ -29,7 +30,6 @@ from hostprep.cuda.turnstile_tickets import (
 from hostprep.errors import BadInputError, BusyError, HostprepError
 from hostprep.linux.fork_safe_fds import close_own, own
 from hostprep.paths import TURNSTILE, default_root
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class Turnstile:
             raise
 
 
-@value
+@dataclass(frozen=True)
 class _Place:
     """A turn that is had: its slot, unless that is a stopped one's, and the ticket it came by.
 

@@ -14,11 +14,11 @@ import fcntl
 import os
 import stat
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from hostprep.linux.fork_safe_fds import close_own, is_own, own
 from hostprep.linux.locks import try_lock
 from hostprep.linux.tmpfile import give_name, new_nameless
-from hostprep.values import value
 
 __all__ = [
     "SLOT_MODE",
@@ -44,7 +44,7 @@ _MOST_ENTRIES = 4096
 second by whoever waits."""
 
 
-@value
+@dataclass(frozen=True)
 class QueueTicket:
     """A place in the queue, alive as long as the lock on its file; kept until the turn is over."""
 
@@ -61,7 +61,7 @@ class QueueTicket:
         close_own(self.fd)
 
 
-@value
+@dataclass(frozen=True)
 class Other:
     """Another's ticket: the number comes again, the inode with it does not while it is known."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import dataclass
 
 from hostprep.client.claim import claim
 from hostprep.client.environment import LeaseEnvironment
@@ -12,7 +13,6 @@ from hostprep.client.request import Request
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.linux.files import from_os_error
 from hostprep.paths import PoolPaths
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ExecOrder", "execute"]
 
 
-@value
+@dataclass(frozen=True)
 class ExecOrder:
     """What to claim, where to link it, and what to become."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hostprep.client.claim import claim_lock
 from hostprep.client.lease import Lease
@@ -18,7 +19,6 @@ from hostprep.errors import BadInputError, FailedError, HostprepError
 from hostprep.linux.files import closing_fd, from_os_error, open_state_file
 from hostprep.linux.locks import try_lock
 from hostprep.paths import PoolPaths
-from hostprep.values import replace
 
 __all__ = ["check_places", "check_template", "link_at", "link_regions"]
 

@@ -7,14 +7,15 @@ once all that was taken after it is back as well.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hostprep.errors import BadInputError
 from hostprep.units import format_bytes
-from hostprep.values import value
 
 __all__ = ["Asker", "Part", "Parts"]
 
 
-@value
+@dataclass(frozen=True)
 class Asker:
     """Whose buffers they are, for people."""
 
@@ -23,7 +24,7 @@ class Asker:
     """Its options by which it asks for less."""
 
 
-@value
+@dataclass(frozen=True)
 class Part:
     """What one buffer has, in bytes from the region's start; whole pages."""
 

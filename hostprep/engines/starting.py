@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hostprep.engines.catalogue import way_of
 from hostprep.engines.launching import Launch, Options, Wanted, agreed, launcher_of
 from hostprep.engines.links import check_places
 from hostprep.paths import PoolPaths
-from hostprep.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-
-from hostprep.values import value
+from dataclasses import dataclass
 
 __all__ = [
     "ProcessId",
@@ -21,7 +20,7 @@ _HOST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of include/linux/proc_ns.h: the inode of the first PID namespace."""
 
 
-@value
+@dataclass(frozen=True)
 class ProcessId:
     """A process by its number, its start (clock ticks since boot) and its PID namespace."""
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-
-from hostprep.values import value
+from dataclasses import dataclass
 
 __all__ = ["MOVABLE", "ZoneCounts", "parse_zoneinfo"]
 
@@ -17,7 +16,7 @@ _COUNT = re.compile(
 )
 
 
-@value
+@dataclass(frozen=True)
 class ZoneCounts:
     """What /proc/zoneinfo says of one zone, in base pages."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hostprep.slots.batch import Draft
 from hostprep.slots.group import ABANDONED, PENDING, READY, SlotGroup
@@ -11,7 +12,6 @@ from hostprep.slots.matching import Part
 from hostprep.slots.model import SHARED, STORED, WRITE, Counts, GroupUse
 from hostprep.slots.partial import PartialMatches
 from hostprep.slots.runs import Listed, in_a_row
-from hostprep.values import replace
 
 __all__ = ["allocate", "evict", "take_over"]
 

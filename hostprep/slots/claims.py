@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hostprep.errors import BadInputError
 from hostprep.slots.batch import Draft
 from hostprep.slots.model import WRITE, Counts, GroupUse, PartialMatch, Request
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Claim:
         return f"<Claim {self.request.id!r} {self.counts!r}>"
 
 
-@value
+@dataclass(frozen=True)
 class BatchClaim:
     """A whole batch's claims, in the order of its requests."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hostprep.errors import BusyError
-from hostprep.values import value
 
 __all__ = [
     "OUTSIDE",
@@ -34,7 +34,7 @@ WRITE = 4
 """An empty slot: to be written, then committed."""
 
 
-@value
+@dataclass(frozen=True)
 class Request:
     """Tokens that a request needs blocks for: its prompt, or a later part of its sequence."""
 
@@ -58,7 +58,7 @@ class Request:
     """False: claim what can be reused, and no slots for the rest."""
 
 
-@value
+@dataclass(frozen=True)
 class Counts:
     """What was done for one request, or for all together. Blocks are counted in every group.
 
@@ -89,7 +89,7 @@ class Counts:
         return Counts(*map(sum, zip(*rows)))
 
 
-@value
+@dataclass(frozen=True)
 class PartialMatch:
     """The first tokens of a block are those of another block: copy them, never write them."""
 
@@ -101,7 +101,7 @@ class PartialMatch:
     """The slot to copy from, in each group."""
 
 
-@value
+@dataclass(frozen=True)
 class GroupUse:
     """A request's blocks in one group, in the order of its hashes."""
 
@@ -120,7 +120,7 @@ class GroupUse:
         return [index for index, found in enumerate(self.kinds) if found == kind]
 
 
-@value
+@dataclass(frozen=True)
 class Missing:
     """What one group lacks for a batch."""
 

@@ -6,6 +6,7 @@ import os
 import threading
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hostprep.errors import BadInputError, FailedError
 from hostprep.layout import RECURRENT, Layout
@@ -17,7 +18,6 @@ from hostprep.slots.group import ABANDONED, READY, SlotGroup
 from hostprep.slots.model import Counts, Request, ShortageError
 from hostprep.slots.partial import PartialMatches
 from hostprep.slots.runs import Listed
-from hostprep.values import value
 
 __all__ = ["SPARE", "GroupUsage", "SlotPool"]
 
@@ -28,7 +28,7 @@ SPARE = 1 / 32
 """Of a group's slots. With 1/64, 512 blocks of a pool long in use lie in twice as many rows."""
 
 
-@value
+@dataclass(frozen=True)
 class GroupUsage:
     """One group's slots, now."""
 

@@ -7,10 +7,11 @@ to the board and no more.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hostprep.cuda.board import RankBoard, board_path
 from hostprep.cuda.register import register
 from hostprep.errors import HostprepError
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Rank", "RankRegistration"]
 
 
-@value
+@dataclass(frozen=True)
 class Rank:
     """Which part of the region is a rank's, and how it is registered."""
 

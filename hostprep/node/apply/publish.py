@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from dataclasses import replace as changed
 
 import hostprep
@@ -18,7 +19,6 @@ from hostprep.node.ledger import Recorder
 from hostprep.node.observe.pools import as_region
 from hostprep.node.plan.layouts import layout_of
 from hostprep.paths import PoolPaths
-from hostprep.values import replace
 
 __all__ = ["attach_advice", "build_handoff", "publish", "publish_zipapp"]
 

@@ -15,7 +15,7 @@ __all__ = ["NAME", "build_zipapp"]
 NAME = "hostprep.pyz"
 
 _PACKAGES = ("linux", "client", "cuda", "register", "slots", "engines")
-_MODULES = ("__init__", "attachment", "backing", "errors", "layout", "paths", "units", "values")
+_MODULES = ("__init__", "attachment", "backing", "errors", "layout", "paths", "units")
 _DATA = ("tested.json",)
 _MAIN = "import sys\n\nfrom hostprep.engines.main import main\n\nsys.exit(main())\n"
 _PLUGINS = "[sglang.srt.plugins]\nhostprep = hostprep.engines.sglang.plugin:load\n"
