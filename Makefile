@@ -43,8 +43,9 @@ lint: $(STAMP)
 unit: $(STAMP)  ## pure code: a process for each CPU
 	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m unit -n auto tests/unit tests/register tests/sizing tests/slots
 
-kernel: $(STAMP)  ## real memory: one test at a time, since they count the machine's huge pages
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel tests/kernel tests/register
+# What counts the machine's huge pages and mounts runs in one process, what is `parallel` beside it.
+kernel: $(STAMP)  ## real memory, locks, cgroups, processes that are killed
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel -n 2 --dist loadgroup tests/kernel tests/register
 
 testbed: $(STAMP)  ## build what the cluster, node and engines tests need, once: half an hour on two cores
 	@$(PY) -m tests.testbed build

@@ -14,7 +14,7 @@ from hostprep.register.pins import Pins
 from tests.register.parts import LONG_S, ONE_MIB, registration_of
 from tests.standin.children import Scene, in_child
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 
 
 def _refuses_overlap(scene: Scene) -> None:

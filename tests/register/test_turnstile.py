@@ -18,7 +18,7 @@ from hostprep.register.turnstile import PATIENCE_S, Turnstile, patience_for
 from hostprep.register.turnstile_folders import remove_turnstiles
 from tests.register.turns import HANG_S, a_turn, entries, run_all
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 
 
 @pytest.mark.parametrize("width", [1, 2])

@@ -20,7 +20,7 @@ from hostprep.register import tickets
 from hostprep.register.turnstile import Turnstile
 from tests.register.turns import HANG_S, wait_for, workers
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 
 
 def _stop_one_in_its_turn(root: Path, stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
