@@ -53,10 +53,11 @@ testbed: $(STAMP)  ## build what the cluster, node and engines tests need, once:
 	@$(PY) -m tests.testbed build --engines
 
 # Where the tier is required, what cannot be built is a failure; elsewhere its tests skip.
-# Two processes with control planes of their own: more than two would be in each other's way.
+# Processes with control planes of their own, three since they wait half of the time. The longest
+# files come first: see tests/cluster/conftest.py.
 cluster-tests: $(STAMP)  ## a real API server, built and started by tests/testbed
 	@$(PY) -m tests.testbed build || test -z "$(findstring cluster,$(REQUIRE))"
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m cluster -n 2 --dist loadfile tests/cluster
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m cluster -n 3 --dist loadfile --no-loadscope-reorder tests/cluster
 
 node-tests: $(STAMP)  ## a real kubelet and containerd in a virtual machine; as root
 	@$(PY) -m tests.testbed build --node || test -z "$(findstring node,$(REQUIRE))"

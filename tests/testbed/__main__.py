@@ -17,6 +17,7 @@ from tests.testbed import binaries, playground
 from tests.testbed.cache import builder_lock, cache_folder
 from tests.testbed.control_plane import ControlPlane, runs
 from tests.testbed.engines import environments
+from tests.testbed.karpenter import crd_files
 from tests.testbed.node_parts import NodeParts, build_node_parts
 from tests.testbed.nodes import this_machine
 from tests.testbed.terminal import open_console
@@ -78,6 +79,8 @@ def build(
     start = time.monotonic()
     missing = [n for n in wanted if binaries.locate(n, kubernetes=kubernetes) is None]
     binaries.build(wanted, kubernetes=kubernetes, say=_say)
+    if "karpenter" in wanted:
+        crd_files(_say)
     if with_node:
         build_node_parts(_say)
     if missing:
