@@ -17,7 +17,7 @@ NODE =
 
 TIERS := $(PY) scripts/run_tiers.py
 
-.PHONY: install demo test test-all check lint unit kernel testbed cluster-tests node-tests engines-tests test-engines-all gpu-tests cluster node-shell bench vllm-cpu clean help
+.PHONY: install demo test test-all check lint unit kernel testbed cluster-tests node-tests engines-tests test-engines-all gpu-tests cluster node-shell fresh bench vllm-cpu clean help
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -90,6 +90,9 @@ test: $(STAMP)  ## check, kernel and cluster tests: before you send a change
 
 test-all: $(STAMP)  ## every tier but gpu: what CI runs
 	@$(TIERS) lint unit kernel cluster engines node
+
+fresh:  ## all tiers in a Debian root where nothing is installed, fetched or built; as root
+	@scripts/fresh
 
 bench: $(STAMP)  ## the numbers against their rivals, in one run: table and chart in docs/
 	@$(PY) -m benchmarks
