@@ -12,11 +12,10 @@ from hostprep.apply.errors import ShortfallError
 from hostprep.apply.exclusive import exclusive, remove_root
 from hostprep.apply.hugepages import HugePageControl
 from hostprep.apply.progress import NoProgress, Progress
-from hostprep.apply.publish import publish_zipapp
+from hostprep.apply.publish import publish_zipapp, unused_versions
 from hostprep.apply.regions import mark_damaged
 from hostprep.apply.rollback import roll_back
 from hostprep.apply.runner import Runner
-from hostprep.apply.zipapp import NAME as ZIPAPP
 from hostprep.errors import BadInputError, BusyError, HostprepError, NotReadyError
 from hostprep.facts import Facts
 from hostprep.kernel.files import atomic_write
@@ -29,6 +28,7 @@ from hostprep.plan.actions import Plan, PoolPlan, Shortfall, Unmet
 from hostprep.pool.spec import PoolSpec, PoolState
 from hostprep.record import Recorder, read_record
 from hostprep.register.turnstile_folders import make_turnstiles, remove_turnstiles
+from hostprep.zipapp import STABLE_NAME
 
 __all__ = ["Node", "Outcome", "check_met", "unmet_error"]
 
@@ -126,7 +126,8 @@ class Node:
         if not observe_pools(self.root):
             remove_host_cgroup(self.facts())
             remove_turnstiles(self.root)
-            remove_root(self.root, (ZIPAPP,))
+            with unused_versions(self.root) as versions:
+                remove_root(self.root, (STABLE_NAME, *versions))
 
     def _apply(self, specs: Sequence[PoolSpec], progress: Progress) -> Outcome:
         shortfalls: list[Shortfall] = []
