@@ -49,13 +49,14 @@ class _Upgrade:
         self._node = node
         self._monkeypatch = monkeypatch
         self._number = 0
+        self.data = b""
 
     def __call__(self) -> None:
         self._number += 1
-        data = another_version(self._number)
-        self._monkeypatch.setattr(publish, "build_zipapp", lambda: data)
+        self.data = another_version(self._number)
+        self._monkeypatch.setattr(publish, "build_zipapp", lambda: self.data)
         self._node.prepare([pool_of(regions=2)])
-        assert Path(self._node.root, STABLE_NAME).read_bytes() == data
+        assert Path(self._node.root, STABLE_NAME).read_bytes() == self.data
 
 
 def _versions(node: Node) -> set[str]:
@@ -140,7 +141,7 @@ def test_without_versions_the_same_engine_fails(
     def publish_before(root: str) -> None:
         for version in _versions(node):
             os.unlink(f"{root}/{version}")
-        atomic_write(f"{root}/{STABLE_NAME}", publish.build_zipapp(), mode=0o755)
+        atomic_write(f"{root}/{STABLE_NAME}", upgrade.data, mode=0o755)
 
     monkeypatch.setattr("hostprep.node.apply.service.publish_zipapp", publish_before)
     upgrade()
