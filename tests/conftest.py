@@ -25,6 +25,7 @@ _outcomes: Counter[tuple[str, str]] = Counter()
 _seconds: defaultdict[str, float] = defaultdict(float)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist writes the groups into the tests' names
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is `long`, and keep together what counts the machine's pages and mounts."""
     for item in items:
