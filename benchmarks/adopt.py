@@ -10,10 +10,10 @@ from collections.abc import Callable
 from benchmarks.machine import huge_page_pool, own_node, release_all
 from benchmarks.measure import Below, Result, Sample, compare, timed
 from benchmarks.running import main
-from hostprep.apply.service import Node
+from hostprep.api.pool_resource import spec_from_options
+from hostprep.api.pool_spec import PoolSpec
 from hostprep.backing import GIB, MIB
-from hostprep.pool.resource import spec_from_options
-from hostprep.pool.spec import PoolSpec
+from hostprep.node.apply.service import Node
 from hostprep.units import format_bytes
 
 __all__ = ["run"]

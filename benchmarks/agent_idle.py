@@ -15,11 +15,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.control_plane import ControlPlane
 from tests.cluster.conftest import apply_crds
 from tests.support.agent_process import AgentProcess
 from tests.support.machine import clean_node, machine_lock
 from tests.support.waiting import wait_for
-from tests.testbed.control_plane import ControlPlane
 
 __all__ = ["Cost", "cost_of", "main"]
 

@@ -17,10 +17,10 @@ from benchmarks.measure import AtLeast, Below, Result, Sample, alternate, compar
 from benchmarks.populate_2m import hugetlbfs
 from benchmarks.rival import run_rival
 from benchmarks.running import main
-from hostprep.apply.service import Node
+from hostprep.api.pool_resource import spec_from_options
+from hostprep.api.pool_spec import PoolSpec
 from hostprep.backing import GIB, MIB
-from hostprep.pool.resource import spec_from_options
-from hostprep.pool.spec import PoolSpec
+from hostprep.node.apply.service import Node
 from hostprep.units import format_bytes
 
 __all__ = ["run"]
@@ -28,7 +28,7 @@ __all__ = ["run"]
 _ENGINE = """
 import time
 begin_s = time.perf_counter()
-from hostprep.attachment import attach
+from hostprep.client.attach import attach
 imported_s = time.perf_counter()
 import sys
 called_s = time.perf_counter()

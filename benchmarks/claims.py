@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 
-from hostprep.apply.service import Node
+from hostprep.node.apply.service import Node
 from tests.support.claimers import run_claimers
 from tests.support.pools import POOL, pool_of
 

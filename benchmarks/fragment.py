@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from benchmarks.machine import contiguous_free_bytes, free_bytes
 from hostprep.backing import GIB, MIB
-from hostprep.kernel.memory import address_of, advise, populate
-from hostprep.kernel.parallel import run_pieces
+from hostprep.linux.memory import address_of, advise, populate
+from hostprep.linux.threads import run_pieces
 
 __all__ = ["Fragmentation", "fragmented_memory"]
 

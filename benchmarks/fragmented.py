@@ -14,10 +14,10 @@ from benchmarks.machine import own_node, release_all
 from benchmarks.measure import AtLeast, Result, Sample, alternate, compare, timed
 from benchmarks.rival import run_rival
 from benchmarks.running import main
-from hostprep.apply.service import Node
+from hostprep.api.pool_resource import spec_from_options
+from hostprep.api.pool_spec import PoolSpec
 from hostprep.backing import GIB, KIB, MIB
-from hostprep.pool.resource import spec_from_options
-from hostprep.pool.spec import PoolSpec
+from hostprep.node.apply.service import Node
 
 __all__ = ["run"]
 

@@ -12,9 +12,7 @@ from collections import Counter
 
 from benchmarks.machine import BenchmarkError, huge_pages_total, own_node, wait_until_quiet
 from hostprep.cli.output import print_table
-from tests.support.kill_harness import (
-    _TARGETS as TARGETS,
-)
+from tests.support.kill_harness import _TARGETS as TARGETS
 from tests.support.kill_harness import KillRun, Tally, kill_spec
 
 __all__ = ["run"]

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hostprep.apply.service import Node
 from hostprep.backing import MIB
-from hostprep.observe.pools import observe_pools
+from hostprep.node.apply.service import Node
+from hostprep.node.observe.pools import observe_pools
 
 __all__ = [
     "BenchmarkError",

@@ -10,8 +10,8 @@ from pathlib import Path
 from benchmarks.machine import BenchmarkError, own_node, release_all
 from benchmarks.measure import Below, Result, Sample, compare
 from benchmarks.running import main
-from hostprep.apply.service import Node
 from hostprep.backing import GIB, MIB
+from hostprep.node.apply.service import Node
 from hostprep.units import format_bytes
 
 __all__ = ["run"]

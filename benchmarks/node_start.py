@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from hostprep.cli.output import print_table
+from testbed.chart import NAMESPACE, install_chart, scale_operator
+from testbed.control_plane import ControlPlane
+from testbed.node import NODE
+from testbed.node_config import NodeSettings
+from testbed.node_parts import build_node_parts
+from testbed.nodes import create_node, this_machine
 from tests.cluster.conftest import apply_crds
 from tests.support.agent_process import AgentProcess
 from tests.support.machine import clean_node, machine_lock
 from tests.support.node_scene import KV, POOL_LABEL, apply, condition, is_tainted
 from tests.support.operator_process import HMNS, OperatorProcess
 from tests.support.waiting import wait_for
-from tests.testbed.chart import NAMESPACE, install_chart, scale_operator
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.node import NODE
-from tests.testbed.node_config import NodeSettings
-from tests.testbed.node_parts import build_node_parts
-from tests.testbed.nodes import create_node, this_machine
 
 __all__ = ["Instants", "main"]
 

@@ -14,10 +14,10 @@ from benchmarks.measure import AtLeast, Result, alternate, compare
 from benchmarks.populating import populate_s, thread_count
 from benchmarks.rival import run_rival
 from benchmarks.running import main
-from hostprep.apply.service import Node
+from hostprep.api.pool_resource import spec_from_options
 from hostprep.backing import GIB, MIB
-from hostprep.kernel.mounting import mount, unmount
-from hostprep.pool.resource import spec_from_options
+from hostprep.linux.mounts import mount, unmount
+from hostprep.node.apply.service import Node
 
 __all__ = ["hugetlbfs", "run"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from benchmarks.machine import release_all
-from hostprep.apply.service import Node
-from hostprep.plan.actions import Action, CreateRegion
-from hostprep.pool.spec import PoolSpec
+from hostprep.api.pool_spec import PoolSpec
+from hostprep.node.apply.service import Node
+from hostprep.node.plan.actions import Action, CreateRegion
 
 __all__ = ["populate_s", "thread_count"]
 

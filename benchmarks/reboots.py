@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import sys
 
+from testbed.chart import NAMESPACE, install_chart, scale_operator
+from testbed.control_plane import ControlPlane
+from testbed.node_config import NodeSettings
+from testbed.node_parts import build_node_parts
 from tests.support.node_scene import KV, POOL_LABEL, apply
 from tests.support.operator_process import OperatorProcess
 from tests.support.reboots import go_through
-from tests.testbed.chart import NAMESPACE, install_chart, scale_operator
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.node_config import NodeSettings
-from tests.testbed.node_parts import build_node_parts
 
 __all__ = ["main"]
 

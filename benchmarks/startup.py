@@ -9,8 +9,8 @@ from collections.abc import Callable
 from benchmarks.machine import own_node
 from benchmarks.measure import Below, Result, alternate, compare, timed
 from benchmarks.running import main
+from hostprep.api.pool_resource import spec_from_options
 from hostprep.backing import MIB
-from hostprep.pool.resource import spec_from_options
 
 __all__ = ["run"]
 

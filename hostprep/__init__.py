@@ -10,8 +10,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from hostprep.attachment import Attachment, attach, attach_many, join, wait
-    from hostprep.claim import Owner
+    from hostprep.client.attach import attach, attach_many, join, wait
+    from hostprep.client.attachment import Attachment
+    from hostprep.client.owner import Owner
     from hostprep.errors import HostprepError
 
 __all__ = [
@@ -27,12 +28,22 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+_archive = getattr(__spec__.loader if __spec__ else None, "archive", None)
+if _archive is not None:  # imported from the zipapp: `hostprep.pyz` may be replaced under us
+    from hostprep.zipapp import stay
+
+    __path__ = [f"{stay(_archive)}/hostprep"]
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'hostprep' has no attribute {name!r}")
     from importlib import import_module
 
-    homes = {"Owner": "hostprep.claim", "HostprepError": "hostprep.errors"}
-    module = import_module(homes.get(name, "hostprep.attachment"))
+    homes = {
+        "Attachment": "hostprep.client.attachment",
+        "HostprepError": "hostprep.errors",
+        "Owner": "hostprep.client.owner",
+    }
+    module = import_module(homes.get(name, "hostprep.client.attach"))
     return getattr(module, name)

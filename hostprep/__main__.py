@@ -17,10 +17,10 @@ def main() -> int:
 
 
 def _run() -> int:
-    from hostprep.engine.main import COMMANDS
+    from hostprep.engines.main import COMMANDS
 
     if len(sys.argv) > 1 and sys.argv[1] in COMMANDS:
-        from hostprep.engine.main import main as engine_main
+        from hostprep.engines.main import main as engine_main
 
         return engine_main()
     from hostprep.cli.main import main as node_main

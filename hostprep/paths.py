@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 
 from hostprep.errors import BadInputError
-from hostprep.values import value
 
 __all__ = [
     "DEFAULT_ROOT",
@@ -69,7 +69,7 @@ def canonical_root(path: str) -> str:
     return os.path.join(os.path.realpath(folder), name) if name else "/"
 
 
-@value
+@dataclass(frozen=True)
 class PoolPaths:
     """The files of one pool. Engines may write below `tickets`, `state/*` and `links` only."""
 

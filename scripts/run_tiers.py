@@ -33,7 +33,7 @@ _BUILDS: dict[str, tuple[str, ...]] = {
     "engines": ("--engines",),
     "node": ("--node",),
 }
-"""The tiers that need something built, and what `python -m tests.testbed build` is told."""
+"""The tiers that need something built, and what `python -m testbed build` is told."""
 _PATIENCE_S = 1.0
 """A build that takes longer than this is worth a line."""
 
@@ -65,7 +65,7 @@ class _Builds(threading.Thread):
                 with self._lock:
                     if self._is_closed:
                         return
-                    build = (sys.executable, "-m", "tests.testbed", "build", *_BUILDS[tier])
+                    build = (sys.executable, "-m", "testbed", "build", *_BUILDS[tier])
                     self._process = subprocess.Popen(
                         ["nice", "-n", "19", *build],
                         stdin=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from hostprep.apply.service import Node
+from hostprep.node.apply.service import Node
 from tests.support.machine import clean_node, machine_lock
 
 _IS_LONG = os.environ.get("LONG", "") not in {"", "0"}

@@ -30,10 +30,10 @@ from benchmarks.burst.scene import (
 )
 from benchmarks.burst.show import draw, print_run
 from benchmarks.machine import BenchmarkError, own_node
-from hostprep.apply.service import Node
+from hostprep.api.pool_resource import spec_from_options
 from hostprep.backing import MIB
 from hostprep.errors import HostprepError
-from hostprep.pool.resource import spec_from_options
+from hostprep.node.apply.service import Node
 from hostprep.units import format_bytes, parse_quantity
 from tests.support.machine import machine_lock
 

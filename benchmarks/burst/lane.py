@@ -15,8 +15,8 @@ from typing import Any
 from benchmarks.burst.load import Load, Tally, get
 from benchmarks.burst.scene import Lane
 from benchmarks.machine import BenchmarkError
+from hostprep.cuda.board import RankBoard
 from hostprep.errors import HostprepError
-from hostprep.register.board import RankBoard
 
 __all__ = ["Watched", "stored_bytes", "watch"]
 

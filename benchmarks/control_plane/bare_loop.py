@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from benchmarks.control_plane.api import MERGE, NODES, Api
-from hostprep.cluster.names import CLUSTER_AUTOSCALER_TAINT
+from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
 
 _AT_ONCE = 16
 

@@ -21,14 +21,14 @@ from pathlib import Path
 
 from benchmarks.control_plane.troubles import Troubles, left_undone
 from hostprep.cli.output import print_table
+from testbed.control_plane import ControlPlane
+from testbed.fault_proxy import FaultProxy
+from testbed.faults import answer, expired
 from tests.support.charts import load_crds
 from tests.support.opening_audit import OpeningAudit
 from tests.support.operator_process import POOLS, OperatorProcess
 from tests.support.simulated_agents import SimulatedAgents
 from tests.support.waiting import wait_for
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.fault_proxy import FaultProxy
-from tests.testbed.faults import answer, expired
 
 __all__ = ["Plan", "Tally", "run"]
 

@@ -14,7 +14,7 @@ from benchmarks.control_plane.api import HMN, HMP, NODES, Api
 from benchmarks.control_plane.nodes import heartbeat, make_nodes
 from benchmarks.control_plane.processes import Program
 from benchmarks.control_plane.storm import storm
-from hostprep.cluster.names import CLUSTER_AUTOSCALER_TAINT
+from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
 
 __all__ = ["Operator", "Point", "Run", "measure", "percentile"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.control_plane.api import HMN, MERGE, Api, at_once
 from benchmarks.control_plane.nodes import boot_id, name_of
-from hostprep.cluster.node_resource import (
+from hostprep.api.node_resource import (
     HugePageStatus,
     NodeStatus,
     Phase,

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.control_plane.api import NODES, Api, at_once
 from benchmarks.control_plane.nodes import name_of, reboot
-from hostprep.cluster.names import CLUSTER_AUTOSCALER_TAINT
+from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
 
 __all__ = ["Watcher", "storm"]
 

@@ -6,18 +6,18 @@ import random
 from collections import Counter
 from typing import Any
 
-from hostprep.cluster.names import (
+from hostprep.api.names import (
     CLUSTER_AUTOSCALER_TAINT,
     HOST_MEMORY_READY,
     MARKS_ANNOTATION,
     READY_LABEL_PREFIX,
 )
+from testbed.api import Api, ApiError
+from testbed.fault_proxy import FaultProxy
+from testbed.nodes import create_node, node_object, reboot_node
 from tests.support.opening_audit import OpeningAudit
 from tests.support.operator_process import HMNS, NODES, POOLS, pool_object
 from tests.support.simulated_agents import SimulatedAgents
-from tests.testbed.api import Api, ApiError
-from tests.testbed.fault_proxy import FaultProxy
-from tests.testbed.nodes import create_node, node_object, reboot_node
 
 __all__ = ["Troubles", "left_undone"]
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import BenchmarkError
-from hostprep.apply.service import Node
 from hostprep.backing import GIB, MIB, Backing
+from hostprep.node.apply.service import Node
+from testbed.engines import environments
 from tests.engines import vllm_server
 from tests.engines.lmcache_server import LMCache, connector, exec_command, serving
 from tests.support.engine_environments import EnginePython, engine_python
 from tests.support.machine import clean_node
 from tests.support.pools import POOL, pool_of
-from tests.testbed.engines import environments
 
 __all__ = ["ENGINES", "Engine", "Times"]
 
@@ -56,7 +56,7 @@ class Engine:
         if environments.locate(self.environment) is None:
             flag = "--engines" if self.environment in environments.ALWAYS else "--engines-all"
             raise BenchmarkError(
-                f"{self.name} is not there: run .venv/bin/python -m tests.testbed build {flag}"
+                f"{self.name} is not there: run .venv/bin/python -m testbed build {flag}"
             )
         return engine_python(self.environment)
 

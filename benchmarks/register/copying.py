@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.register.cuda import NO_FLAGS, Cuda, elapsed
 from benchmarks.register.mappings import Mapping
 from hostprep.backing import GIB
-from hostprep.kernel.memory import address_of
+from hostprep.linux.memory import address_of
 
 __all__ = ["copy_rates"]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator
 from benchmarks.register.cuda import Cuda
 from benchmarks.register.memory import populate_all
 from hostprep.backing import MIB
-from hostprep.kernel.memory import address_of, map_shared, populate
-from hostprep.register.chunks import ChunkPolicy, next_chunk_bytes
+from hostprep.cuda.chunks import ChunkPolicy, next_chunk_bytes
+from hostprep.linux.memory import address_of, map_shared, populate
 
 __all__ = ["Mapping", "cold_mapping", "file_mapping"]
 

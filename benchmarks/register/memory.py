@@ -12,9 +12,9 @@ from pathlib import Path
 
 from hostprep.backing import GIB, MIB, Backing
 from hostprep.errors import HostprepError
-from hostprep.kernel.memory import address_of, map_shared, populate
-from hostprep.kernel.mounting import mount, unmount
-from hostprep.kernel.parallel import run_pieces
+from hostprep.linux.memory import address_of, map_shared, populate
+from hostprep.linux.mounts import mount, unmount
+from hostprep.linux.threads import run_pieces
 
 __all__ = ["NotHereError", "available_bytes", "populate_all", "resident"]
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import threading
 
-from hostprep.claim.sidecar import mark_bad
+from hostprep.client.handoff import Region
+from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.sidecar import mark_bad
+from hostprep.client.verify import check_region, open_region, walk_region
 from hostprep.errors import HostprepError
-from hostprep.handoff import Region, read_handoff
-from hostprep.handoff.verify import check_region, open_region, walk_region
-from hostprep.kernel.files import closing_fd
-from hostprep.kernel.parallel import Stopped
-from hostprep.observe.pools import pool_names
+from hostprep.linux.files import closing_fd
+from hostprep.linux.threads import Stopped
+from hostprep.node.observe.pools import pool_names
 from hostprep.paths import PoolPaths
 
 __all__ = ["mark_bad_regions"]

@@ -28,8 +28,8 @@ from hostprep.agent.messages import (
 )
 from hostprep.agent.metrics import Metrics
 from hostprep.agent.status import View, node_status
-from hostprep.boot import BootUnit
-from hostprep.cluster.node_resource import NodeStatus
+from hostprep.api.node_resource import NodeStatus
+from hostprep.node.boot import BootUnit
 
 __all__ = ["Brain"]
 

@@ -15,10 +15,10 @@ from enum import Enum
 from typing import Any
 
 from hostprep.agent.messages import Failure, Wanted
-from hostprep.cluster.node_resource import PoolEntry, entries_of
+from hostprep.api.node_resource import PoolEntry, entries_of
+from hostprep.api.pool_resource import spec_from_policy
 from hostprep.errors import BadInputError, FailedError, HostprepError
-from hostprep.kernel.files import atomic_write, remove_file
-from hostprep.pool.resource import spec_from_policy
+from hostprep.linux.files import atomic_write, remove_file
 
 __all__ = [
     "Desire",

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from hostprep.agent.gates import UNKNOWN
 from hostprep.agent.messages import GateLook, Look, PoolLook
-from hostprep.register.board_layout import CLOSED, DEGRADED, OPEN
+from hostprep.cuda.board_layout import CLOSED, DEGRADED, OPEN
 
 __all__ = ["GateMetrics"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from hostprep.agent.messages import GateLook
+from hostprep.cuda.board_layout import FAILED, OPEN
 from hostprep.errors import HostprepError
-from hostprep.observe.gates import SeenGate, see_gate
+from hostprep.node.observe.gates import SeenGate, see_gate
 from hostprep.paths import PoolPaths
-from hostprep.register.board_layout import FAILED, OPEN
 
 __all__ = ["UNKNOWN", "look_at_gate"]
 

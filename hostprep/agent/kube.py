@@ -26,7 +26,7 @@ from kubernetes.aio.client.configuration import Configuration
 from hostprep.agent.backoff import Backoff
 from hostprep.agent.kubeconfig import load_configuration
 from hostprep.agent.logs import Logger
-from hostprep.cluster.names import GROUP, NODE_PLURAL, VERSION
+from hostprep.api.names import GROUP, NODE_PLURAL, VERSION
 from hostprep.errors import BadInputError, FailedError
 
 __all__ = ["ApiError", "NodeApi", "Observed"]

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 from hostprep.agent.gates import look_at_gate
 from hostprep.agent.messages import GateLook, HugePageLook, Look, PoolLook, Problem, RegionLook
-from hostprep.claim.sidecar import NOBODY, read_sidecar, short_command
+from hostprep.client.handoff import Handoff, Region
+from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.sidecar import NOBODY, read_sidecar, short_command
+from hostprep.client.verify import verify_handoff
 from hostprep.errors import HostprepError
-from hostprep.facts import Facts, HugePageTotals, PoolFacts, RegionFacts
-from hostprep.handoff import Handoff, Region, read_handoff, verify_handoff
-from hostprep.observe import HostRoot, observe
-from hostprep.observe.pools import observe_pool, pool_names, read_mounts
+from hostprep.node.facts import Facts, HugePageTotals, PoolFacts, RegionFacts
+from hostprep.node.observe import HostRoot, observe
+from hostprep.node.observe.pools import observe_pool, pool_names, read_mounts
 from hostprep.paths import PoolPaths
 
 __all__ = ["Seen", "look"]

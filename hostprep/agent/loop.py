@@ -21,7 +21,7 @@ from hostprep.agent.metrics import Metrics
 from hostprep.agent.reporter import Reporter
 from hostprep.agent.start import Beginning
 from hostprep.agent.supervisor import Supervisor
-from hostprep.cluster.node_resource import NodeStatus
+from hostprep.api.node_resource import NodeStatus
 from hostprep.errors import BadInputError, HostprepError
 
 __all__ = ["run"]

@@ -10,8 +10,8 @@ from enum import Enum
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
-from hostprep.boot import BootUnit
-from hostprep.pool.spec import PoolSpec
+from hostprep.api.pool_spec import PoolSpec
+from hostprep.node.boot import BootUnit
 
 __all__ = [
     "Done",

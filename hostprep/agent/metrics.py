@@ -10,8 +10,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 import hostprep
 from hostprep.agent.gate_metrics import GateMetrics
 from hostprep.agent.messages import Look, PoolLook
+from hostprep.api.node_resource import NodeStatus, Phase
 from hostprep.backing import GIB, MIB
-from hostprep.cluster.node_resource import NodeStatus, Phase
 from hostprep.deviceplugin.devices import HEALTHY, UNHEALTHY
 
 __all__ = ["CONTENT_TYPE", "Metrics"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hostprep.agent.messages import Failure, Outcome, PoolLook, RegionLook
-from hostprep.cluster.node_resource import Phase, PoolEntry, PoolStatus
+from hostprep.api.node_resource import Phase, PoolEntry, PoolStatus
 from hostprep.units import format_bytes
 
 __all__ = ["Case", "Verdict", "judge"]

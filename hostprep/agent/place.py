@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from hostprep.agent.listener import Listener
 from hostprep.agent.logs import Logger
 from hostprep.agent.settings import Settings
-from hostprep.apply.exclusive import AgentLock
 from hostprep.errors import BadInputError
+from hostprep.node.apply.exclusive import AgentLock
 
 __all__ = ["Place", "take_place"]
 

@@ -15,7 +15,7 @@ from hostprep.agent.kube import ApiError, NodeApi
 from hostprep.agent.logs import Logger
 from hostprep.agent.metrics import Metrics
 from hostprep.agent.reporting import due_at, merge_patch
-from hostprep.cluster.node_resource import NodeStatus
+from hostprep.api.node_resource import NodeStatus
 
 __all__ = ["Reporter"]
 

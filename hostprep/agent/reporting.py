@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hostprep.cluster.node_resource import NodeStatus, Phase, PoolStatus
+from hostprep.api.node_resource import NodeStatus, Phase, PoolStatus
 
 __all__ = ["PROGRESS_EVERY_S", "due_at", "is_only_progress", "merge_patch"]
 

@@ -12,10 +12,10 @@ from hostprep.agent.listener import parse_listen
 from hostprep.deviceplugin.devices import socket_name
 from hostprep.deviceplugin.plugins import plugins_folder
 from hostprep.errors import BadInputError
-from hostprep.kernel.files import closing_fd, from_os_error
-from hostprep.kernel.locks import try_lock
-from hostprep.observe import HostRoot, observe
-from hostprep.observe.pools import pool_names
+from hostprep.linux.files import closing_fd, from_os_error
+from hostprep.linux.locks import try_lock
+from hostprep.node.observe import HostRoot, observe
+from hostprep.node.observe.pools import pool_names
 from hostprep.paths import canonical_root
 
 __all__ = [

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from hostprep.agent.desired import Desire, Instruction, key_of
 from hostprep.agent.messages import Look, Outcome, Progress, RegionLook
 from hostprep.agent.phases import Case, Verdict, judge
-from hostprep.boot import BootUnit
-from hostprep.cluster.conditions import Condition, merged
-from hostprep.cluster.node_resource import (
+from hostprep.api.conditions import Condition, merged
+from hostprep.api.node_resource import (
     HugePageStatus,
     NodeStatus,
     Phase,
@@ -20,6 +19,7 @@ from hostprep.cluster.node_resource import (
     RegionStatus,
     Step,
 )
+from hostprep.node.boot import BootUnit
 from hostprep.units import format_bytes
 
 __all__ = ["View", "node_status"]

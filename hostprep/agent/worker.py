@@ -34,15 +34,15 @@ from hostprep.agent.messages import (
     decode,
     encode,
 )
-from hostprep.apply.reconcile import PoolOutcome, Reconciler, work_of
-from hostprep.apply.service import Node
-from hostprep.boot import BootUnit, keep_boot_unit
-from hostprep.claim.claims import claim_lock
-from hostprep.claim.tickets import has_waiters
+from hostprep.client.claim import claim_lock
+from hostprep.client.tickets import has_waiters
 from hostprep.errors import BusyError, HostprepError
-from hostprep.kernel.parallel import Stopped
+from hostprep.linux.threads import Stopped
+from hostprep.node.apply.reconcile import PoolOutcome, Reconciler, work_of
+from hostprep.node.apply.service import Node
+from hostprep.node.boot import BootUnit, keep_boot_unit
+from hostprep.node.plan.actions import Action, AdoptRegion, Plan, ScrubRegion
 from hostprep.paths import PoolPaths
-from hostprep.plan.actions import Action, AdoptRegion, Plan, ScrubRegion
 
 __all__ = ["Worker", "main"]
 

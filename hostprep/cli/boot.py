@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from hostprep.boot import boot_script
 from hostprep.cli.options import root_option
 from hostprep.cli.pool_options import pool_options, specs_from
 from hostprep.errors import BadInputError
+from hostprep.node.boot import boot_script
 
 __all__ = ["boot"]
 

@@ -16,14 +16,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hostprep.attachment import Attachment, join
 from hostprep.backing import GIB, MIB
+from hostprep.client.attach import join
+from hostprep.client.attachment import Attachment
+from hostprep.cuda.board import RankBoard, board_path
+from hostprep.cuda.chunks import ChunkPolicy
+from hostprep.cuda.driver import DeviceTraits, Driver, DriverError, load_driver
+from hostprep.cuda.registration import Registration
+from hostprep.cuda.turnstile import Turnstile
 from hostprep.errors import HostprepError
-from hostprep.register import Registration
-from hostprep.register.board import RankBoard, board_path
-from hostprep.register.chunks import ChunkPolicy
-from hostprep.register.driver import DeviceTraits, Driver, DriverError, load_driver
-from hostprep.register.turnstile import Turnstile
 
 __all__ = ["Part", "main"]
 

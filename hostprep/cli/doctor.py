@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from hostprep.apply.service import Node
+from hostprep.api.pool_spec import PoolSpec
 from hostprep.cli.options import output_option, root_option
 from hostprep.cli.output import print_json, print_table
 from hostprep.cli.pool_options import pool_options, specs_from
-from hostprep.doctor import Finding, diagnose
-from hostprep.doctor.finding import worst_first
-from hostprep.pool.spec import PoolSpec
+from hostprep.node.apply.service import Node
+from hostprep.node.doctor import Finding, diagnose
+from hostprep.node.doctor.finding import worst_first
 
 __all__ = ["doctor"]
 
@@ -47,8 +47,8 @@ def _findings(node: Node, specs: Sequence[PoolSpec], *, gpu: bool) -> tuple[Find
     findings = diagnose(facts, specs)
     if not gpu:
         return findings
-    from hostprep.doctor.registering import check_registering
-    from hostprep.observe.nvidia import ask_cuda, observe_nvidia
+    from hostprep.node.doctor.registering import check_registering
+    from hostprep.node.observe.nvidia import ask_cuda, observe_nvidia
 
     nvidia = observe_nvidia(node.host, facts.gpus, ask=ask_cuda)
     return worst_first((*findings, *check_registering(facts, nvidia, specs)))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from hostprep.cuda.board_layout import READY
+from hostprep.cuda.board_view import RankView
 from hostprep.errors import HostprepError
-from hostprep.observe.gates import see_gate
+from hostprep.node.observe.gates import see_gate
 from hostprep.paths import PoolPaths
-from hostprep.register.board_layout import READY
-from hostprep.register.board_view import RankView
 from hostprep.units import format_bytes, format_seconds
 
 __all__ = ["GATE_COLUMNS", "gate_document", "gate_row"]

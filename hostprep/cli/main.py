@@ -10,9 +10,9 @@ import click
 
 import hostprep
 from hostprep.cli.output import report
-from hostprep.engine.main import COMMANDS as ENGINE_COMMANDS
+from hostprep.engines.main import COMMANDS as ENGINE_COMMANDS
 from hostprep.errors import HostprepError
-from hostprep.kernel.parallel import Stopped
+from hostprep.linux.threads import Stopped
 
 __all__ = ["cli", "main"]
 
@@ -74,7 +74,7 @@ def _engine_command(name: str, text: str) -> click.Command:
     )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def run(arguments: tuple[str, ...]) -> int:
-        from hostprep.engine.main import main as engine_main
+        from hostprep.engines.main import main as engine_main
 
         return engine_main([name, *arguments])
 

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
+from hostprep.api.pool_resource import load_pools, spec_from_options
+from hostprep.api.pool_spec import PoolSpec
 from hostprep.errors import BadInputError
-from hostprep.pool.resource import load_pools, spec_from_options
-from hostprep.pool.spec import PoolSpec
 
 __all__ = ["pool_options", "specs_from"]
 

@@ -23,8 +23,8 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from hostprep.apply.progress import Progress
-from hostprep.plan.actions import Action, CreateRegion, ScrubRegion
+from hostprep.node.apply.progress import Progress
+from hostprep.node.plan.actions import Action, CreateRegion, ScrubRegion
 from hostprep.units import format_bytes, format_rate, format_seconds
 
 __all__ = ["showing"]

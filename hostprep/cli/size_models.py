@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hostprep.api.slot_layout import round_up
 from hostprep.errors import BadInputError
-from hostprep.pool.slot_layout import round_up
 from hostprep.sizing.cache_types import TypeChoice
 from hostprep.sizing.config import MAX_CONFIG_BYTES, ModelConfig, load_config
 from hostprep.sizing.families import read_model

@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-from hostprep.pool.resource import API_VERSION, KIND, load_pools
+from hostprep.api.pool_resource import API_VERSION, KIND, load_pools
+from hostprep.layout import RECURRENT
 from hostprep.sizing.size import Sizing
 from hostprep.sizing.tiers import GroupSlots, Tier
-from hostprep.slots.layout import RECURRENT
 from hostprep.units import format_bytes
 
 __all__ = ["Table", "pool_yaml", "sizing_document", "tables"]

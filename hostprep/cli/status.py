@@ -10,14 +10,16 @@ from typing import Any
 
 import click
 
-from hostprep.claim.sidecar import NOBODY, current_command, mark_bad, read_sidecar
 from hostprep.cli.gates import GATE_COLUMNS, gate_document, gate_row
 from hostprep.cli.options import output_option, root_option
 from hostprep.cli.output import print_json, print_table, say
+from hostprep.client.handoff import Region
+from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.sidecar import NOBODY, current_command, mark_bad, read_sidecar
+from hostprep.client.verify import verify_handoff
 from hostprep.errors import HostprepError, NotReadyError
-from hostprep.facts import PoolFacts, RegionFacts
-from hostprep.handoff import Region, read_handoff, verify_handoff
-from hostprep.observe.pools import observe_pools
+from hostprep.node.facts import PoolFacts, RegionFacts
+from hostprep.node.observe.pools import observe_pools
 from hostprep.paths import PoolPaths, check_pool_name
 from hostprep.units import format_bytes, format_seconds
 

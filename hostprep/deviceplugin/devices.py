@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hostprep.cluster.names import DEVICE_RESOURCE_PREFIX
+from hostprep.api.names import DEVICE_RESOURCE_PREFIX
 from hostprep.errors import BadInputError
 
 __all__ = [

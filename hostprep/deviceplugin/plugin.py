@@ -16,13 +16,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from hostprep.client.handoff import Region
 from hostprep.deviceplugin import v1beta1_pb2 as api
 from hostprep.deviceplugin.allocation import Allocation, allocation_of
 from hostprep.deviceplugin.devices import Device, preferred, resource_name, socket_name
 from hostprep.deviceplugin.sockets import socket_identity
 from hostprep.deviceplugin.views import make_view
 from hostprep.errors import HostprepError, NotReadyError
-from hostprep.handoff import Region
 from hostprep.paths import TURNSTILE, PoolPaths
 
 __all__ = ["PoolPlugin"]

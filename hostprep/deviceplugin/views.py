@@ -10,13 +10,14 @@ import contextlib
 import os
 import stat
 from collections.abc import Sequence
+from dataclasses import replace
 
+from hostprep.client.handoff import Handoff, Region
+from hostprep.client.handoff_reader import read_handoff
 from hostprep.deviceplugin.allocation import view_name
 from hostprep.errors import HostprepError, NotReadyError
-from hostprep.handoff import Handoff, Region, read_handoff
-from hostprep.kernel.files import atomic_write, from_os_error, make_folder, remove_file
+from hostprep.linux.files import atomic_write, from_os_error, make_folder, remove_file
 from hostprep.paths import PoolPaths
-from hostprep.values import replace
 
 __all__ = ["make_view", "refresh_views"]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hostprep.errors import BadInputError
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["WAYS", "Tried", "Way", "tried", "way_of"]
 
 
-@value
+@dataclass(frozen=True)
 class Way:
     """One way of an engine to prepared memory: `hostprep exec --engine NAME`."""
 
@@ -35,7 +36,7 @@ class Way:
     example: str
 
 
-@value
+@dataclass(frozen=True)
 class Tried:
     """What the last run of the engines' tests saw: one row of tested.json."""
 

@@ -11,19 +11,19 @@ import logging
 import math
 import weakref
 
-from hostprep.engines.parts import Asker, Part, Parts
-from hostprep.engines.told import RankTold
+from hostprep.cuda.board import RankBoard, board_path
+from hostprep.cuda.register import register
+from hostprep.engines.progress_view import RankTold
+from hostprep.engines.shares import Asker, Part, Parts
 from hostprep.errors import BusyError, FailedError, HostprepError, NotReadyError
-from hostprep.register.board import RankBoard, board_path
-from hostprep.register.call import register
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from hostprep.attachment import Attachment
+    from hostprep.client.attachment import Attachment
+    from hostprep.cuda.registration import Registration
     from hostprep.engines.vllm.simple_layout import Share
-    from hostprep.register.registration import Registration
 
 __all__ = ["HostMemory"]
 

@@ -7,15 +7,15 @@ claims, links and becomes the engine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from hostprep.errors import BadInputError
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from hostprep.claim import Lease
+    from hostprep.client.lease import Lease
 
     class Launcher(Protocol):
         """The two functions of an engine's launcher module."""
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Launch", "Options", "Wanted", "agreed", "launcher_of"]
 
 
-@value
+@dataclass(frozen=True)
 class Options:
     """What `hostprep exec` itself was told, where it bears on the engine."""
 
@@ -43,7 +43,7 @@ class Options:
     regions: tuple[str, ...] = ()
 
 
-@value
+@dataclass(frozen=True)
 class Wanted:
     """What an engine's command needs of the pool."""
 
@@ -57,7 +57,7 @@ class Wanted:
     """Paths that are known before the claim and must be free: links will be made there."""
 
 
-@value
+@dataclass(frozen=True)
 class Launch:
     """How the engine is started over its leases."""
 

@@ -8,14 +8,16 @@ serves claims a region of it.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
-from hostprep.attachment import Attachment, attach, join
-from hostprep.claim.environment import LeaseEnvironment
+from hostprep.client.attach import attach, join
+from hostprep.client.attachment import Attachment
+from hostprep.client.environment import LeaseEnvironment
+from hostprep.client.handoff import Region
+from hostprep.client.handoff_reader import read_handoff
 from hostprep.errors import BadInputError, NotReadyError
-from hostprep.handoff import Region, read_handoff
 from hostprep.paths import PoolPaths, canonical_root, check_pool_name, default_root
 from hostprep.units import format_bytes
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ MEMORY_KEYS = ("hostprep.pool", "hostprep.root", "hostprep.region")
 _claimed: dict[tuple[str, str, str], Attachment] = {}
 
 
-@value
+@dataclass(frozen=True)
 class Place:
     """An engine's region, for a process that does not map it, such as a scheduler."""
 

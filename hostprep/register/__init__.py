@@ -1,7 +1,6 @@
-"""Registering prepared memory with CUDA, in the engine's process.
+"""Registering prepared memory with CUDA: what engines import. The code is in `hostprep.cuda`.
 
-Needs the standard library until a registration is made; then cuda-python (`cuda-bindings>=12.8`).
-Its names are imported on first use: the agent and the command line need parts of it only.
+Nothing is imported before it is used: `hostprep.register.board`, for one, needs no CUDA.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from hostprep.register.call import register
-    from hostprep.register.registration import Registration
+    from hostprep.cuda.register import register
+    from hostprep.cuda.registration import Registration
 
 __all__ = ["Registration", "register"]
 
@@ -21,5 +20,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'hostprep.register' has no attribute {name!r}")
     from importlib import import_module
 
-    home = "call" if name == "register" else "registration"
-    return getattr(import_module(f"hostprep.register.{home}"), name)
+    return getattr(import_module(f"hostprep.cuda.{name.lower()}"), name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hostprep.api.slot_layout import round_up
 from hostprep.errors import BadInputError
-from hostprep.pool.slot_layout import round_up
 from hostprep.sizing.limits import Limits
 from hostprep.sizing.model import Model, Part, Store
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hostprep.pool.slot_layout import round_up
+from hostprep.api.slot_layout import round_up
 from hostprep.sizing.cache_types import CacheTypes
 from hostprep.sizing.config import ModelConfig
 from hostprep.sizing.dtypes import DTYPES, DType

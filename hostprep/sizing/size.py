@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hostprep.api.slot_layout import MAX_GROUPS, SizedGroup, SlotLayout
 from hostprep.errors import BadInputError
-from hostprep.pool.slot_layout import MAX_GROUPS, SizedGroup, SlotLayout
+from hostprep.layout import ATTENTION, RECURRENT
 from hostprep.sizing.groups import CacheGroup, groups_of
 from hostprep.sizing.limits import Limits
 from hostprep.sizing.model import Model
 from hostprep.sizing.tiers import Tier, floor_of, tier_of_bytes, tier_of_tokens
-from hostprep.slots.layout import ATTENTION, RECURRENT
 
 __all__ = ["Memory", "Sizing", "size_model", "slot_layout"]
 

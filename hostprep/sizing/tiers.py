@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hostprep.api.slot_layout import GROUP_ALIGN_BYTES, SLOT_ALIGN_BYTES, round_up
 from hostprep.errors import BadInputError
-from hostprep.pool.slot_layout import GROUP_ALIGN_BYTES, SLOT_ALIGN_BYTES, round_up
+from hostprep.layout import MAX_SLOTS
 from hostprep.sizing.floor import min_slots, slots_of_request
 from hostprep.sizing.groups import CacheGroup
 from hostprep.sizing.limits import Limits
-from hostprep.slots.index import MAX_SLOTS
 from hostprep.units import format_bytes
 
 __all__ = ["GroupSlots", "Tier", "floor_of", "tier_of_bytes", "tier_of_tokens"]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import structlog
 
-from hostprep.cluster.names import API_VERSION
+from hostprep.api.names import API_VERSION
 from hostprep_operator.api_errors import ApiError
 from hostprep_operator.kube import Kube
 from hostprep_operator.resources import EVENTS

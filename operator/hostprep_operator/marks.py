@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hostprep.cluster.names import READY_LABEL_PREFIX
-from hostprep.cluster.times import format_time, parse_time
+from hostprep.api.names import READY_LABEL_PREFIX
+from hostprep.api.times import format_time, parse_time
 
 __all__ = ["Marks"]
 

@@ -8,8 +8,8 @@ from decimal import Decimal, DecimalException
 from sys import intern
 from typing import Any
 
-from hostprep.cluster.conditions import Condition
-from hostprep.cluster.names import DEVICE_RESOURCE_PREFIX
+from hostprep.api.conditions import Condition
+from hostprep.api.names import DEVICE_RESOURCE_PREFIX
 
 __all__ = [
     "condition_from",

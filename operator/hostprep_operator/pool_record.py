@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from sys import intern
 from typing import Any
 
-from hostprep.cluster.conditions import Condition
-from hostprep.cluster.names import CLUSTER_AUTOSCALER_TAINT
-from hostprep.cluster.pool_policy import policy_of
-from hostprep.cluster.times import parse_time
+from hostprep.api.conditions import Condition
+from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
+from hostprep.api.pool_policy import policy_of
+from hostprep.api.times import parse_time
 from hostprep_operator.parsing import condition_from, shared_policy
 
 __all__ = ["POOL_COUNTS", "PoolRecord", "Readiness", "Reclose"]

@@ -13,20 +13,15 @@ from dataclasses import dataclass, field, replace
 from sys import intern
 from typing import Any
 
-from hostprep.cluster.conditions import Condition, ConditionStatus
-from hostprep.cluster.names import (
+from hostprep.api.conditions import Condition, ConditionStatus
+from hostprep.api.names import (
     HOST_MEMORY_READY,
     HUGE_PAGES_ACCOUNTED,
     MARKS_ANNOTATION,
     MEMORY_ACCOUNTED,
 )
-from hostprep.cluster.node_resource import (
-    HugePageStatus,
-    Phase,
-    PoolEntry,
-    entries_of,
-)
-from hostprep.cluster.times import parse_time
+from hostprep.api.node_resource import HugePageStatus, Phase, PoolEntry, entries_of
+from hostprep.api.times import parse_time
 from hostprep_operator.parsing import (
     condition_from,
     condition_of_type,

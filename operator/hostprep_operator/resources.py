@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from hostprep.cluster.names import API_VERSION, NODE_KIND, NODE_PLURAL, POOL_KIND, POOL_PLURAL
+from hostprep.api.names import API_VERSION, NODE_KIND, NODE_PLURAL, POOL_KIND, POOL_PLURAL
 
 __all__ = ["EVENTS", "HOST_MEMORY_NODES", "NODES", "POOLS", "Resource", "leases", "pods"]
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import kopf
 import structlog
 
-from hostprep.cluster.names import AGENT_COMPONENT, COMPONENT_LABEL, GROUP, VERSION
-from hostprep.cluster.names import NODE_PLURAL as HOST_MEMORY_NODES
-from hostprep.cluster.names import POOL_PLURAL as POOLS
+from hostprep.api.names import AGENT_COMPONENT, COMPONENT_LABEL, GROUP, VERSION
+from hostprep.api.names import NODE_PLURAL as HOST_MEMORY_NODES
+from hostprep.api.names import POOL_PLURAL as POOLS
 from hostprep_operator.keys import Kind
 from hostprep_operator.settings import make_settings
 

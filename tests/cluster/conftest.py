@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from hostprep.errors import NotReadyError
+from testbed.api import APPLY_PATCH, Api
+from testbed.control_plane import ControlPlane
+from testbed.nodes import create_node, node_object
 from tests.support.waiting import wait_for
-from tests.testbed.api import APPLY_PATCH, Api
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.nodes import create_node, node_object
 
 JsonObject = dict[str, Any]
 _CRDS = Path(__file__).parents[2] / "charts" / "hostprep" / "files" / "crds"

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
-from hostprep.apply.service import Node
-from hostprep.cluster.names import CLUSTER_AUTOSCALER_TAINT
+from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
+from hostprep.node.apply.service import Node
+from testbed.api import Api, ApiError
+from testbed.control_plane import ControlPlane
+from testbed.nodes import create_node, node_object, this_machine
 from tests.support.agent_objects import Hmn, inodes, pools
 from tests.support.agent_process import AgentProcess
 from tests.support.charts import NAMESPACE, cluster_with_the_chart
@@ -21,9 +24,6 @@ from tests.support.machine import clean_node, machine_lock
 from tests.support.operator_process import HMNS, NODES, POOLS, OperatorProcess, pool_object
 from tests.support.simulated_agents import SimulatedAgents
 from tests.support.waiting import wait_for
-from tests.testbed.api import Api, ApiError
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.nodes import create_node, node_object, this_machine
 
 pytestmark = pytest.mark.cluster
 

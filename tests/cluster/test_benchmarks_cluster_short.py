@@ -6,15 +6,15 @@ import pytest
 
 from benchmarks.control_plane.faults import Plan, run, show
 from benchmarks.control_plane.troubles import left_undone
-from hostprep.cluster.names import CLUSTER_AUTOSCALER_TAINT
+from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
+from testbed.control_plane import ControlPlane
+from testbed.nodes import create_node, node_object, reboot_node
 from tests.cluster.conftest import apply_crds
 from tests.support.opening_audit import OpeningAudit
 from tests.support.operator_process import NODES, POOLS, OperatorProcess, pool_object
 from tests.support.reckless_operator import BLIND
 from tests.support.simulated_agents import SimulatedAgents
 from tests.support.waiting import wait_for
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.nodes import create_node, node_object, reboot_node
 
 pytestmark = pytest.mark.cluster
 

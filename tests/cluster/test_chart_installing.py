@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from testbed.control_plane import ControlPlane
+from testbed.nodes import create_node, node_object
 from tests.support.charts import (
     CHART,
     MONITORING,
@@ -24,8 +26,6 @@ from tests.support.charts import (
     render_text,
 )
 from tests.support.waiting import wait_for
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.nodes import create_node, node_object
 
 pytestmark = pytest.mark.cluster
 

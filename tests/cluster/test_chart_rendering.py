@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from hostprep.cli.agent import agent as agent_command
-from hostprep.cluster.names import (
+from hostprep.api.names import (
     AGENT_COMPONENT,
     CLUSTER_AUTOSCALER_TAINT,
     COMPONENT_LABEL,
     HOST_MEMORY_READY,
     READINESS_CONTROLLER_TAINT,
 )
+from hostprep.cli.agent import agent as agent_command
 from hostprep_operator.cli import cli as operator_commands
 from tests.support.charts import CHART, MONITORING, PROFILES, lint, notes, render, render_error
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 
-from hostprep.cluster.conditions import Condition
-from hostprep.cluster.names import (
+from hostprep.api.conditions import Condition
+from hostprep.api.names import (
     API_VERSION,
     GROUP,
     NODE_KIND,
@@ -21,14 +21,10 @@ from hostprep.cluster.names import (
     POOL_PLURAL,
     VERSION,
 )
-from hostprep.cluster.node_resource import (
-    NodeStatus,
-    PoolEntry,
-    PoolStatus,
-    entries_of,
-)
-from hostprep.cluster.pool_policy import policy_of
-from hostprep.pool.resource import load_pools, spec_from_policy
+from hostprep.api.node_resource import NodeStatus, PoolEntry, PoolStatus, entries_of
+from hostprep.api.pool_policy import policy_of
+from hostprep.api.pool_resource import load_pools, spec_from_policy
+from testbed.api import APPLY_PATCH, Api, ApiError
 from tests.support.host_memory_nodes import full_status
 from tests.support.pool_corpus import (
     BAD,
@@ -39,7 +35,6 @@ from tests.support.pool_corpus import (
     quantities,
     verdict_of_command_line,
 )
-from tests.testbed.api import APPLY_PATCH, Api, ApiError
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("crds")]
 

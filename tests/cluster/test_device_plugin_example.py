@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from testbed.control_plane import ControlPlane
 from tests.support.engine_pods import EXAMPLES, documents
-from tests.testbed.control_plane import ControlPlane
 
 pytestmark = pytest.mark.cluster
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from testbed.binaries import find
+from testbed.control_plane import ControlPlane
 from tests.support.engine_pods import EXAMPLES, NAMESPACE
-from tests.testbed.binaries import find
-from tests.testbed.control_plane import ControlPlane
 
 pytestmark = pytest.mark.cluster
 

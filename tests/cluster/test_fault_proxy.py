@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from testbed.api import Api, ApiError
+from testbed.control_plane import ControlPlane
+from testbed.fault_proxy import FaultProxy
+from testbed.faults import answer, cut, delay, expired
 from tests.support.waiting import wait_for
-from tests.testbed.api import Api, ApiError
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.fault_proxy import FaultProxy
-from tests.testbed.faults import answer, cut, delay, expired
 
 pytestmark = pytest.mark.cluster
 JsonObject = dict[str, Any]

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from hostprep.cluster.names import CLUSTER_AUTOSCALER_TAINT, ready_label
+from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT, ready_label
 from hostprep.errors import NotReadyError
+from testbed import binaries
 from tests.support.karpenter_scene import EXAMPLE, Scene, condition, scene, taint_keys
 from tests.support.waiting import wait_for
-from tests.testbed import binaries
 
 pytestmark = pytest.mark.cluster
 

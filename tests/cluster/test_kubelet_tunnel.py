@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.testbed.api import Api
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.nodes import create_node, node_object
-from tests.testbed.tunnel import GUEST_ADDRESS
+from testbed.api import Api
+from testbed.control_plane import ControlPlane
+from testbed.nodes import create_node, node_object
+from testbed.tunnel import GUEST_ADDRESS
 
 pytestmark = pytest.mark.cluster
 JsonObject = dict[str, Any]

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from testbed.api import Api
+from testbed.control_plane import ControlPlane
+from testbed.nodes import create_node, node_object
 from tests.cluster.conftest import apply_crds
 from tests.support.operator_process import (
     HMNS,
@@ -21,9 +24,6 @@ from tests.support.operator_process import (
 )
 from tests.support.simulated_agents import SimulatedAgents
 from tests.support.waiting import wait_for
-from tests.testbed.api import Api
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.nodes import create_node, node_object
 
 pytestmark = pytest.mark.cluster
 

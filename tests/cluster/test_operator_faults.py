@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from testbed.api import STRATEGIC_PATCH, Api
+from testbed.control_plane import ControlPlane
+from testbed.fault_proxy import FaultProxy
+from testbed.faults import answer, cut, expired
+from testbed.nodes import create_node, node_object, reboot_node
 from tests.cluster.conftest import apply_crds
 from tests.support.opening_audit import OpeningAudit
 from tests.support.operator_process import HMNS, NODES, POOLS, OperatorProcess, pool_object
 from tests.support.simulated_agents import SimulatedAgents
 from tests.support.waiting import wait_for
-from tests.testbed.api import STRATEGIC_PATCH, Api
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.fault_proxy import FaultProxy
-from tests.testbed.faults import answer, cut, expired
-from tests.testbed.nodes import create_node, node_object, reboot_node
 
 pytestmark = pytest.mark.cluster
 

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from hostprep.cluster.node_resource import Phase
+from hostprep.api.node_resource import Phase
+from testbed.api import Api
+from testbed.control_plane import ControlPlane
+from testbed.nodes import create_node, node_object, reboot_node
 from tests.cluster.conftest import apply_crds
 from tests.support.opening_audit import OpeningAudit
 from tests.support.operator_process import (
@@ -23,9 +26,6 @@ from tests.support.operator_process import (
 )
 from tests.support.simulated_agents import SimulatedAgents
 from tests.support.waiting import wait_for
-from tests.testbed.api import Api
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.nodes import create_node, node_object, reboot_node
 
 pytestmark = pytest.mark.cluster
 

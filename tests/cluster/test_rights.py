@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from testbed.api import Api
+from testbed.control_plane import ControlPlane
+from testbed.nodes import create_node, node_object
+from testbed.ports import free_port
+from testbed.tokens import service_account_token
 from tests.support.charts import NAMESPACE, cluster_with_the_chart, give_cleanup_its_rights
 from tests.support.rights import FORBIDDEN, PERMITTED, Act, try_it
 from tests.support.waiting import wait_for
-from tests.testbed.api import Api
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.nodes import create_node, node_object
-from tests.testbed.ports import free_port
-from tests.testbed.tokens import service_account_token
 
 pytestmark = pytest.mark.cluster
 

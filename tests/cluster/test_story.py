@@ -17,17 +17,17 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.apply.service import Node
-from hostprep.observe.pools import observe_pools
+from hostprep.node.apply.service import Node
+from hostprep.node.observe.pools import observe_pools
+from testbed.api import ApiError
+from testbed.control_plane import ControlPlane
+from testbed.nodes import create_node, this_machine
 from tests.support.agent_process import AgentProcess
 from tests.support.charts import NAMESPACE, cluster_with_the_chart
 from tests.support.kill_harness import huge_pages_total
 from tests.support.machine import clean_node, machine_lock
 from tests.support.operator_process import NODES, OperatorProcess, traceless
 from tests.support.waiting import wait_for
-from tests.testbed.api import ApiError
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.nodes import create_node, this_machine
 
 pytestmark = pytest.mark.cluster
 

@@ -15,20 +15,20 @@ from typing import Any
 
 import pytest
 
+from testbed import binaries
+from testbed.api import Api, ApiError
+from testbed.child import MARK
+from testbed.control_plane import ControlPlane
+from testbed.nodes import reboot_node
+from testbed.runs import carries_mark
+from testbed.versions import kubernetes_version
 from tests.support.waiting import wait_for
-from tests.testbed import binaries
-from tests.testbed.api import Api, ApiError
-from tests.testbed.child import MARK
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.nodes import reboot_node
-from tests.testbed.runs import carries_mark
-from tests.testbed.versions import kubernetes_version
 
 pytestmark = pytest.mark.cluster
 JsonObject = dict[str, Any]
 _STARTER = """
 import sys, time
-from tests.testbed.control_plane import ControlPlane
+from testbed.control_plane import ControlPlane
 cluster = ControlPlane()
 cluster.start()
 # A program that starts another one, which no parent-death signal reaches.
@@ -234,7 +234,7 @@ def test_with_controllers_what_a_deleted_node_owns_is_collected(
 
 
 def test_make_cluster_tells_a_person_what_to_do_and_ends_without_a_trace(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.testbed", "up", "--bare"]
+    command = [sys.executable, "-m", "testbed", "up", "--bare"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as person:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hostprep.engines.lmcache.server import Server
+from testbed.ports import free_port
 from tests.support.engine_environments import EnginePython
 from tests.support.pools import POOL
-from tests.testbed.ports import free_port
 
 __all__ = ["LMCache", "connector", "exec_command", "non_zero_pages", "serving"]
 

@@ -15,13 +15,7 @@ from typing import Any
 from vllm.v1.request import RequestStatus
 
 from tests.engines.offloading_world import HANG_S, leased, refusal, spec_of
-from tests.engines.simple_engine import (
-    BLOCK_TOKENS,
-    LAYERS,
-    ROW_BYTES,
-    SmallEngine,
-    configuration,
-)
+from tests.engines.simple_engine import BLOCK_TOKENS, LAYERS, ROW_BYTES, SmallEngine, configuration
 
 __all__ = ["SLOTS_SCENES"]
 

@@ -24,10 +24,10 @@ from vllm.v1.kv_offload.config import (
 from vllm.v1.kv_offload.cpu import spec as vllm_spec
 
 import hostprep
-from hostprep.claim.environment import LeaseEnvironment
+from hostprep.client.environment import LeaseEnvironment
+from hostprep.cuda.board import RankBoard
 from hostprep.engines import vllm as plugins
 from hostprep.errors import HostprepError
-from hostprep.register.board import RankBoard
 from tests.engines.offloading_copies import PAGES
 
 __all__ = [

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import hostprep.engines
 from hostprep.engines.catalogue import WAYS, way_of
+from testbed.engines.environments import RELEASES
+from testbed.engines.lock import lock_file, parse_pins
 from tests.support.engine_environments import chosen
-from tests.testbed.engines.environments import RELEASES
-from tests.testbed.engines.lock import lock_file, parse_pins
 
 __all__ = ["Recorder"]
 

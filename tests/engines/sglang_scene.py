@@ -186,7 +186,7 @@ def ended_while_they_attach(root: str) -> None:
 def _attach_and_fill(root: str) -> None:
     """Claim as `hostprep exec` does, have SGLang make a pool there, and wait for the end."""
     import hostprep
-    from hostprep.claim.environment import LeaseEnvironment
+    from hostprep.client.environment import LeaseEnvironment
 
     memory = hostprep.attach("kv", root=root)
     lease = LeaseEnvironment.of([memory._lease])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import hostprep
-from hostprep.claim.environment import LeaseEnvironment
+from hostprep.client.environment import LeaseEnvironment
 from hostprep.errors import HostprepError
 from tests.engines.simple_engine import (
     BLOCK_TOKENS,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hostprep.apply.service import Node
 from hostprep.backing import Backing
+from hostprep.node.apply.service import Node
 from tests.engines.own_network import in_own_network
 from tests.support.engine_environments import EnginePython, engine_python
 from tests.support.pools import POOL, pool_of

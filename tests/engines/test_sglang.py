@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from hostprep.apply.service import Node
 from hostprep.backing import Backing
+from hostprep.node.apply.service import Node
 from tests.engines.crashes import is_left_whole
 from tests.engines.sglang_times import SCENE, play
 from tests.engines.vllm_server import cuda_bindings

@@ -90,7 +90,7 @@ def _linked(server: Server) -> list[Path]:
     links = sorted(folder.glob("vllm_offload_*_dp*.mmap"))
     assert [link.stem.rpartition("_")[2] for link in links] == ["dp0", "dp1"]
     assert all(link.is_symlink() for link in links)
-    # By way of the pool's folder, see hostprep/engine/links.py; that one is everybody's.
+    # By way of the pool's folder, see hostprep/engines/links.py; that one is everybody's.
     return [Path(os.readlink(link)).resolve() for link in links]
 
 

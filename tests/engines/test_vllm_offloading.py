@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 import hostprep
-from hostprep.apply.service import Node
-from hostprep.apply.zipapp import build_zipapp
 from hostprep.backing import Backing
-from hostprep.kernel.locks import try_lock
+from hostprep.linux.locks import try_lock
+from hostprep.node.apply.service import Node
+from hostprep.node.apply.zipapp import build_zipapp
 from tests.engines.vllm_server import (
     BLOCK_BYTES,
     BLOCK_TOKENS,

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.apply.service import Node
+from hostprep.cuda.board import RankBoard
+from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
-from hostprep.register.board import RankBoard
 from tests.engines.vllm_server import (
     BLOCK_BYTES,
     cuda_bindings,

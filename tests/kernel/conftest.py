@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.apply.service import Node
+from hostprep.node.apply.service import Node
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from hostprep_operator.parsing import memory_of
+from testbed.chart import NAMESPACE, RELEASE
+from testbed.control_plane import ControlPlane
+from testbed.node import NODE, VirtualNode
 from tests.support.node_scene import KV, apply, condition, wait_open
 from tests.support.operator_process import HMNS
 from tests.support.waiting import wait_for
-from tests.testbed.chart import NAMESPACE, RELEASE
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.node import NODE, VirtualNode
 
 pytestmark = pytest.mark.node
 JsonObject = dict[str, Any]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from testbed.control_plane import ControlPlane
+from testbed.node import NODE, VirtualNode
 from tests.support.engine_pods import EXAMPLES, documents
 from tests.support.node_scene import condition
 from tests.support.waiting import wait_for
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.node import NODE, VirtualNode
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(900)]
 

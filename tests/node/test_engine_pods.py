@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from hostprep.backing import Backing
-from hostprep.plan.estimate import page_table_bytes
+from hostprep.node.plan.estimate import page_table_bytes
+from testbed.node import VirtualNode
 from tests.support.engine_pods import GID, EnginePods, documents, pod_of, renamed_pool
 from tests.support.node_pools import NodePools, pool_object, seconds_of
 from tests.support.waiting import wait_for
-from tests.testbed.node import VirtualNode
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(900)]
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 _ACCOUNTED = """
 import os, sys, time
-import hostprep.attachment, hostprep.kernel.parallel
+import hostprep.attachment, hostprep.linux.threads
 
 def tables_kib():
     return int(next(x for x in open("/proc/self/status") if x.startswith("VmPTE")).split()[1])

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from testbed.child import MARK
+from testbed.control_plane import runs
+from testbed.node_parts import NodeParts
+from testbed.runs import carries_mark
 from tests.support.waiting import wait_for
-from tests.testbed.child import MARK
-from tests.testbed.control_plane import runs
-from tests.testbed.node_parts import NodeParts
-from tests.testbed.runs import carries_mark
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 @pytest.fixture
 def person(parts: NodeParts, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process of `up --node`; what it says is in the file `said`."""
-    command = [sys.executable, "-m", "tests.testbed", "up", "--node"]
+    command = [sys.executable, "-m", "testbed", "up", "--node"]
     with (
         open(tmp_path / "said", "wb") as said,
         subprocess.Popen(command, stdout=said, stderr=said) as process,

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from testbed.chart import NAMESPACE, scale_operator
+from testbed.control_plane import ControlPlane
+from testbed.node import NODE, VirtualNode
 from tests.support.node_scene import apply, node_condition, pool_status
 from tests.support.operator_process import OperatorProcess
 from tests.support.reboots import go_through
 from tests.support.waiting import wait_for
-from tests.testbed.chart import NAMESPACE, scale_operator
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.node import NODE, VirtualNode
 
 pytestmark = pytest.mark.node
 

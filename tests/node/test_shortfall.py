@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from testbed.chart import NAMESPACE
+from testbed.control_plane import ControlPlane
+from testbed.node import VirtualNode
 from tests.support.node_pools import NodePools, pool_object
 from tests.support.node_scene import agent_pod, pool_status
 from tests.support.waiting import wait_for
-from tests.testbed.chart import NAMESPACE
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.node import VirtualNode
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 

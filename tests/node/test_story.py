@@ -6,12 +6,12 @@ import json
 
 import pytest
 
+from testbed.chart import install_chart, wait_for_chart
+from testbed.control_plane import ControlPlane
+from testbed.node import VirtualNode
 from tests.support.engine_pods import EnginePods, documents
 from tests.support.node_scene import KV, apply, is_tainted, wait_open
 from tests.support.waiting import wait_for
-from tests.testbed.chart import install_chart, wait_for_chart
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.node import VirtualNode
 
 pytestmark = pytest.mark.node
 _REGION_BYTES = 64 << 20

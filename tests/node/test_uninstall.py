@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from hostprep.boot.install import UNIT
+from hostprep.node.boot.install import UNIT
+from testbed.chart import NAMESPACE, RELEASE, install_chart, wait_for_chart
+from testbed.control_plane import ClientError, ControlPlane
+from testbed.node import NODE, VirtualNode
 from tests.support.engine_pods import EnginePods, documents
 from tests.support.node_scene import KV, apply, wait_open
 from tests.support.waiting import wait_for
-from tests.testbed.chart import NAMESPACE, RELEASE, install_chart, wait_for_chart
-from tests.testbed.control_plane import ClientError, ControlPlane
-from tests.testbed.node import NODE, VirtualNode
 
 pytestmark = pytest.mark.node
 JsonObject = dict[str, Any]

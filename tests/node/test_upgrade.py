@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from testbed.chart import NAMESPACE, RELEASE, wait_for_chart
+from testbed.control_plane import ControlPlane
+from testbed.node import NODE, VirtualNode
 from tests.support.engine_pods import EnginePods, Pauses, documents
 from tests.support.node_pools import NodePools
 from tests.support.node_scene import condition
 from tests.support.waiting import wait_for
-from tests.testbed.chart import NAMESPACE, RELEASE, wait_for_chart
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.node import NODE, VirtualNode
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(900)]
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from hostprep.attachment import Attachment
 from hostprep.backing import MIB, Backing
-from hostprep.claim import Lease
-from hostprep.handoff import Handoff, Region
+from hostprep.client.attachment import Attachment
+from hostprep.client.handoff import Handoff, Region
+from hostprep.client.lease import Lease
 from hostprep.paths import PoolPaths
 from tests.standin import build, environment
 from tests.standin.recorded import record_calls

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hostprep.apply.service import Node
-from hostprep.handoff import read_handoff
-from hostprep.observe.pools import observe_pools
+from hostprep.client.handoff_reader import read_handoff
+from hostprep.node.apply.service import Node
+from hostprep.node.observe.pools import observe_pools
 from hostprep.paths import PoolPaths
+from testbed.api import Api
 from tests.support.waiting import wait_for
-from tests.testbed.api import Api
 
 __all__ = ["HMNS", "SMALL", "Hmn", "absent", "entry", "inodes", "pools"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from hostprep.agent.desired import Desire, Source, key_of, wanted_of
 from hostprep.agent.messages import HugePageLook, Look, Outcome, PoolLook, RegionLook
 from hostprep.agent.status import View
-from hostprep.cluster.node_resource import PoolEntry
+from hostprep.api.node_resource import PoolEntry
 
 __all__ = [
     "BOOT",

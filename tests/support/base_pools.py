@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hostprep.apply.service import Node
+from hostprep.node.apply.service import Node
 from tests.support.pools import POOL, pool_of
 
 __all__ = ["base_pool"]

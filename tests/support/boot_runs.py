@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hostprep.boot import boot_script
-from hostprep.pool.spec import PoolSpec
+from hostprep.api.pool_spec import PoolSpec
+from hostprep.node.boot import boot_script
 
 SHELLS = (("dash",), ("busybox", "sh"))
 COMMANDS = ("cat", "mkdir", "mv", "rm")

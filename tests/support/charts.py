@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from hostprep.errors import NotReadyError
+from testbed.binaries import find
+from testbed.cache import cache_folder
+from testbed.control_plane import ControlPlane
+from testbed.toolchain import find_go
 from tests.support.waiting import wait_for
-from tests.testbed.binaries import find
-from tests.testbed.cache import cache_folder
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.toolchain import find_go
 
 __all__ = [
     "CHART",
@@ -40,7 +40,7 @@ __all__ = [
 CHART = Path(__file__).parents[2] / "charts" / "hostprep"
 RELEASE, NAMESPACE = "hostprep", "hostprep-system"
 PROMETHEUS_OPERATOR = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
-_OWN_CRDS = Path(__file__).parents[1] / "testbed" / "crds"
+_OWN_CRDS = Path(__file__).parents[2] / "testbed" / "crds"
 _SELECTOR = '{"matchLabels":{"pool.hostprep.dev/kv":"true"}}'
 PROFILES: dict[str, tuple[str, ...]] = {
     profile: ("--set", f"autoscaler.profile={profile}")

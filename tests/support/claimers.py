@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import hostprep
-from hostprep.claim import lease
+from hostprep.client import lease
 from hostprep.errors import BusyError
 
 __all__ = ["ClaimerReport", "run_claimers"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed.engines import environments
+from testbed.engines import environments
 
 __all__ = ["EnginePython", "chosen", "engine_python"]
 
@@ -85,7 +85,7 @@ def engine_python(name: str) -> EnginePython:
     if folder is None:
         pytest.skip(
             f"the environment {name} is not built: "
-            f"run .venv/bin/python -m tests.testbed build {_flag(name)}"
+            f"run .venv/bin/python -m testbed build {_flag(name)}"
         )
     libraries = ":".join(str(path) for path in environments.library_folders(name))
     variables = {**_SILENT, **({"LD_LIBRARY_PATH": libraries} if libraries else {})}

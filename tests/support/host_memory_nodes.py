@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from hostprep.cluster.conditions import Condition
-from hostprep.cluster.node_resource import (
+from hostprep.api.conditions import Condition
+from hostprep.api.node_resource import (
     HugePageStatus,
     NodeStatus,
     Phase,

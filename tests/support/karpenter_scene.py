@@ -14,16 +14,16 @@ from typing import Any
 
 import yaml
 
-from hostprep.cluster.names import CLUSTER_AUTOSCALER_TAINT
-from hostprep.cluster.node_resource import NodeStatus, Phase, PoolStatus, entries_of
+from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
+from hostprep.api.node_resource import NodeStatus, Phase, PoolStatus, entries_of
+from testbed import karpenter
+from testbed.api import STRATEGIC_PATCH, Api
+from testbed.child import Child
+from testbed.control_plane import ControlPlane
+from testbed.nodes import reboot_node
+from testbed.tokens import service_account_token
 from tests.support.charts import CHART, NAMESPACE, RELEASE
 from tests.support.waiting import wait_for
-from tests.testbed import karpenter
-from tests.testbed.api import STRATEGIC_PATCH, Api
-from tests.testbed.child import Child
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.nodes import reboot_node
-from tests.testbed.tokens import service_account_token
 
 __all__ = ["EXAMPLE", "Scene", "condition", "scene", "taint_keys"]
 

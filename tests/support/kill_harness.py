@@ -17,16 +17,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import hostprep
-from hostprep.apply.service import Node
+from hostprep.api.pool_spec import PoolSpec, RegionLayout
 from hostprep.backing import MIB, Backing
-from hostprep.claim.sidecar import is_clean
+from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.sidecar import is_clean
+from hostprep.client.verify import open_region, verify_handoff
 from hostprep.errors import BusyError, HostprepError, NotReadyError
-from hostprep.handoff import open_region, read_handoff, verify_handoff
-from hostprep.kernel.memory import map_shared
-from hostprep.observe.pools import as_region, observe_pool, read_mounts
+from hostprep.linux.memory import map_shared
+from hostprep.node.apply.service import Node
+from hostprep.node.observe.pools import as_region, observe_pool, read_mounts
+from hostprep.node.plan.actions import Action
 from hostprep.paths import PoolPaths
-from hostprep.plan.actions import Action
-from hostprep.pool.spec import PoolSpec, RegionLayout
 
 POOL = "kill"
 _PHASES = (

@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hostprep.apply.service import Node
-from hostprep.observe.pools import observe_pools, read_mounts
+from hostprep.node.apply.service import Node
+from hostprep.node.observe.pools import observe_pools, read_mounts
 from tests.support.kill_harness import huge_pages_total
 
 __all__ = ["clean_node", "machine_lock"]

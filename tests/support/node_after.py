@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hostprep.api.placement import Placement
 from hostprep.backing import Backing
-from hostprep.facts import Facts, LedgerEntry, NumaNode, PoolFacts, RegionFacts
-from hostprep.plan.actions import (
+from hostprep.node.facts import Facts, LedgerEntry, NumaNode, PoolFacts, RegionFacts
+from hostprep.node.plan.actions import (
     Action,
     CreateRegion,
     DropHandoff,
@@ -24,7 +25,6 @@ from hostprep.plan.actions import (
     ScrubRegion,
     UnmountMemory,
 )
-from hostprep.pool.placement import Placement
 from tests.support.node_facts import BOOT, PAGE, blocks, mount, region
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hostprep.api.placement import Placement
 from hostprep.backing import GIB, MIB, Backing
-from hostprep.facts import (
+from hostprep.node.facts import (
     CgroupFacts,
     Facts,
     Gpu,
@@ -23,7 +24,6 @@ from hostprep.facts import (
     ThpFacts,
     Zone,
 )
-from hostprep.pool.placement import Placement
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 PAGE = 4096

@@ -6,10 +6,10 @@ from typing import Any
 
 import yaml
 
+from testbed.chart import NAMESPACE
+from testbed.control_plane import ControlPlane
+from testbed.node import NODE, VirtualNode
 from tests.support.waiting import wait_for
-from tests.testbed.chart import NAMESPACE
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.node import NODE, VirtualNode
 
 __all__ = [
     "KV",

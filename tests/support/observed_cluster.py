@@ -20,21 +20,21 @@ from typing import Any
 import pytest
 import yaml
 
-from hostprep.apply.service import Node
+from hostprep.api.names import API_VERSION, CLUSTER_AUTOSCALER_TAINT, POOL_KIND
+from hostprep.api.node_resource import NodeStatus, Phase, PoolStatus, entries_of
 from hostprep.backing import MIB
-from hostprep.cluster.names import API_VERSION, CLUSTER_AUTOSCALER_TAINT, POOL_KIND
-from hostprep.cluster.node_resource import NodeStatus, Phase, PoolStatus, entries_of
 from hostprep.errors import NotReadyError
-from hostprep.observe.pools import observe_pools
+from hostprep.node.apply.service import Node
+from hostprep.node.observe.pools import observe_pools
 from observability.files import RULES
 from observability.model import AGENT_JOB, OPERATOR_JOB
+from testbed.api import MERGE_PATCH
+from testbed.child import Child
+from testbed.control_plane import ControlPlane
+from testbed.nodes import create_node, node_object, reboot_node
 from tests.support.charts import NAMESPACE, render
 from tests.support.prometheus import Prometheus, Target, free_address
 from tests.support.waiting import wait_for
-from tests.testbed.api import MERGE_PATCH
-from tests.testbed.child import Child
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.nodes import create_node, node_object, reboot_node
 
 __all__ = ["POOL_BYTES", "SILENT", "Observed", "observed_cluster"]
 

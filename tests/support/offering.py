@@ -9,10 +9,10 @@ import threading
 from pathlib import Path
 
 from hostprep.backing import Backing
+from hostprep.client.handoff import Handoff, Region
 from hostprep.deviceplugin.devices import Device
 from hostprep.deviceplugin.plugins import PluginEvents, Plugins
-from hostprep.handoff import Handoff, Region
-from hostprep.kernel.processes import boot_id
+from hostprep.linux.processes import boot_id
 from hostprep.paths import PoolPaths
 
 __all__ = ["FREE", "RESOURCE", "Offering", "publish"]

@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from testbed.api import Api, ApiError
 from tests.support.operator_process import HMNS, NODES
 from tests.support.watching import watch
-from tests.testbed.api import Api, ApiError
 
 __all__ = ["OpeningAudit"]
 

@@ -10,10 +10,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from testbed.child import Child
+from testbed.control_plane import ControlPlane
+from testbed.ports import free_port
 from tests.support.waiting import wait_for
-from tests.testbed.child import Child
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.ports import free_port
 
 __all__ = [
     "HMNS",

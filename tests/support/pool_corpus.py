@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
+from hostprep.api.pool_resource import load_pools
 from hostprep.errors import BadInputError
-from hostprep.pool.resource import load_pools
 
 __all__ = [
     "BAD",

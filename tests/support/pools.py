@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hostprep.api.pool_spec import PoolSpec, RegionLayout
 from hostprep.backing import MIB, Backing
-from hostprep.pool.spec import PoolSpec, RegionLayout
 
 __all__ = ["POOL", "pool_of"]
 

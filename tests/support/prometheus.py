@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from hostprep.errors import NotReadyError
+from testbed.binaries import find
+from testbed.control_plane import ControlPlane
+from testbed.ports import free_port
 from tests.support.waiting import wait_for
-from tests.testbed.binaries import find
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.ports import free_port
 
 __all__ = ["Prometheus", "Sample", "Target", "free_address", "program", "promtool"]
 

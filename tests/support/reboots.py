@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from testbed.control_plane import ControlPlane
+from testbed.node import NODE, VirtualNode
 from tests.support.engine_pods import EnginePods, pod_of
 from tests.support.node_scene import condition, is_tainted, wait_open
 from tests.support.operator_process import OperatorProcess
 from tests.support.waiting import wait_for
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.node import NODE, VirtualNode
 
 __all__ = ["go_through"]
 

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 import yaml
 
-from tests.testbed.api import MERGE_PATCH, STRATEGIC_PATCH, Api, Reply
+from testbed.api import MERGE_PATCH, STRATEGIC_PATCH, Api, Reply
 
 __all__ = ["FORBIDDEN", "IDENTITIES", "PAGE", "PERMITTED", "Act", "security_page", "try_it"]
 

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from hostprep.cluster.node_resource import NodeStatus, Phase, PoolEntry, PoolStatus, entries_of
+from hostprep.api.node_resource import NodeStatus, Phase, PoolEntry, PoolStatus, entries_of
+from testbed.api import Api, ApiError
 from tests.support.operator_process import HMNS, NODES
 from tests.support.watching import watch
-from tests.testbed.api import Api, ApiError
 
 __all__ = ["SimulatedAgents"]
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from tests.testbed.api import Api, ApiError
+from testbed.api import Api, ApiError
 
 __all__ = ["watch"]
 

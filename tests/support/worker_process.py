@@ -20,7 +20,7 @@ from hostprep.agent.messages import (
     decode,
     encode,
 )
-from hostprep.pool.spec import PoolSpec
+from hostprep.api.pool_spec import PoolSpec
 
 __all__ = ["WorkerProcess", "wanted"]
 

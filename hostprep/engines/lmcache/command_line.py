@@ -6,10 +6,10 @@ Names and defaults: lmcache/v1/distributed/config.py and lmcache/v1/multiprocess
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hostprep.engines.options import read_options
 from hostprep.errors import BadInputError
-from hostprep.values import value
 
 __all__ = ["ServerCommand", "read_command"]
 
@@ -47,7 +47,7 @@ _FLAGS = (
 _SHORTEST = len("--l1-")
 
 
-@value
+@dataclass(frozen=True)
 class ServerCommand:
     """A command that starts LMCache's server, read."""
 

@@ -6,12 +6,13 @@ kv_connector_extra_config comes before the environment, and that before LMCache'
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hostprep.engines.config_file import key_in_file
 from hostprep.engines.lmcache.sizes import bytes_of_gib
-from hostprep.engines.parts import Asker
+from hostprep.engines.shares import Asker
 from hostprep.engines.vllm.offloading_settings import Settings
 from hostprep.errors import BadInputError
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _OF_OTHER_WAYS = {
 }
 
 
-@value
+@dataclass(frozen=True)
 class Asked:
     """What one rank is told to take."""
 

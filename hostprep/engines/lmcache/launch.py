@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hostprep.backing import GIB
-from hostprep.engines.beside import beside
 from hostprep.engines.catalogue import way_of
+from hostprep.engines.helper_process import beside
 from hostprep.engines.installed import installed_version, untried
 from hostprep.engines.launching import Launch, Options, Wanted
 from hostprep.engines.lmcache.command_line import ServerCommand, read_command
@@ -16,7 +16,7 @@ from hostprep.errors import BadInputError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hostprep.claim import Lease
+    from hostprep.client.lease import Lease
 
 __all__ = ["arranged", "wanted"]
 
@@ -115,4 +115,4 @@ def _with_others(words: Sequence[str], url: str, others: Sequence[Lease]) -> tup
     adding = [url]
     for lease in others:
         adding += [lease.path, str(lease.region.size_bytes)]
-    return beside("hostprep.engines.lmcache.adding", adding, words)
+    return beside("hostprep.engines.lmcache.add_l1", adding, words)

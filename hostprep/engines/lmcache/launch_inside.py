@@ -12,7 +12,7 @@ from hostprep.engines.installed import installed_version, untried
 from hostprep.engines.launching import Launch, Options, Wanted
 from hostprep.engines.lmcache.inside_settings import ASKER, Asked, read_settings, size_asked
 from hostprep.engines.lmcache.sizes import check_one_call
-from hostprep.engines.parts import Parts
+from hostprep.engines.shares import Parts
 from hostprep.engines.vllm import starting
 from hostprep.engines.vllm.command_line import CommandLine, parse_config, read_command
 from hostprep.engines.vllm.configuration import SIMPLE, Kind, checked
@@ -23,8 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from hostprep.claim import Lease
-    from hostprep.handoff import Region
+    from hostprep.client.handoff import Region
+    from hostprep.client.lease import Lease
 
 __all__ = ["arranged", "wanted"]
 

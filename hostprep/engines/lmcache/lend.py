@@ -13,8 +13,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from hostprep.claim import Lease, Request, claim
-from hostprep.engines.beside import say
+from hostprep.client.claim import claim
+from hostprep.client.lease import Lease
+from hostprep.client.request import Request
+from hostprep.engines.helper_process import say
 from hostprep.engines.lmcache.server import Server
 from hostprep.errors import FailedError, HostprepError, NotReadyError
 from hostprep.paths import PoolPaths, canonical_root, check_pool_name, default_root

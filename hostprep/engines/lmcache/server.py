@@ -9,10 +9,10 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from hostprep.errors import BadInputError, FailedError, NotReadyError
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _PAUSE_S = 0.2
 _OK = 200
 
 
-@value
+@dataclass(frozen=True)
 class Arena:
     """A file that the server has mapped as part of its L1."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from hostprep.backing import GIB
+from hostprep.cuda.chunks import ONE_CALL_LIMIT_BYTES
 from hostprep.errors import BadInputError
-from hostprep.register.chunks import ONE_CALL_LIMIT_BYTES
 from hostprep.units import format_bytes
 
 TYPE_CHECKING = False

@@ -6,15 +6,15 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
-from hostprep.engines.beside import beside
 from hostprep.engines.catalogue import way_of
+from hostprep.engines.helper_process import beside
 from hostprep.engines.installed import installed_version, untried
 from hostprep.engines.launching import Launch, Options, Wanted
 from hostprep.errors import BadInputError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hostprep.claim import Lease
+    from hostprep.client.lease import Lease
 
 __all__ = ["arranged", "wanted"]
 
@@ -53,7 +53,7 @@ def arranged(
         variables["MOONCAKE_GLOBAL_SEGMENT_SIZE"] = "0"
     version = installed_version(command[0], _PACKAGES, environ)
     notes = untried("Mooncake", version, way_of("mooncake").versions)
-    start = beside("hostprep.engines.mooncake.mounting", arguments, command)
+    start = beside("hostprep.engines.mooncake.add_memory", arguments, command)
     return Launch(start, variables, tuple(links), notes)
 
 

@@ -6,7 +6,7 @@ The store opens the region's file itself and maps it; it never looks at what is 
 
 from __future__ import annotations
 
-from hostprep.attachment import Attachment
+from hostprep.client.attachment import Attachment
 from hostprep.errors import BadInputError, FailedError
 
 TYPE_CHECKING = False

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hostprep.engines.options import read_options
 from hostprep.errors import BadInputError
-from hostprep.values import value
 
 __all__ = ["ServerCommand", "read_command"]
 
@@ -64,7 +64,7 @@ _IN_A_FILE = re.compile(
 _FILE_LIMIT = 1 << 20
 
 
-@value
+@dataclass(frozen=True)
 class ServerCommand:
     """A command that starts SGLang's server, read."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hostprep.errors import BadInputError
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Place", "place_in", "place_of"]
 
 
-@value
+@dataclass(frozen=True)
 class Place:
     """One of several that share something, counted from 0."""
 

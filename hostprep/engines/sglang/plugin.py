@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import os
 
-from hostprep.engines.parts import Asker
 from hostprep.engines.sglang.place import place_in, place_of
+from hostprep.engines.shares import Asker
 from hostprep.errors import BadInputError
 
 TYPE_CHECKING = False
@@ -78,7 +78,7 @@ def host_memory() -> HostMemory:
 def _joined() -> HostMemory:
     from sglang.srt.runtime_context import get_parallel
 
-    from hostprep.claim.environment import LeaseEnvironment
+    from hostprep.client.environment import LeaseEnvironment
     from hostprep.engines.host_memory import HostMemory
     from hostprep.engines.memory import engine_memory
     from hostprep.engines.vllm.simple_layout import share_of

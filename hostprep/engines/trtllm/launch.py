@@ -9,7 +9,7 @@ from hostprep.errors import BadInputError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hostprep.claim import Lease
+    from hostprep.client.lease import Lease
 
 __all__ = ["arranged", "wanted"]
 

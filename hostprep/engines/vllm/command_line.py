@@ -11,9 +11,9 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hostprep.errors import BadInputError
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ _STRING_OR_NUMBER = re.compile(r'"(?:[^"\\]|\\.)*"|\b\d+(?:\.\d+)?[kKmMgGtT]\b',
 _POWERS = "kmgt"
 
 
-@value
+@dataclass(frozen=True)
 class Given:
     """An option as it was given: where, and what."""
 
@@ -77,7 +77,7 @@ class Given:
     """Which of the command's words it takes, from `begin` up to but not including `end`."""
 
 
-@value
+@dataclass(frozen=True)
 class CommandLine:
     """A command that starts vLLM."""
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import dataclass
 
 from hostprep.engines.vllm.command_line import CONFIG, human_number
 from hostprep.engines.vllm.offloading_slots_setting import has_slots
 from hostprep.errors import BadInputError
 from hostprep.units import format_bytes
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _ENGINE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 """It becomes a part of a file's name."""
 
 
-@value
+@dataclass(frozen=True)
 class Kind:
     """What one way needs in the configuration."""
 

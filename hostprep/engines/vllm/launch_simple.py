@@ -10,7 +10,7 @@ from hostprep.engines.vllm.configuration import SIMPLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hostprep.claim import Lease
+    from hostprep.client.lease import Lease
 
 __all__ = ["arranged", "wanted"]
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
+from hostprep.cuda.board import BoardReader
+from hostprep.cuda.gate import Gate
 from hostprep.engines.memory import engine_memory, engine_place
 from hostprep.engines.vllm.offloading_compat import (
     LOG,
@@ -28,8 +30,6 @@ from hostprep.engines.vllm.offloading_settings import Settings
 from hostprep.engines.vllm.offloading_slots import SlotsManager
 from hostprep.engines.vllm.offloading_worker import HostprepWorker
 from hostprep.errors import BadInputError
-from hostprep.register.board import BoardReader
-from hostprep.register.gate import Gate
 
 if TYPE_CHECKING:
     from typing import Any

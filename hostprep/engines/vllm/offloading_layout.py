@@ -6,12 +6,12 @@ there are rows, one for each chunk of vLLM's: that rank's part of it, padded.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import gcd
 
 from hostprep.backing import MIB
 from hostprep.errors import BadInputError
 from hostprep.units import format_bytes
-from hostprep.values import value
 
 __all__ = ["Layout", "layout_of", "row_bytes_of"]
 
@@ -20,7 +20,7 @@ _STEP_BYTES = 256 * MIB
 _STEP_PAGES = 8
 
 
-@value
+@dataclass(frozen=True)
 class Layout:
     """What all ranks and the scheduler agree on."""
 

@@ -7,20 +7,21 @@ to the board and no more.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from hostprep.cuda.board import RankBoard, board_path
+from hostprep.cuda.register import register
 from hostprep.errors import HostprepError
-from hostprep.register import register
-from hostprep.register.board import RankBoard, board_path
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hostprep.attachment import Attachment
-    from hostprep.register import Registration
+    from hostprep.client.attachment import Attachment
+    from hostprep.cuda.registration import Registration
 
 __all__ = ["Rank", "RankRegistration"]
 
 
-@value
+@dataclass(frozen=True)
 class Rank:
     """Which part of the region is a rank's, and how it is registered."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hostprep.engines.memory import MEMORY_KEYS
 from hostprep.engines.vllm.offloading_slots_setting import SLOTS, has_slots
 from hostprep.errors import BadInputError
 from hostprep.units import parse_quantity
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ SETTING_KEYS = (
 """All keys of ours; what else begins with "hostprep." is a slip of the pen."""
 
 
-@value
+@dataclass(frozen=True)
 class Settings:
     """Our keys, read and checked."""
 

@@ -15,7 +15,7 @@ from hostprep.errors import FailedError
 if TYPE_CHECKING:
     from typing import Any
 
-    from hostprep.attachment import Attachment
+    from hostprep.client.attachment import Attachment
     from hostprep.engines.vllm.offloading_layout import Layout
     from hostprep.engines.vllm.offloading_ranks import RankRegistration
 

@@ -6,9 +6,10 @@ every rank's engine_id gets the suffix `_dpRANK`, by its number in the whole dep
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hostprep.engines.vllm.command_line import CommandLine
 from hostprep.errors import BadInputError
-from hostprep.values import value
 
 __all__ = ["Ranks", "local_ranks", "workers", "workers_here"]
 
@@ -20,7 +21,7 @@ _MOST = 1024
 """More ranks than any node has: a slip of the hand."""
 
 
-@value
+@dataclass(frozen=True)
 class Ranks:
     """The ranks of this node."""
 

@@ -19,17 +19,17 @@ from vllm.v1.simple_kv_offload.metadata import (
     SimpleCPUOffloadWorkerMetadata,
 )
 
+from hostprep.cuda.board import BoardReader
 from hostprep.engines.memory import engine_memory, engine_place
 from hostprep.engines.vllm.offloading_settings import Settings
 from hostprep.engines.vllm.simple_scheduler import TierGate
 from hostprep.engines.vllm.simple_worker import Place, PreparedTier
 from hostprep.errors import BadInputError
-from hostprep.register.board import BoardReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hostprep.attachment import Attachment
+    from hostprep.client.attachment import Attachment
 
 __all__ = ["GatedMetadata", "HostprepSimpleConnector", "RankMetadata"]
 

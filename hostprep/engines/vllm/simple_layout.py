@@ -8,9 +8,10 @@ one slice with one row size; a run begins on a page. Most models have a single r
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hostprep.errors import BadInputError
 from hostprep.units import format_bytes
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Layout", "Run", "Share", "lay_out", "share_of"]
 
 
-@value
+@dataclass(frozen=True)
 class Share:
     """The part of a region that is one rank's, in bytes from the region's start; whole pages."""
 
@@ -30,7 +31,7 @@ class Share:
     """How many ranks of this node share the region."""
 
 
-@value
+@dataclass(frozen=True)
 class Run:
     """Tensors with rows of one size, one after the other: what is registered as one slice."""
 
@@ -40,7 +41,7 @@ class Run:
     row_bytes: int
 
 
-@value
+@dataclass(frozen=True)
 class Layout:
     """Offsets count from the region's start."""
 

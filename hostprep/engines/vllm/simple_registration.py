@@ -10,18 +10,18 @@ from __future__ import annotations
 import functools
 import time
 
+from hostprep.cuda.registration import Registration
+from hostprep.cuda.slices import pool_of
+from hostprep.cuda.turnstile import Turnstile
 from hostprep.errors import FailedError, HostprepError
-from hostprep.register.registration import Registration
-from hostprep.register.slices import pool_of
-from hostprep.register.turnstile import Turnstile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hostprep.attachment import Attachment
+    from hostprep.client.attachment import Attachment
+    from hostprep.cuda.listeners import Board
     from hostprep.engines.vllm.simple_layout import Run
-    from hostprep.register.telling import Board
 
 __all__ = ["RunRegistrations"]
 

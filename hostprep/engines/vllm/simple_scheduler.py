@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from hostprep.register.gate import Gate
+from hostprep.cuda.gate import Gate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from hostprep.register.board import BoardReader
+    from hostprep.cuda.board import BoardReader
 
 __all__ = ["TierGate"]
 

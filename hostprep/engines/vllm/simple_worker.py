@@ -9,19 +9,19 @@ from the first poll after warm-up on, in chunks and turns. The engine's own code
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
+from hostprep.cuda.board import RankBoard, board_path
 from hostprep.engines.vllm.simple_layout import lay_out, share_of
 from hostprep.engines.vllm.simple_registration import RunRegistrations
 from hostprep.errors import BusyError, FailedError, HostprepError, NotReadyError
-from hostprep.register.board import RankBoard, board_path
-from hostprep.values import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from hostprep.attachment import Attachment
+    from hostprep.client.attachment import Attachment
     from hostprep.engines.vllm.simple_layout import Layout
 
 __all__ = ["Place", "PreparedTier"]
@@ -31,7 +31,7 @@ FAILED = "Failed"
 _OVERRIDDEN = "_init_cpu_mode"
 
 
-@value
+@dataclass(frozen=True)
 class Place:
     """Which of an engine's ranks this is; a data-parallel replica is an engine of its own."""
 

@@ -26,7 +26,7 @@ from hostprep.errors import BadInputError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hostprep.claim import Lease
+    from hostprep.client.lease import Lease
 
 __all__ = ["SIZES", "arranged", "notes", "refuse_in_file", "wanted"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hostprep.cluster.conditions import Condition
-from hostprep.cluster.names import HUGE_PAGES_ACCOUNTED, MEMORY_ACCOUNTED
-from hostprep.cluster.node_resource import HugePageStatus, Phase
+from hostprep.api.conditions import Condition
+from hostprep.api.names import HUGE_PAGES_ACCOUNTED, MEMORY_ACCOUNTED
+from hostprep.api.node_resource import HugePageStatus, Phase
 from hostprep.units import format_bytes
 from hostprep_operator.reconcile.verdict import Judged, answered
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hostprep.cluster.names import API_VERSION, NODE_KIND
-from hostprep.cluster.node_resource import Phase, PoolEntry
+from hostprep.api.names import API_VERSION, NODE_KIND
+from hostprep.api.node_resource import Phase, PoolEntry
 from hostprep_operator.reconcile.changes import (
     CreateHostMemoryNode,
     DeleteHostMemoryNode,

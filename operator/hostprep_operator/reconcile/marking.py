@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hostprep.cluster.conditions import Condition, merged
-from hostprep.cluster.names import HOST_MEMORY_READY, ready_label
-from hostprep.cluster.times import format_time
+from hostprep.api.conditions import Condition, merged
+from hostprep.api.names import HOST_MEMORY_READY, ready_label
+from hostprep.api.times import format_time
 from hostprep_operator.marks import Marks
 from hostprep_operator.reconcile.accounting import accounts, unaccounted
 from hostprep_operator.reconcile.changes import NodeView, PatchNode, Write

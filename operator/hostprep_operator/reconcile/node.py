@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hostprep.cluster.names import READY_LABEL_PREFIX
+from hostprep.api.names import READY_LABEL_PREFIX
 from hostprep_operator.marks import Marks
 from hostprep_operator.reconcile.assign import Assignment, assign, selecting, usable
 from hostprep_operator.reconcile.changes import (

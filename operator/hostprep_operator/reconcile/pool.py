@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from hostprep.cluster.node_resource import Phase
+from hostprep.api.node_resource import Phase
 from hostprep_operator.reconcile.assign import usable
 from hostprep_operator.reconcile.changes import EventNote, PoolChanges
 from hostprep_operator.reconcile.pool_status import Tally, conditions_of, status_patch_of

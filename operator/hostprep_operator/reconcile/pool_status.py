@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hostprep.cluster.conditions import Condition, ConditionStatus, merged
+from hostprep.api.conditions import Condition, ConditionStatus, merged
 from hostprep.units import format_quantity
 from hostprep_operator.records import PoolRecord
 

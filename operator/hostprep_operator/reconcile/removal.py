@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hostprep.cluster.names import CLUSTER_AUTOSCALER_TAINT, HOST_MEMORY_READY, MARKS_ANNOTATION
+from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT, HOST_MEMORY_READY, MARKS_ANNOTATION
 from hostprep_operator.marks import Marks
 from hostprep_operator.reconcile.changes import PatchNode, PatchNodeStatus, Write
 from hostprep_operator.records import OUR_CONDITIONS, NodeRecord

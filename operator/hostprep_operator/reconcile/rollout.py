@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hostprep.cluster.names import HOST_MEMORY_READY
-from hostprep.cluster.node_resource import Phase, PoolEntry
+from hostprep.api.names import HOST_MEMORY_READY
+from hostprep.api.node_resource import Phase, PoolEntry
 from hostprep_operator.reconcile.assign import is_current, pool_ready, usable
 from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord, PoolReport
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hostprep.cluster.names import (
-    CLUSTER_AUTOSCALER_TAINT,
-    HOST_MEMORY_READY,
-    KARPENTER_LABEL,
-)
-from hostprep.cluster.node_resource import Phase
+from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT, HOST_MEMORY_READY, KARPENTER_LABEL
+from hostprep.api.node_resource import Phase
 from hostprep_operator.marks import Marks
 from hostprep_operator.reconcile.changes import Cause, NodeView
 from hostprep_operator.reconcile.verdict import Judged, Verdict, answered, reboot_seen

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from hostprep.cluster.conditions import Condition, ConditionStatus
-from hostprep.cluster.names import DEVICE_RESOURCE_PREFIX, HOST_MEMORY_READY, ready_label
-from hostprep.cluster.node_resource import Phase, PoolEntry
+from hostprep.api.conditions import Condition, ConditionStatus
+from hostprep.api.names import DEVICE_RESOURCE_PREFIX, HOST_MEMORY_READY, ready_label
+from hostprep.api.node_resource import Phase, PoolEntry
 from hostprep.units import format_bytes
 from hostprep_operator.marks import Marks
 from hostprep_operator.reconcile.assign import Assignment, pool_ready

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from hostprep.apply.service import Node
+from hostprep.node.apply.service import Node
+from testbed.control_plane import ControlPlane
 from tests.support.agent_objects import Hmn
 from tests.support.agent_process import AgentProcess
 from tests.support.charts import NAMESPACE, cluster_with_the_chart
 from tests.support.machine import clean_node, machine_lock
-from tests.testbed.control_plane import ControlPlane
 
 Start = Callable[..., AgentProcess]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.apply.service import Node
+from hostprep.node.apply.service import Node
+from testbed.control_plane import ControlPlane
+from testbed.fault_proxy import FaultProxy
+from testbed.faults import answer
 from tests.support.agent_objects import Hmn, entry, inodes, pools
 from tests.support.agent_process import AgentProcess, run_agent
 from tests.support.charts import NAMESPACE
 from tests.support.waiting import wait_for
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.fault_proxy import FaultProxy
-from tests.testbed.faults import answer
 
 pytestmark = pytest.mark.cluster
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.apply.service import Node
-from hostprep.attachment import attach
-from hostprep.handoff import read_handoff
+from hostprep.client.attach import attach
+from hostprep.client.handoff_reader import read_handoff
+from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
+from testbed.control_plane import ControlPlane
 from tests.support.agent_objects import Hmn, absent, entry, inodes, pools
 from tests.support.agent_process import AgentProcess, run_agent
 from tests.support.kill_harness import huge_pages_total
 from tests.support.waiting import wait_for
-from tests.testbed.control_plane import ControlPlane
 
 pytestmark = pytest.mark.cluster
 

@@ -7,9 +7,9 @@ import pytest
 from hostprep.agent.desired import Source, wanted_of
 from hostprep.agent.messages import RoundDone, decode, encode
 from hostprep.agent.status import node_status
-from hostprep.boot import BootUnit
-from hostprep.cluster.conditions import Condition
-from hostprep.cluster.node_resource import NodeStatus, Phase, PoolEntry
+from hostprep.api.conditions import Condition
+from hostprep.api.node_resource import NodeStatus, Phase, PoolEntry
+from hostprep.node.boot import BootUnit
 from tests.support.agent_values import (
     desire_of,
     entry_of,

@@ -20,8 +20,8 @@ from hostprep.agent.messages import (
     RoundDone,
 )
 from hostprep.agent.metrics import Metrics
-from hostprep.cluster.node_resource import NodeStatus, Phase, PoolEntry
-from hostprep.pool.spec import PoolState
+from hostprep.api.node_resource import NodeStatus, Phase, PoolEntry
+from hostprep.api.pool_spec import PoolState
 from tests.support.agent_values import desire_of, entry_of, look_of, outcome_of, pool_look, region
 
 pytestmark = pytest.mark.unit

@@ -21,9 +21,9 @@ from hostprep.agent.desired import (
     save,
     wanted_of,
 )
-from hostprep.cluster.node_resource import PoolEntry
+from hostprep.api.node_resource import PoolEntry
+from hostprep.api.pool_spec import PoolState
 from hostprep.errors import BadInputError
-from hostprep.pool.spec import PoolState
 from tests.support.agent_values import desire_of, entry_of
 
 pytestmark = pytest.mark.unit

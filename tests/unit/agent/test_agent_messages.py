@@ -19,8 +19,8 @@ from hostprep.agent.messages import (
     decode,
     encode,
 )
+from hostprep.api.pool_spec import PoolSpec, PoolState, RegionLayout
 from hostprep.backing import Backing
-from hostprep.pool.spec import PoolSpec, PoolState, RegionLayout
 from tests.support.agent_values import entry_of, look_of, outcome_of, pool_look, region
 
 pytestmark = pytest.mark.unit

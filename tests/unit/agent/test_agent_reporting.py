@@ -11,14 +11,8 @@ from hypothesis import strategies as st
 
 from hostprep.agent.backoff import Backoff
 from hostprep.agent.reporting import PROGRESS_EVERY_S, due_at, merge_patch
-from hostprep.cluster.conditions import Condition
-from hostprep.cluster.node_resource import (
-    HugePageStatus,
-    NodeStatus,
-    Phase,
-    PoolStatus,
-    RegionStatus,
-)
+from hostprep.api.conditions import Condition
+from hostprep.api.node_resource import HugePageStatus, NodeStatus, Phase, PoolStatus, RegionStatus
 
 pytestmark = pytest.mark.unit
 

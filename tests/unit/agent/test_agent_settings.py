@@ -11,7 +11,7 @@ import pytest
 from hostprep.agent.listener import parse_listen
 from hostprep.agent.settings import Settings
 from hostprep.errors import BadInputError
-from hostprep.observe import HostRoot
+from hostprep.node.observe import HostRoot
 from tests.support import host_trees
 from tests.support.agent_process import run_agent
 

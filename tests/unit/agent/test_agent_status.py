@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 from hostprep.agent.desired import Source
 from hostprep.agent.messages import Failure, Outcome, PoolLook, Progress, RegionLook
 from hostprep.agent.status import View, node_status
-from hostprep.cluster.node_resource import NodeStatus, Phase, PoolStatus
-from tests.support.agent_values import (
-    entry_of,
-    look_of,
-    outcome_of,
-    pool_look,
-    region,
-    view_of,
-)
+from hostprep.api.node_resource import NodeStatus, Phase, PoolStatus
+from tests.support.agent_values import entry_of, look_of, outcome_of, pool_look, region, view_of
 
 pytestmark = pytest.mark.unit
 

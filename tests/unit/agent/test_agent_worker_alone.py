@@ -11,11 +11,11 @@ import pytest
 from hostprep.agent import looking
 from hostprep.agent.messages import Message, Round, RoundDone, Wanted, decode
 from hostprep.agent.worker import Worker
-from hostprep.apply.service import Node
-from hostprep.facts import Mount, PoolFacts
-from hostprep.observe.pools import observe_pool
+from hostprep.api.pool_spec import PoolSpec, PoolState
+from hostprep.node.apply.service import Node
+from hostprep.node.facts import Mount, PoolFacts
+from hostprep.node.observe.pools import observe_pool
 from hostprep.paths import PoolPaths
-from hostprep.pool.spec import PoolSpec, PoolState
 from tests.support.pools import pool_of
 
 pytestmark = pytest.mark.unit

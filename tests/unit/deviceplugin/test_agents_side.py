@@ -12,8 +12,8 @@ import pytest
 
 from hostprep.agent.devices import DevicePool, DeviceSide
 from hostprep.agent.metrics import Metrics
-from hostprep.agent.writers import WriterWatch
 from hostprep.errors import FailedError, NotReadyError
+from hostprep.linux.inotify import WriterWatch
 from tests.support.agent_values import pool_look, region
 
 pytestmark = pytest.mark.unit

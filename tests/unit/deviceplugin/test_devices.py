@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hostprep.agent.devices import DevicePool, devices_of
 from hostprep.backing import Backing
+from hostprep.client.handoff import Region
 from hostprep.deviceplugin.allocation import allocation_of, view_name
 from hostprep.deviceplugin.devices import (
     Device,
@@ -18,7 +19,6 @@ from hostprep.deviceplugin.devices import (
     socket_name,
 )
 from hostprep.errors import BadInputError
-from hostprep.handoff import Region
 from hostprep.paths import PoolPaths
 from tests.support.agent_values import pool_look, region
 

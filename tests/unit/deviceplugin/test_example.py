@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from hostprep.api.pool_resource import load_pools
 from hostprep.deviceplugin.devices import resource_name
-from hostprep.pool.resource import load_pools
 from tests.support.engine_pods import EXAMPLES, documents
 
 pytestmark = pytest.mark.unit

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from hostprep.engines.beside import beside
+from hostprep.engines.helper_process import beside
 
 pytestmark = pytest.mark.unit
 
-ADDING = "hostprep.engines.lmcache.adding"
-MOUNTING = "hostprep.engines.mooncake.mounting"
+ADDING = "hostprep.engines.lmcache.add_l1"
+MOUNTING = "hostprep.engines.mooncake.add_memory"
 HANG_S = 60.0
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hostprep.engine.main import main
 from hostprep.engines.catalogue import WAYS, tried, way_of
 from hostprep.engines.launching import Options, launcher_of
+from hostprep.engines.main import main
 from hostprep.errors import BadInputError
 
 pytestmark = pytest.mark.unit

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from hostprep.backing import GIB, MIB, Backing
-from hostprep.claim import Lease
+from hostprep.client.handoff import Handoff, Region
+from hostprep.client.lease import Lease
 from hostprep.engines.launching import Launch, Options, Wanted
 from hostprep.engines.lmcache import launch, launch_inside
 from hostprep.engines.lmcache.inside_settings import size_asked
 from hostprep.errors import BadInputError
-from hostprep.handoff import Handoff, Region
 from hostprep.paths import PoolPaths
 
 pytestmark = pytest.mark.unit

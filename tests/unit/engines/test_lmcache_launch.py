@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import pytest
 
 from hostprep.backing import GIB, MIB, Backing
-from hostprep.claim import Lease
+from hostprep.client.handoff import Handoff, Region
+from hostprep.client.lease import Lease
 from hostprep.engines.launching import Launch, Options, Wanted
 from hostprep.engines.lmcache import launch
 from hostprep.engines.lmcache.command_line import read_command
 from hostprep.engines.lmcache.server import Server
 from hostprep.errors import BadInputError, NotReadyError
-from hostprep.handoff import Handoff, Region
 from hostprep.paths import PoolPaths
 
 pytestmark = pytest.mark.unit
@@ -126,7 +126,7 @@ def test_of_several_regions_the_others_are_added_beside_it() -> None:
     done = _arranged("--http-port", "9001", sizes=(64 * MIB, 32 * MIB))
     shell, dash_c, script, _, *words = done.command
     assert (shell, dash_c) == ("/bin/sh", "-c")
-    adding = "hostprep.engines.lmcache.adding http://127.0.0.1:9001 /run/hostprep/kv/mem/node0-1"
+    adding = "hostprep.engines.lmcache.add_l1 http://127.0.0.1:9001 /run/hostprep/kv/mem/node0-1"
     assert f"{adding} {32 * MIB} & exec " in script
     assert words[:4] == [*SERVER, "--http-port", "9001"]
     assert "/run/hostprep/kv/mem/node0-0" in words

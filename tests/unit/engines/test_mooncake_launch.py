@@ -25,7 +25,7 @@ def test_its_regions_are_mounted_beside_it() -> None:
     done = launch.arranged(SERVICE, NOTHING, _leases(64 * MIB, 32 * MIB))
     names = [f"hostprep-1ea5e-{index}" for index in (0, 1)]
     assert done.links == tuple((f"/dev/shm/{name}", i) for i, name in enumerate(names))
-    wanted = f"mooncake.mounting 50073 {names[0]} {64 * MIB} {names[1]} {32 * MIB} & exec "
+    wanted = f"mooncake.add_memory 50073 {names[0]} {64 * MIB} {names[1]} {32 * MIB} & exec "
     assert wanted in done.command[2]
     assert done.command[4:] == SERVICE
     assert done.variables == {"MOONCAKE_GLOBAL_SEGMENT_SIZE": "0"}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from testbed.engines.lock import lock_file, parse_pins
 from tests.engines.recording import Recorder
 from tests.support.engine_environments import chosen
-from tests.testbed.engines.lock import lock_file, parse_pins
 
 pytestmark = pytest.mark.unit
 

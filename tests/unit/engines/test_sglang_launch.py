@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.apply.zipapp import build_zipapp
 from hostprep.backing import GIB, MIB, Backing
-from hostprep.claim import Lease
+from hostprep.client.handoff import Handoff, Region
+from hostprep.client.lease import Lease
 from hostprep.engines.launching import Launch, Options, Wanted
 from hostprep.engines.sglang import launch
 from hostprep.errors import BadInputError, NotReadyError
-from hostprep.handoff import Handoff, Region
+from hostprep.node.apply.zipapp import build_zipapp
 from hostprep.paths import PoolPaths
 
 pytestmark = pytest.mark.unit

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostprep.backing import MIB
-from hostprep.engines.parts import Asker, Part, Parts
 from hostprep.engines.sglang import plugin
 from hostprep.engines.sglang.place import Place, place_in, place_of
 from hostprep.engines.sglang.plugin import ASKED, _forget_allocators, _row_bytes
+from hostprep.engines.shares import Asker, Part, Parts
 from hostprep.engines.vllm.simple_layout import share_of
 from hostprep.errors import BadInputError
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostprep.backing import MIB, Backing
-from hostprep.claim import Lease
+from hostprep.client.handoff import Handoff, Region
+from hostprep.client.lease import Lease
 from hostprep.engines.launching import Launch, Options, Wanted, agreed, launcher_of
 from hostprep.engines.vllm import starting
 from hostprep.engines.vllm.command_line import CONFIG
 from hostprep.engines.vllm.configuration import SIMPLE, TIERING, usable_bytes
 from hostprep.errors import BadInputError
-from hostprep.handoff import Handoff, Region
 from hostprep.paths import PoolPaths
 
 if TYPE_CHECKING:

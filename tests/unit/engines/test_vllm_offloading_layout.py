@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostprep.backing import GIB, MIB
+from hostprep.cuda.chunks import ChunkPolicy, check_slice
 from hostprep.engines.vllm.offloading_layout import layout_of, row_bytes_of
 from hostprep.engines.vllm.offloading_settings import Settings
 from hostprep.errors import BadInputError
-from hostprep.register.chunks import ChunkPolicy, check_slice
 
 pytestmark = pytest.mark.unit
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hostprep.pool.resource import load_pools
+from hostprep.api.pool_resource import load_pools
 from tests.support.engine_pods import EXAMPLES, GID, documents, pod_specs, renamed_pool
 
 pytestmark = pytest.mark.unit

@@ -20,17 +20,17 @@ from typing import Any
 import pytest
 
 from hostprep.errors import FailedError
-from tests.testbed import container_images, store_disk
-from tests.testbed.container_images import next_image, our_image, store_images
-from tests.testbed.image_commands import run
-from tests.testbed.image_layout import Layout
-from tests.testbed.image_pip import parse_settings, settings_for_build
-from tests.testbed.image_source import read_sources, sum_of, write_sources
-from tests.testbed.store_disk import DISK_LABEL, make_disk
+from testbed import container_images, store_disk
+from testbed.container_images import next_image, our_image, store_images
+from testbed.image_commands import run
+from testbed.image_layout import Layout
+from testbed.image_pip import parse_settings, settings_for_build
+from testbed.image_source import read_sources, sum_of, write_sources
+from testbed.store_disk import DISK_LABEL, make_disk
 
 pytestmark = pytest.mark.unit
 _PROJECT = Path(__file__).parents[3]
-_TESTBED = _PROJECT / "tests" / "testbed"
+_TESTBED = _PROJECT / "testbed"
 
 
 # -- sources

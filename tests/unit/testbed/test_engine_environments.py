@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hostprep.errors import FailedError
-from tests.testbed.engines import environments, virtual_environment
-from tests.testbed.engines.lock import lock_file, parse_pins, rendered
+from testbed.engines import environments, virtual_environment
+from testbed.engines.lock import lock_file, parse_pins, rendered
 
 pytestmark = pytest.mark.unit
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.testbed.faults import Asked, FaultList, answer, cut, delay, expired
+from testbed.faults import Asked, FaultList, answer, cut, delay, expired
 
 pytestmark = pytest.mark.unit
 _LIST = Asked("GET", "/api/v1/nodes", {})

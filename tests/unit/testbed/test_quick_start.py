@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from testbed.engines.quick_start import program
 from tests.support.engine_environments import EnginePython
-from tests.testbed.engines.quick_start import program
 
 pytestmark = pytest.mark.unit
 

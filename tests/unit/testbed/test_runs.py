@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed.cache import builder_lock, cache_folder, install
-from tests.testbed.child import MARK
-from tests.testbed.runs import Runs, carries_mark, choose_base, is_run_folder
+from testbed.cache import builder_lock, cache_folder, install
+from testbed.child import MARK
+from testbed.runs import Runs, carries_mark, choose_base, is_run_folder
 
 pytestmark = pytest.mark.unit
 _NAME = "hostprep-testbed-0123abcd"
 _BEGIN_AND_DIE = """
 import os, subprocess, sys
 from pathlib import Path
-from tests.testbed.runs import Runs
+from testbed.runs import Runs
 run = Runs(Path(sys.argv[1])).begin()
 marked = {**os.environ, "HOSTPREP_TESTBED": run.name}
 child = subprocess.Popen(["sleep", "600"], stdout=-3, stderr=-3, env=marked)
@@ -103,7 +103,7 @@ def test_a_second_builder_waits_and_says_so(tmp_path: Path) -> None:
     said: list[str] = []
     script = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from tests.testbed.cache import builder_lock\n"
+        "from testbed.cache import builder_lock\n"
         "with builder_lock(Path(sys.argv[1]), print):\n"
         "    print('held', flush=True)\n    time.sleep(1)\n"
     )

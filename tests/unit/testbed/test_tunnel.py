@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from tests.testbed.servers import api_server_flags, egress_configuration, kubernetes_endpoints
-from tests.testbed.tunnel import GUEST_ADDRESS, Tunnel, parse_connect, translate
+from testbed.servers import api_server_flags, egress_configuration, kubernetes_endpoints
+from testbed.tunnel import GUEST_ADDRESS, Tunnel, parse_connect, translate
 
 pytestmark = pytest.mark.unit
 

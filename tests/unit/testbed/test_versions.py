@@ -12,12 +12,12 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from hostprep.errors import BadInputError, FailedError, HostprepError
-from tests.testbed import go_build
-from tests.testbed.binaries import ALL, NODE, given
-from tests.testbed.go_build import cache_name
-from tests.testbed.pypi import pinned_requirement
-from tests.testbed.toolchain import GO_NEEDED
-from tests.testbed.versions import (
+from testbed import go_build
+from testbed.binaries import ALL, NODE, given
+from testbed.go_build import cache_name
+from testbed.pypi import pinned_requirement
+from testbed.toolchain import GO_NEEDED
+from testbed.versions import (
     KUBERNETES_VERSIONS,
     NODE_PROGRAMS,
     go_programs,
@@ -26,7 +26,7 @@ from tests.testbed.versions import (
 )
 
 pytestmark = pytest.mark.unit
-_MODULES = Path(__file__).parents[2] / "testbed" / "modules"
+_MODULES = Path(__file__).parents[3] / "testbed" / "modules"
 
 
 @pytest.mark.parametrize("wanted", [None, "", "newest", "1.36", "1.36.3", "v1.36.3"])

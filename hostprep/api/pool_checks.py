@@ -1,0 +1,248 @@
+"""Checks of single fields of a HostMemoryPool: each says what is wrong and what to write instead.
+
+The API server checks the same by the schema in charts/hostprep/files/crds; tests/corpus/pools is
+judged alike by both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from pydantic_core import PydanticCustomError
+
+from hostprep.api.slot_layout import MAX_GROUPS
+from hostprep.backing import Backing
+from hostprep.errors import BadInputError
+from hostprep.units import parse_quantity
+
+__all__ = [
+    "LABEL_VALUE",
+    "LAYOUTS",
+    "MAX_REGIONS",
+    "MAX_SIZE_BYTES",
+    "QUALIFIED_KEY",
+    "backing",
+    "backings",
+    "fail",
+    "group_name",
+    "groups",
+    "labels",
+    "max_unavailable",
+    "mode",
+    "object_annotations",
+    "quantity",
+    "quantity_or_zero",
+    "regions",
+    "selector",
+    "taint_key",
+    "whole",
+]
+
+MAX_REGIONS = 1024
+MAX_SIZE_BYTES = 1 << 50
+"""1Pi: more than any node has, and less than where CEL's floating point becomes inexact."""
+LAYOUTS = ("PerNUMANode", "PerGPU", "Single")
+QUALIFIED_KEY = (
+    "([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
+    "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
+"""A key of a label, an annotation or a taint, as Kubernetes wants it."""
+LABEL_VALUE = "([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?"
+_KEY = re.compile(QUALIFIED_KEY, re.ASCII)
+_VALUE = re.compile(LABEL_VALUE, re.ASCII)
+_MODE = re.compile(r"0?[0-7]{3}", re.ASCII)
+_GROUP = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", re.ASCII)
+_PERCENTAGE = re.compile(r"(100|[1-9][0-9]?)%", re.ASCII)
+_MAX_PREFIX_CHARS = 253
+_MAX_LABEL_CHARS = 63
+_MAX_SELECTOR_KEYS = 32
+_MAX_ANNOTATION_BYTES = 256 << 10
+_MAX_INT32 = (1 << 31) - 1
+_OWNER_MAY = 0o600
+_OTHERS_TAINTS = (
+    "node.kubernetes.io/",
+    "node-role.kubernetes.io/",
+    "node.cloudprovider.kubernetes.io/",
+)
+_KEY_RULE = (
+    "write a name of at most 63 letters, digits, hyphens, dots and underscores, with or without "
+    "a DNS domain and a slash before it"
+)
+_VALUE_RULE = (
+    "write at most 63 letters, digits, hyphens, dots and underscores, beginning and ending with "
+    "a letter or digit"
+)
+
+
+def fail(why: str, remedy: str, *, field: str = "") -> PydanticCustomError:
+    """Return an error that is shown as it is: what is wrong, what to write instead.
+
+    `field` names the one within the checked value that is to blame.
+    """
+    context = {"why": why, "remedy": remedy, "field": field}
+    return PydanticCustomError("hostprep", "{why}", context)
+
+
+def _shown(value: object) -> str:
+    return repr(str(value)[:40])
+
+
+def whole(value: object) -> object:
+    """Take 1.0 for 1, as JSON and the API server do; leave all else to the field's own type."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
+        return int(value)
+    return value
+
+
+def quantity(value: object) -> int:
+    """Return the bytes of a quantity: more than 0 and at most 1Pi."""
+    return _bytes(value, zero=False)
+
+
+def quantity_or_zero(value: object) -> int:
+    """Return the bytes of a quantity that may be 0, at most 1Pi."""
+    return _bytes(value, zero=True)
+
+
+def _bytes(value: object, *, zero: bool) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise fail(f"{_shown(value)} is not a quantity", "write it like 8Gi or 512Mi")
+    if isinstance(value, int) and value.bit_length() > 64:
+        raise fail("is more than a file can hold", "write it like 8Gi or 512Mi")
+    text = str(value)
+    if text != text.strip():
+        raise fail(f"{_shown(value)} is not a quantity: it has spaces", "write it like 8Gi")
+    try:
+        size_bytes = parse_quantity(text, zero=zero)
+    except BadInputError as error:
+        raise fail(error.message, error.remedy or "write it like 8Gi") from error
+    if size_bytes > MAX_SIZE_BYTES:
+        raise fail(f"{_shown(value)} is more than any node has", "write at most 1Pi")
+    return size_bytes
+
+
+def mode(value: object) -> int:
+    """Return the mode that an octal text such as "0660" stands for."""
+    if not isinstance(value, str) or _MODE.fullmatch(value) is None:
+        shown = repr(value[:40]) if isinstance(value, str) else "a value without quotes"
+        raise fail(f"{shown} is no octal mode in quotes", 'write it like mode: "0660"')
+    bits = int(value, 8)
+    if bits & _OWNER_MAY != _OWNER_MAY:
+        raise fail(f"{value!r} bars the owner from reading or writing", 'use "0600" or more')
+    return bits
+
+
+def backing(value: object) -> Backing:
+    """Return the backing of that name."""
+    for known in Backing:
+        if value == known.value:
+            return known
+    raise fail(
+        f"there is no backing {_shown(value)}",
+        "choose from " + ", ".join(known.value for known in Backing),
+    )
+
+
+def backings(value: object) -> object:
+    """Refuse an empty list and one that names a backing twice; its items are checked after."""
+    if not isinstance(value, list):
+        return value
+    if not value:
+        raise fail("backings is empty", "name at least one, such as HugeTLB2Mi")
+    for index, item in enumerate(value):
+        if item in value[:index]:
+            raise fail(f"backings names {_shown(item)} twice", "name each once, in order")
+    return tuple(value)
+
+
+def group_name(value: str) -> str:
+    """Return the name if a group of slots may have it."""
+    if _GROUP.fullmatch(value) is None:
+        raise fail(
+            f"{_shown(value)} is no name of a group",
+            "write lower-case letters, digits and hyphens, such as window-1024",
+        )
+    return value
+
+
+def groups(value: object) -> object:
+    """Refuse a list that is empty, too long or names a group twice; its items come after."""
+    if not isinstance(value, list):
+        return value
+    if not 1 <= len(value) <= MAX_GROUPS:
+        raise fail(f"has {len(value)} groups", f"give 1 to {MAX_GROUPS}")
+    names = [item.get("name") for item in value if isinstance(item, dict)]
+    for index, name in enumerate(names):
+        if isinstance(name, str) and name in names[:index]:
+            raise fail(f"names group {_shown(name)} twice", "give each group a name of its own")
+    return tuple(value)
+
+
+def regions(value: object) -> object:
+    """Return a layout's name or a number of regions."""
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_REGIONS:
+        return value
+    if isinstance(value, str) and value in LAYOUTS:
+        return value
+    raise fail(
+        f"{_shown(value)} is no way to cut a pool",
+        f"choose from {', '.join(LAYOUTS)}, or a number from 1 to {MAX_REGIONS}",
+    )
+
+
+def max_unavailable(value: object) -> object:
+    """Return a number of nodes, or a percentage from "1%" to "100%"."""
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MAX_INT32:
+        return value
+    if isinstance(value, str) and _PERCENTAGE.fullmatch(value):
+        return value
+    raise fail(
+        f"{_shown(value)} is neither a number of nodes nor a percentage",
+        'write a number from 1, or a percentage from "1%" to "100%"',
+    )
+
+
+def selector(value: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the labels if nodes can have them."""
+    if len(value) > _MAX_SELECTOR_KEYS:
+        raise fail("has more than 32 labels", "select by fewer")
+    return labels(value)
+
+
+def labels(value: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the labels if Kubernetes takes them; an empty value is one."""
+    for key, text in value.items():
+        if not _is_key(key):
+            raise fail(f"{_shown(key)} is no label's key", _KEY_RULE)
+        if len(text or "") > _MAX_LABEL_CHARS or _VALUE.fullmatch(text or "") is None:
+            raise fail(f"{_shown(text)} of {key} is no label's value", _VALUE_RULE)
+    return value
+
+
+def object_annotations(value: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the annotations if Kubernetes takes them: keys as of labels, 256 KiB in all."""
+    for key in value:
+        if not _is_key(key.lower()):
+            raise fail(f"{_shown(key)} is no annotation's key", _KEY_RULE)
+    total_bytes = sum(len(f"{key}{text or ''}".encode()) for key, text in value.items())
+    if total_bytes > _MAX_ANNOTATION_BYTES:
+        raise fail("are more than 256 KiB", "write less")
+    return value
+
+
+def taint_key(value: str) -> str:
+    """Return the key if a taint of ours may have it."""
+    if not _is_key(value):
+        raise fail(f"{_shown(value)} is no taint's key", _KEY_RULE)
+    if value.startswith(_OTHERS_TAINTS):
+        raise fail(
+            f"{_shown(value)} is one of Kubernetes' own taints, and would be taken off ready nodes",
+            "write one such as example.com/host-memory",
+        )
+    return value
+
+
+def _is_key(key: str) -> bool:
+    prefix = key.rpartition("/")[0]
+    return _KEY.fullmatch(key) is not None and len(prefix) <= _MAX_PREFIX_CHARS

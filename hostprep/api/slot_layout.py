@@ -1,0 +1,128 @@
+"""How every region of a sized pool is divided: groups of equal slots, one behind the other.
+
+It becomes the handoff's `layout`, which `hostprep.slots` reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hostprep.backing import MIB
+from hostprep.layout import Group, Layout
+
+__all__ = [
+    "GROUP_ALIGN_BYTES",
+    "MAX_GROUPS",
+    "SLOT_ALIGN_BYTES",
+    "SizedGroup",
+    "SlotLayout",
+    "layout_text",
+    "round_up",
+]
+
+GROUP_ALIGN_BYTES = 2 * MIB
+"""Where groups begin: on a page of every backing but 1 GiB ones, whose padding would be dearer
+than the group; registering in pieces may then end between two groups."""
+SLOT_ALIGN_BYTES = 512
+"""What slots are rounded up to: a sector, for those who write them to disks past the page cache,
+and more than copy engines want."""
+MAX_GROUPS = 32
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizedGroup:
+    """Slots of one size, before they have a place."""
+
+    name: str
+    slot_bytes: int
+    """What one slot holds; rounded up to whole sectors when it is placed."""
+    slots: int
+    kind: str
+    """`attention` or `recurrent`, as in `hostprep.slots`."""
+    window_tokens: int | None = None
+    min_slots: int = 1
+    """With fewer, a scheduler that serves as many requests as it may can wait for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotLayout:
+    """The groups with their places, and what they were sized for."""
+
+    layout: Layout
+    min_slots: tuple[int, ...]
+    """Of each group."""
+    model: str = ""
+    """For people."""
+
+    @classmethod
+    def of(
+        cls, groups: Iterable[SizedGroup], *, tokens_per_block: int, model: str = ""
+    ) -> SlotLayout:
+        """Put the groups one behind the other, each on a page's beginning.
+
+        Raises BadInputError naming the field for what no group can be.
+        """
+        chosen = tuple(groups)
+        placed: list[Group] = []
+        end = 0
+        for group in chosen:
+            placed.append(
+                Group(
+                    name=group.name,
+                    slots=group.slots,
+                    slot_bytes=round_up(group.slot_bytes, SLOT_ALIGN_BYTES),
+                    offset_bytes=round_up(end, GROUP_ALIGN_BYTES),
+                    window_tokens=group.window_tokens,
+                    kind=group.kind,
+                )
+            )
+            end = placed[-1].end_bytes
+        return cls(
+            layout=Layout(tokens_per_block, tuple(placed)),
+            min_slots=tuple(group.min_slots for group in chosen),
+            model=model,
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that a region must have at least."""
+        return max(group.end_bytes for group in self.layout.groups)
+
+    def region_bytes(self, page_bytes: int) -> int:
+        """Return the size of a region of such pages that holds it."""
+        return round_up(self.size_bytes, page_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the layout as the handoff holds it."""
+        return {
+            "version": _VERSION,
+            "model": self.model,
+            "tokens_per_block": self.layout.tokens_per_block,
+            "size_bytes": self.size_bytes,
+            "groups": [
+                {
+                    "name": group.name,
+                    "kind": group.kind,
+                    "window_tokens": group.window_tokens,
+                    "slot_bytes": group.slot_bytes,
+                    "min_slots": least,
+                    "slots": group.slots,
+                    "offset_bytes": group.offset_bytes,
+                }
+                for group, least in zip(self.layout.groups, self.min_slots, strict=True)
+            ],
+        }
+
+
+def round_up(number: int, multiple: int) -> int:
+    """Return the least multiple that is not less."""
+    return -(-number // multiple) * multiple
+
+
+def layout_text(layout: Mapping[str, Any] | None) -> str:
+    """Return a handoff's `layout` as text that is equal where the layout is; empty for none."""
+    return "" if layout is None else json.dumps(layout, sort_keys=True, separators=(",", ":"))

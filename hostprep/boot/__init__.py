@@ -1,6 +1,0 @@
-"""What must precede kubelet: a script that reserves huge pages, mounts them and says so."""
-
-from hostprep.boot.install import BootUnit, keep_boot_unit
-from hostprep.boot.script import boot_script, systemd_unit
-
-__all__ = ["BootUnit", "boot_script", "keep_boot_unit", "systemd_unit"]

@@ -1,0 +1,186 @@
+"""The claim: wait in line, take all or nothing under the lock, then scrub and check outside."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+
+from hostprep.client.handoff import Handoff, Region
+from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.lease import Held, Lease, Taken, new_lease_id, take_all
+from hostprep.client.request import Request
+from hostprep.client.sidecar import forget_members, read_sidecar, short_command, write_sidecar
+from hostprep.client.tickets import Ticket, draw_ticket, left_by_earlier
+from hostprep.client.verify import check_region
+from hostprep.errors import BusyError, HostprepError, NotReadyError
+from hostprep.linux.locks import hold_lock
+from hostprep.paths import PoolPaths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+__all__ = ["claim", "claim_lock"]
+
+_LOCK_TIMEOUT_S = 10.0
+_PAUSE_FIRST_S = 0.002
+_PAUSE_MOST_S = 0.05
+
+
+def claim(paths: PoolPaths, request: Request, *, wait_timeout_s: float = 0.0) -> list[Lease]:
+    """Take all regions of the request, or none, waiting at most `wait_timeout_s` seconds.
+
+    A pool that is not prepared yet is waited for as well. Waiters hold nothing but their place.
+    Raises NotReadyError (memory not there, or not as promised), BusyError (others hold it),
+    BadInputError. Every returned lease is verified and either zeroed or the owner's own.
+    """
+    deadline_s = time.monotonic() + wait_timeout_s
+    waiting = _Waiting(paths, request)
+    pause_s = _PAUSE_FIRST_S
+    try:
+        while True:
+            leases = waiting.attempt(may_queue=time.monotonic() < deadline_s)
+            if leases is not None:
+                return leases
+            if time.monotonic() >= deadline_s:
+                raise waiting.why()
+            time.sleep(min(pause_s, max(0.0, deadline_s - time.monotonic())))
+            pause_s = min(pause_s * 1.5, _PAUSE_MOST_S)
+    finally:
+        waiting.leave()
+
+
+def claim_lock(paths: PoolPaths) -> AbstractContextManager[int]:
+    """Hold the pool-wide decision lock: for try-locks and small files only."""
+    return hold_lock(
+        paths.claim_lock,
+        timeout_s=_LOCK_TIMEOUT_S,
+        busy=BusyError(
+            f"another process has held {paths.claim_lock} for {_LOCK_TIMEOUT_S:.0f} s",
+            remedy="it should take milliseconds: see who it is with `fuser`, and end it",
+        ),
+    )
+
+
+class _Waiting:
+    """One claimer's place in the pool, over its attempts."""
+
+    def __init__(self, paths: PoolPaths, request: Request) -> None:
+        self.paths = paths
+        self.request = request
+        self.ticket: Ticket | None = None
+        self.problem: HostprepError | None = None
+        self.refusals: dict[str, str] = {}
+        self.unfit: set[str] = set()
+        """Regions that turned out bad when we had them: they cost themselves only."""
+
+    def attempt(self, *, may_queue: bool) -> list[Lease] | None:
+        """Return the leases, or None if they cannot be had at this moment."""
+        lease_id = new_lease_id()
+        try:
+            handoff = read_handoff(self.paths)
+            fitting = self.request.candidates(handoff)
+            candidates = tuple(region for region in fitting if region.name not in self.unfit)
+            with claim_lock(self.paths):
+                taken = self._take_in_turn(candidates, lease_id, may_queue=may_queue)
+            self.refusals = taken.refusals
+            self.problem = self.problem if self.unfit else None
+            return self._finish(handoff, taken, lease_id) if taken.held else None
+        except (NotReadyError, BusyError) as error:
+            self.problem = error
+            return None
+
+    def _take_in_turn(
+        self, candidates: tuple[Region, ...], lease_id: str, *, may_queue: bool
+    ) -> Taken:
+        names = frozenset(region.name for region in candidates)
+        left = left_by_earlier(self.paths, self.ticket, names)
+        if len(left) >= self.request.wanted:
+            mine = [region for region in candidates if region.name in left]
+            taken = take_all(self.paths, self.request, mine, lease_id)
+        else:
+            taken = Taken(refusals={"queue": "others that came before are waiting"})
+        if not taken.held and may_queue and self.ticket is None:
+            self.ticket = draw_ticket(self.paths, names)
+        return taken
+
+    def _finish(self, handoff: Handoff, taken: Taken, lease_id: str) -> list[Lease]:
+        """Second phase, outside the lock: check what we hold again, scrub where we must."""
+        leases: list[Lease] = []
+        try:
+            for held in taken.held:  # a loop: the handler needs what was done so far
+                leases.append(_lease(self.paths, handoff, self.request, held, lease_id))
+        except BaseException as error:
+            if isinstance(error, NotReadyError):
+                self.unfit.add(taken.held[len(leases)].region.name)
+            for lease in leases:
+                lease.retire()
+            taken.drop()
+            raise
+        taken.let_join()
+        return leases
+
+    def why(self) -> Exception:
+        """Return the error that says why the wait was in vain."""
+        if self.problem is not None:
+            return self.problem
+        listed = "; ".join(
+            f"{name}: {_by_whom(self.paths, name, why)}"
+            for name, why in sorted(self.refusals.items())
+        )
+        return BusyError(
+            f"no {self.request.wanted} region(s) of pool {self.paths.pool} are free ({listed})",
+            remedy="wait longer (--wait), or see `hostprep status`; root's `hostprep prepare`"
+            " scrubs what is dirty",
+        )
+
+    def leave(self) -> None:
+        """Give up the place in the queue."""
+        if self.ticket is not None:
+            self.ticket.give_up()
+            self.ticket = None
+
+
+def _by_whom(paths: PoolPaths, region: str, why: str) -> str:
+    """Add to a refusal who holds the region, as far as the small file beside it tells."""
+    sidecar = read_sidecar(paths, region) if why == "leased" else None
+    if sidecar is None:
+        return why
+    return f"leased by {short_command(sidecar, limit=200)} (process {sidecar.holder.pid})"
+
+
+def _lease(
+    paths: PoolPaths, handoff: Handoff, request: Request, held: Held, lease_id: str
+) -> Lease:
+    # Whoever may write a region may also have shrunk it since it was verified: a mapping
+    # beyond its end would kill the engine with SIGBUS.
+    check_region(held.region, held.fd)
+    lease = Lease(
+        paths,
+        handoff,
+        held.region,
+        held.fd,
+        lease_id,
+        contents_kept=held.contents_kept,
+        discarded=held.discarded,
+    )
+    if held.must_scrub:
+        try:
+            _scrub(lease, request)
+        except BaseException:
+            lease.retire()
+            raise
+    return lease
+
+
+def _scrub(lease: Lease, request: Request) -> None:
+    from hostprep.client.scrub import scrub_file
+
+    scrub_file(lease.region, lease.fd)
+    forget_members(lease.paths, lease.region.name)
+    sidecar = read_sidecar(lease.paths, lease.region.name)
+    if request.owner is not None and sidecar is not None:
+        gid = os.fstat(lease.fd).st_gid
+        owned = replace(sidecar, owner=request.owner.record())
+        write_sidecar(lease.paths, lease.region.name, owned, gid=gid)

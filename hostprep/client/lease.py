@@ -1,0 +1,275 @@
+"""A lease: an exclusive flock on the region file, held by one open file description."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hostprep.client.handoff import Handoff, Region
+from hostprep.client.quiescent import why_locked, why_not_quiescent
+from hostprep.client.request import Request
+from hostprep.client.sidecar import (
+    add_member,
+    is_clean,
+    mark_dirty,
+    new_sidecar,
+    read_sidecar,
+    retire,
+    write_sidecar,
+)
+from hostprep.client.stale_links import remove_stale_links
+from hostprep.client.verify import check_region, open_region
+from hostprep.errors import FailedError, HostprepError, NotReadyError
+from hostprep.linux.files import closing_fd, from_os_error, open_state_file
+from hostprep.linux.locks import try_lock
+from hostprep.linux.processes import may_scrub
+from hostprep.paths import PoolPaths
+
+__all__ = ["Held", "Lease", "Taken", "join_lease", "open_users_lock", "take_all"]
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A region that this process (or an inheritor of `fd`) holds until the last `fd` closes."""
+
+    paths: PoolPaths
+    handoff: Handoff
+    region: Region
+    fd: int
+    lease_id: str
+    contents_kept: bool = False
+    """True where the owner got its own bytes back; else the region is all zeros."""
+    discarded: str | None = None
+    """Why an owner's earlier bytes were not given back, naming the field that differs."""
+    users_fd: int | None = None
+    """With a joined lease: the shared lock that keeps the region from the next owner."""
+    is_leader: bool = True
+    """False for a process that joined: its end is not the lease's."""
+
+    @property
+    def path(self) -> str:
+        """Absolute path of the region's file."""
+        return self.paths.region_of(self.region.path)
+
+    def retire(self) -> None:
+        """Record that this process has unmapped the region and is about to close the lease."""
+        with contextlib.suppress(HostprepError, OSError):
+            if self.is_leader:
+                gid = os.fstat(self.fd).st_gid
+                retire(self.paths, self.region.name, self.lease_id, gid=gid)
+            elif self.users_fd is not None:
+                add_member(self.paths, self.region.name, leaving=True)
+
+    def close(self) -> None:
+        """Close our descriptors; the lease ends with the last one, mappings included."""
+        for fd in (self.fd, self.users_fd):
+            if fd is not None:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A region whose lock was taken in the first phase; `must_scrub` before it is handed on."""
+
+    region: Region
+    fd: int
+    users_fd: int
+    """The users lock, held exclusively until the region is ready: nobody joins or reads before."""
+    must_scrub: bool
+    contents_kept: bool = False
+    discarded: str | None = None
+
+
+class Taken:
+    """The outcome of one attempt: all that was asked for, or none and why."""
+
+    def __init__(self, refusals: dict[str, str] | None = None) -> None:
+        self.held: list[Held] = []
+        self.refusals = refusals or {}
+
+    def drop(self) -> None:
+        """Close what was taken."""
+        for held in self.held:
+            os.close(held.fd)
+            os.close(held.users_fd)
+        self.held.clear()
+
+    def let_join(self) -> None:
+        """Release the users locks: the regions are ready for the engine's other processes."""
+        for held in self.held:
+            os.close(held.users_fd)
+
+
+def take_all(
+    paths: PoolPaths, request: Request, candidates: Sequence[Region], lease_id: str
+) -> Taken:
+    """Take every region of the batch or none: the first phase, under the claim lock.
+
+    Only try-locks and small files: nothing here may wait. Clean marks go as the very last
+    step, so that an attempt which fails leaves clean regions clean.
+    """
+    taken = Taken()
+    scrubber = may_scrub(os.stat(paths.claim_lock).st_uid)
+    try:
+        for region in _in_order(paths, request, candidates):
+            if len(taken.held) == request.wanted:
+                break
+            outcome = _try_region(paths, request, region, scrubber=scrubber)
+            if isinstance(outcome, Held):
+                taken.held.append(outcome)
+            else:
+                taken.refusals[region.name] = outcome
+        if len(taken.held) == request.wanted:
+            for held in taken.held:
+                _sign(paths, request, held, lease_id)
+    except BaseException:
+        taken.drop()
+        raise
+    if len(taken.held) < request.wanted:
+        taken.drop()
+    return taken
+
+
+def _in_order(paths: PoolPaths, request: Request, candidates: Sequence[Region]) -> list[Region]:
+    """Sort candidates: the owner's own bytes, clean ones, dirty ones, bytes kept for others."""
+
+    def rank(region: Region) -> int:
+        if is_clean(paths, region):
+            return 1
+        sidecar = read_sidecar(paths, region.name)
+        if sidecar is None or sidecar.owner is None:
+            return 2
+        return 0 if request.owner and request.owner.is_same_as(sidecar.owner) else 3
+
+    return sorted(candidates, key=rank)
+
+
+def _try_region(
+    paths: PoolPaths, request: Request, region: Region, *, scrubber: bool
+) -> Held | str:
+    """Return the region locked, or why it cannot be had now."""
+    clean = is_clean(paths, region)
+    kept, discarded = (False, None) if clean else _own_bytes(paths, request, region)
+    if not clean and not kept and not scrubber:
+        return why_locked(paths, region) or "dirty: waits to be scrubbed by the agent or by root"
+    if scrubber:
+        why = why_not_quiescent(paths, region)
+        if why is not None:
+            return why
+    locked = _lock_both(paths, region)
+    if isinstance(locked, str):
+        return locked
+    must_scrub = not clean and not kept
+    return Held(region, *locked, must_scrub, contents_kept=kept, discarded=discarded)
+
+
+def _lock_both(paths: PoolPaths, region: Region) -> tuple[int, int] | str:
+    """Return the region's and its users lock's descriptors, both locked, or why not."""
+    try:
+        fd = open_region(paths, region, writable=True)
+    except NotReadyError as error:
+        return error.message
+    try:
+        check_region(region, fd)
+        users = open_users_lock(paths, region)
+    except (NotReadyError, FailedError) as error:
+        os.close(fd)
+        return error.message
+    except BaseException:
+        os.close(fd)
+        raise
+    if not try_lock(fd, exclusive=True):
+        why = "leased"
+    elif not try_lock(users, exclusive=True):
+        why = "used by a process that joined an earlier lease"
+    else:
+        return fd, users
+    os.close(fd)
+    os.close(users)
+    return why
+
+
+def _own_bytes(paths: PoolPaths, request: Request, region: Region) -> tuple[bool, str | None]:
+    """Tell whether the claimer may have the region's bytes, and if not, which field differs."""
+    if request.owner is None:
+        return False, None
+    sidecar = read_sidecar(paths, region.name)
+    if sidecar is None or sidecar.owner is None or not request.owner.is_same_as(sidecar.owner):
+        return False, None
+    difference = request.owner.difference(sidecar.owner)
+    return difference is None, difference
+
+
+def _sign(paths: PoolPaths, request: Request, held: Held, lease_id: str) -> None:
+    """Write the lease beside the region, while no process of an earlier lease can join.
+
+    Joiners hold the users lock shared while they compare the lease's id: with the exclusive one
+    in our hands, they see either the earlier lease (and are seen by us) or this one. The clean
+    mark goes last of all and before the first byte can be written. A region that is yet to be
+    scrubbed gets no owner's name: killed before the end, we would be handed another's bytes as
+    our own the next time.
+    """
+    owner = request.owner.record() if request.owner and not held.must_scrub else None
+    gid = os.fstat(held.fd).st_gid
+    remove_stale_links(paths, held.region.name)
+    write_sidecar(paths, held.region.name, new_sidecar(lease_id, owner), gid=gid)
+    mark_dirty(paths, held.region.name)
+
+
+def open_users_lock(paths: PoolPaths, region: Region) -> int:
+    """Open the region's users lock. Raises BadInputError or FailedError."""
+    path = paths.users_lock(region.name)
+    try:
+        return open_state_file(path, os.O_RDONLY)
+    except OSError as error:
+        raise from_os_error(error, f"open {path}") from error
+
+
+def new_lease_id() -> str:
+    """Return a name for a lease: unguessable enough not to collide, short enough to read."""
+    return os.urandom(6).hex()
+
+
+def join_lease(
+    paths: PoolPaths, handoff: Handoff, region: Region, lease_id: str, *, writable: bool = True
+) -> Lease:
+    """Join a lease that another process of the same engine leads.
+
+    Holds the users lock shared: after the leader's end the region stays ours until we end too.
+    Raises NotReadyError where that lease does not live any more.
+    """
+    users = open_users_lock(paths, region)
+    try:
+        if not try_lock(users, exclusive=False):
+            raise _over(region, lease_id)
+        sidecar = read_sidecar(paths, region.name)
+        if sidecar is None or sidecar.lease_id != lease_id:
+            raise _over(region, lease_id)
+        fd = open_region(paths, region, writable=writable)
+        try:
+            with closing_fd(open_region(paths, region, writable=False)) as probe:
+                if try_lock(probe, exclusive=False):
+                    raise _over(region, lease_id)
+            check_region(region, fd)
+            with contextlib.suppress(OSError):
+                add_member(paths, region.name)
+        except BaseException:
+            os.close(fd)
+            raise
+    except BaseException:
+        os.close(users)
+        raise
+    return Lease(
+        paths, handoff, region, fd, lease_id, contents_kept=True, users_fd=users, is_leader=False
+    )
+
+
+def _over(region: Region, lease_id: str) -> NotReadyError:
+    return NotReadyError(
+        f"lease {lease_id} of region {region.name} has ended",
+        reason="LeaseOver",
+        remedy="claim a region anew",
+    )

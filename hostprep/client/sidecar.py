@@ -1,0 +1,278 @@
+"""The small files beside a region: who holds it, who joined, and whether it is clean."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hostprep.client.handoff import Region
+from hostprep.client.owner import OwnerRecord
+from hostprep.errors import HostprepError
+from hostprep.linux.files import (
+    atomic_write,
+    closing_fd,
+    make_folder,
+    open_state_file,
+    read_limited,
+    remove_file,
+)
+from hostprep.linux.processes import ProcessId, current_process, first_alive, is_of_our_namespace
+from hostprep.paths import PoolPaths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = [
+    "MAX_MEMBERS_BYTES",
+    "NOBODY",
+    "Sidecar",
+    "add_member",
+    "current_command",
+    "forget_members",
+    "is_clean",
+    "make_state_folder",
+    "mark_bad",
+    "mark_clean",
+    "mark_dirty",
+    "read_bad_mark",
+    "read_bad_size",
+    "read_members",
+    "read_sidecar",
+    "retire",
+    "short_command",
+    "write_sidecar",
+]
+
+MAX_MEMBERS_BYTES = 1 << 20
+_COMMAND_WORDS = 3
+_MAX_BAD_WORDS = 400
+_MAX_SIZE_DIGITS = 17
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """Who holds or last held a region: what a lock cannot tell, since it names nobody."""
+
+    lease_id: str
+    holder: ProcessId
+    command: str
+    claimed_at_s: float
+    owner: OwnerRecord | None = None
+    links: tuple[str, ...] = ()
+    """Paths of the engine's choice that lead to the region while the lease lives."""
+
+
+def make_state_folder(paths: PoolPaths, region: str) -> None:
+    """Make the folder of a region's small files, or give it the access that it should have.
+
+    A pool's own folder tells: it is its group's, and closed to others, or it is everybody's to
+    read. Raises OSError.
+    """
+    pool = os.stat(paths.folder)
+    shared = not pool.st_mode & stat.S_IXOTH
+    make_folder(paths.state_of(region), mode=0o2770 if shared else 0o755, gid=pool.st_gid)
+
+
+def new_sidecar(lease_id: str, owner: OwnerRecord | None, links: Sequence[str] = ()) -> Sidecar:
+    """Return the sidecar of a lease that this process takes now."""
+    # The first words name the program; later ones may hold secrets, and this file stays.
+    command = " ".join(_words("self")[:_COMMAND_WORDS])[:120]
+    return Sidecar(lease_id, current_process(), command, time.time(), owner, tuple(links))
+
+
+def current_command(sidecar: Sidecar) -> str:
+    """Return what the holder runs now: `hostprep exec` has become something else since.
+
+    What was recorded, where the holder cannot be seen from here. All its words: they may hold
+    secrets, and are for this node alone.
+    """
+    return " ".join(_present_words(sidecar)).strip() or sidecar.command
+
+
+def short_command(sidecar: Sidecar, *, limit: int = 60) -> str:
+    """Return the words that name what the holder runs now, fit to be published.
+
+    At most `limit` characters, cut at the end of a word wherever there is one.
+    """
+    words = " ".join(_present_words(sidecar)[:_COMMAND_WORDS]).split() or sidecar.command.split()
+    text = " ".join(words)
+    if len(text) <= limit:
+        return text
+    return text[: limit + 1].rpartition(" ")[0] or text[:limit]
+
+
+def _present_words(sidecar: Sidecar) -> list[str]:
+    """Return the command line of a holder that lives and can be seen; else nothing."""
+    holder = sidecar.holder
+    if not is_of_our_namespace(holder) or first_alive([holder]) is None:
+        return []
+    try:
+        return _words(str(holder.pid))
+    except OSError:
+        return []
+
+
+def _words(entry: str) -> list[str]:
+    with open(f"/proc/{entry}/cmdline", "rb") as file:
+        return file.read(4096).decode("utf-8", "replace").split("\0")
+
+
+def write_sidecar(paths: PoolPaths, region: str, sidecar: Sidecar, *, gid: int) -> None:
+    """Replace the region's sidecar; by whoever holds the region's lock."""
+    document = {
+        "lease_id": sidecar.lease_id,
+        "pid": sidecar.holder.pid,
+        "start_ticks": sidecar.holder.start_ticks,
+        "pid_namespace": sidecar.holder.namespace,
+        "command": sidecar.command,
+        "claimed_at_s": sidecar.claimed_at_s,
+        "owner": sidecar.owner.to_json() if sidecar.owner else None,
+        "links": list(sidecar.links),
+    }
+    atomic_write(
+        paths.sidecar(region), json.dumps(document).encode(), mode=0o660, gid=_own_group(gid)
+    )
+
+
+def _own_group(gid: int) -> int | None:
+    """Return the group to give, where this process may give it."""
+    return gid if os.geteuid() == 0 or gid in os.getgroups() or gid == os.getegid() else None
+
+
+def read_sidecar(paths: PoolPaths, region: str) -> Sidecar | None:
+    """Return the region's sidecar; None where there is none that can be read."""
+    document = _read_json(paths.sidecar(region))
+    try:
+        return Sidecar(
+            lease_id=str(document["lease_id"]),
+            holder=ProcessId(
+                int(document["pid"]),
+                int(document["start_ticks"]),
+                int(document["pid_namespace"]),
+            ),
+            command=str(document["command"]),
+            claimed_at_s=float(document["claimed_at_s"]),
+            owner=OwnerRecord.from_json(document["owner"]),
+            links=tuple(str(link) for link in document["links"]),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def add_member(paths: PoolPaths, region: str, *, leaving: bool = False) -> None:
+    """Record a process that joins (or leaves) the lease: a scrub waits for its end too."""
+    me = current_process()
+    line = f"{'-' if leaving else '+'} {me.pid} {me.start_ticks} {me.namespace}\n".encode()
+    # One short O_APPEND write: joiners need no lock among themselves.
+    with closing_fd(open_state_file(paths.users_lock(region), os.O_WRONLY | os.O_APPEND)) as fd:
+        os.write(fd, line)
+
+
+def forget_members(paths: PoolPaths, region: str) -> None:
+    """Forget who joined earlier leases: the region was found quiescent and is scrubbed."""
+    with closing_fd(open_state_file(paths.users_lock(region), os.O_RDWR)) as fd:
+        os.ftruncate(fd, 0)
+
+
+def read_members(paths: PoolPaths, region: str) -> tuple[ProcessId, ...]:
+    """Return the processes that joined since the region was last scrubbed, and did not leave."""
+    members: list[ProcessId] = []
+    for line in _read(paths.users_lock(region)).decode("ascii", "replace").splitlines():
+        sign, *numbers = line.split() or [""]
+        if len(numbers) != 3 or not all(_is_number(number) for number in numbers):
+            continue
+        member = ProcessId(*(int(number) for number in numbers))
+        if sign == "+":
+            members.append(member)
+        elif member in members:
+            members.remove(member)
+    return tuple(members)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 20
+
+
+def retire(paths: PoolPaths, region: str, lease_id: str, *, gid: int) -> None:
+    """Record, while still holding the lease, that its holder unmapped and lets go of it.
+
+    Otherwise the region would count as in use until the holder's process ends, as it must for
+    one that died: a driver may then still be unpinning.
+    """
+    sidecar = read_sidecar(paths, region)
+    if sidecar is not None and sidecar.lease_id == lease_id:
+        write_sidecar(paths, region, replace(sidecar, holder=NOBODY), gid=gid)
+
+
+NOBODY = ProcessId(0, 0, 0)
+
+
+def mark_clean(paths: PoolPaths, region: str, *, st_dev: int, st_ino: int, gid: int) -> None:
+    """State that the region is all zeros. The mark names the inode: a new file has a new one."""
+    document = {"st_dev": st_dev, "st_ino": st_ino}
+    atomic_write(
+        paths.clean_mark(region), json.dumps(document).encode(), mode=0o660, gid=_own_group(gid)
+    )
+
+
+def mark_dirty(paths: PoolPaths, region: str) -> None:
+    """Take the mark away; before the first byte can be written, so that a crash errs safely."""
+    remove_file(paths.clean_mark(region))
+
+
+def is_clean(paths: PoolPaths, region: Region) -> bool:
+    """Tell whether the region is known to be all zeros; not knowing is dirty."""
+    document = _read_json(paths.clean_mark(region.name))
+    return bool(document) and (document.get("st_dev"), document.get("st_ino")) == (
+        region.st_dev,
+        region.st_ino,
+    )
+
+
+def mark_bad(paths: PoolPaths, region: str, why: str, *, size_bytes: int) -> None:
+    """State that the region may not be handed out: it is made anew once nobody is in it.
+
+    `size_bytes` is what it was published with, which a file that was shrunk no longer tells.
+    Raises FailedError.
+    """
+    words = " ".join(why.split())[:_MAX_BAD_WORDS]
+    atomic_write(paths.bad_mark(region), f"{words}\n{size_bytes}\n".encode())
+
+
+def read_bad_mark(paths: PoolPaths, region: str) -> str | None:
+    """Return what was found wrong with a region; None where nothing was."""
+    if not os.path.lexists(paths.bad_mark(region)):
+        return None
+    return _bad_lines(paths, region)[0].strip() or "a bad page"
+
+
+def read_bad_size(paths: PoolPaths, region: str) -> int:
+    """Return the size in bytes that a bad region was published with; 0 where that is not known."""
+    text = _bad_lines(paths, region)[1]
+    return int(text) if _is_number(text) and len(text) <= _MAX_SIZE_DIGITS else 0
+
+
+def _bad_lines(paths: PoolPaths, region: str) -> list[str]:
+    text = _read(paths.bad_mark(region))[: 2 * _MAX_BAD_WORDS].decode("utf-8", "replace")
+    return [*text.split("\n"), "", ""][:2]
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    try:
+        document = json.loads(_read(path))
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _read(path: str) -> bytes:
+    try:
+        with closing_fd(open_state_file(path, os.O_RDONLY)) as fd:
+            return read_limited(fd, MAX_MEMBERS_BYTES)
+    except (OSError, HostprepError):
+        return b""

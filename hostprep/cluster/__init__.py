@@ -1,1 +1,0 @@
-"""What agent and operator agree on: names, conditions, and the HostMemoryNode resource."""

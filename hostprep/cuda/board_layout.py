@@ -1,0 +1,198 @@
+"""The bytes of a rank board: a header, a slot for the gate's verdict, and one for each rank.
+
+Everything is 512 bytes long and little-endian, so that nothing ever straddles a page. Header:
+magic, version, world size, the run's generation, when the file was made (seconds since the epoch),
+CRC-32. Slot: CRC-32 of all that follows; how often it was written; state; process number, start in
+clock ticks since boot and PID namespace; when the process joined; seconds that registering took;
+bytes done and to do; seconds of the longest chunk; length of the reason, and the reason in UTF-8.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+from hostprep.errors import BadInputError, NotReadyError
+from hostprep.linux.processes import ProcessId
+
+__all__ = [
+    "CLOSED",
+    "DEGRADED",
+    "FAILED",
+    "GATE",
+    "INITIALIZING",
+    "JOINED",
+    "MAX_BOARD_BYTES",
+    "MAX_WORLD",
+    "OPEN",
+    "READY",
+    "SLOT_BYTES",
+    "Header",
+    "Slot",
+    "board_size_bytes",
+    "generation_of",
+    "pack_header",
+    "pack_slot",
+    "slot_offset",
+    "unpack_header",
+    "unpack_slot",
+]
+
+VERSION = 1
+MAX_WORLD = 1024
+SLOT_BYTES = 512
+GATE = -1
+"""Stands for the gate where a rank's number is asked for."""
+
+JOINED = "Joined"
+INITIALIZING = "Initializing"
+READY = "Ready"
+FAILED = "Failed"
+CLOSED = "Closed"
+OPEN = "Open"
+DEGRADED = "Degraded"
+_CODES = {1: JOINED, 2: INITIALIZING, 3: READY, 4: FAILED, 16: CLOSED, 17: OPEN, 18: DEGRADED}
+_NUMBERS = {state: code for code, state in _CODES.items()}
+
+_MAGIC = b"HPBOARD\0"
+_HEADER = struct.Struct("<8sII16sd")
+_SLOT = struct.Struct("<QBxxxIQQddQQdH")
+_CRC = struct.Struct("<I")
+_MAX_REASON_BYTES = 300
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a board is for."""
+
+    world: int
+    generation: bytes
+    created_at_s: float
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a rank (or the gate) says of itself."""
+
+    sequence: int
+    """How often it was written: a reader sees whether anything happened."""
+    state: str
+    process: ProcessId
+    joined_at_s: float
+    took_s: float = 0.0
+    """From the begin of registering to its end, or until now as of the last write; of the gate,
+    from the board's making (the first rank joins) to its verdict."""
+    done_bytes: int = 0
+    size_bytes: int = 0
+    longest_chunk_s: float = 0.0
+    reason: str = ""
+
+
+def generation_of(run_id: str) -> bytes:
+    """Return the 16 bytes that stand for a run, such as a lease's id. Raises BadInputError."""
+    if not run_id:
+        raise BadInputError(
+            "a run without an id", reason="BadGeneration", remedy="give the lease's id"
+        )
+    import hashlib  # late: it loads OpenSSL
+
+    return hashlib.sha256(run_id.encode()).digest()[:16]
+
+
+def slot_offset(rank: int) -> int:
+    """Return where a rank's slot begins; the gate's is before the first."""
+    return SLOT_BYTES * (rank + 2)
+
+
+def board_size_bytes(world: int) -> int:
+    """Return the size of a board for that many ranks."""
+    return slot_offset(world)
+
+
+MAX_BOARD_BYTES = board_size_bytes(MAX_WORLD)
+
+
+def pack_header(header: Header) -> bytes:
+    """Return a header's bytes."""
+    fields = _HEADER.pack(_MAGIC, VERSION, header.world, header.generation, header.created_at_s)
+    return (fields + _CRC.pack(zlib.crc32(fields))).ljust(SLOT_BYTES, b"\0")
+
+
+def unpack_header(data: bytes) -> Header:
+    """Return the header of a whole board's bytes.
+
+    Raises NotReadyError, saying why, for anything but a complete board of this version.
+    """
+    if len(data) < SLOT_BYTES or not data.startswith(_MAGIC):
+        raise _bad("it is no rank board, or cut short")
+    fields = data[: _HEADER.size]
+    _, version, world, generation, created_at_s = _HEADER.unpack(fields)
+    if version != VERSION:
+        raise NotReadyError(
+            f"the rank board is of version {version}, and this program knows version {VERSION}",
+            reason="OtherBoardVersion",
+            remedy="run the same hostprep in all processes of the engine",
+        )
+    if _CRC.unpack_from(data, _HEADER.size)[0] != zlib.crc32(fields):
+        raise _bad("its header is damaged")
+    if not 1 <= world <= MAX_WORLD or len(data) != board_size_bytes(world):
+        raise _bad(f"it has {len(data)} bytes, which is not what {world} ranks need")
+    return Header(world, generation, created_at_s)
+
+
+def _bad(why: str) -> NotReadyError:
+    return NotReadyError(
+        f"the rank board cannot be used: {why}",
+        reason="BadBoard",
+        remedy="see who writes there, and start the engine again",
+    )
+
+
+def pack_slot(slot: Slot) -> bytes:
+    """Return a slot's bytes; a reason that is too long loses its end."""
+    reason = slot.reason.encode("utf-8", "replace")[:_MAX_REASON_BYTES]
+    fields = _SLOT.pack(
+        slot.sequence,
+        _NUMBERS[slot.state],
+        slot.process.pid,
+        slot.process.start_ticks,
+        slot.process.namespace,
+        slot.joined_at_s,
+        slot.took_s,
+        slot.done_bytes,
+        slot.size_bytes,
+        slot.longest_chunk_s,
+        len(reason),
+    )
+    body = (fields + reason).ljust(SLOT_BYTES - _CRC.size, b"\0")
+    return _CRC.pack(zlib.crc32(body)) + body
+
+
+def unpack_slot(data: bytes) -> Slot | None:
+    """Return a slot; None for one that was never written.
+
+    Raises ValueError for one that is just being written, or was written by somebody else.
+    """
+    if not any(data):
+        return None
+    body = data[_CRC.size :]
+    if len(data) != SLOT_BYTES or _CRC.unpack_from(data)[0] != zlib.crc32(body):
+        raise ValueError("torn")
+    sequence, code, pid, start_ticks, namespace, joined_at_s, took_s, *rest = _SLOT.unpack_from(
+        body
+    )
+    done_bytes, size_bytes, longest_chunk_s, length = rest
+    if code not in _CODES or length > _MAX_REASON_BYTES:
+        raise ValueError("unknown state")
+    return Slot(
+        sequence=sequence,
+        state=_CODES[code],
+        process=ProcessId(pid, start_ticks, namespace),
+        joined_at_s=joined_at_s,
+        took_s=took_s,
+        done_bytes=done_bytes,
+        size_bytes=size_bytes,
+        longest_chunk_s=longest_chunk_s,
+        reason=body[_SLOT.size : _SLOT.size + length].decode("utf-8", "ignore"),
+    )

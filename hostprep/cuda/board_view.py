@@ -1,0 +1,250 @@
+"""Looking at a rank board, without being one of its ranks.
+
+The file is read, never mapped: whoever may write to it may also cut it short, and a mapping would
+then end the engine with SIGBUS at its next look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+
+from hostprep.cuda.board_layout import (
+    FAILED,
+    GATE,
+    MAX_BOARD_BYTES,
+    READY,
+    SLOT_BYTES,
+    Slot,
+    generation_of,
+    pack_slot,
+    slot_offset,
+    unpack_header,
+    unpack_slot,
+)
+from hostprep.errors import HostprepError, NotReadyError
+from hostprep.linux.files import closing_fd, from_os_error, open_state_file
+from hostprep.linux.fork_safe_fds import close_own, is_own, own
+from hostprep.linux.ofd_locks import is_range_locked, try_lock_range
+from hostprep.linux.processes import current_process
+
+__all__ = [
+    "LONG_TORN_S",
+    "BoardReader",
+    "BoardView",
+    "RankView",
+    "look",
+    "read_slot",
+    "read_whole",
+    "view_of",
+]
+
+_TORN_S = 0.02
+"""How long a slot that is being written may look torn to those who only look: a node's boards must
+not cost its agent more than that each. A write takes a microsecond."""
+LONG_TORN_S = 2.0
+"""The same for a gate, which is closed for good by a board that cannot be read: a writer may lose
+its CPU in the middle, to its cgroup's quota or to another virtual machine."""
+_TORN_PAUSE_S = 0.001
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One rank as it was found."""
+
+    rank: int
+    slot: Slot
+    alive: bool
+    """Whether its process lives, by a lock that goes with it: in any PID namespace."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why this rank keeps the gate from ever opening; None where it does not."""
+        if self.slot.state == FAILED:
+            return f"rank {self.rank} failed: {self.slot.reason or 'no reason given'}"
+        if not self.alive:
+            was = "after it was ready" if self.slot.state == READY else "before it was ready"
+            return f"rank {self.rank} ended {was}"
+        return None
+
+
+@dataclass(frozen=True)
+class BoardView:
+    """All that a board says, at one moment."""
+
+    world: int
+    generation: bytes
+    created_at_s: float
+    ranks: tuple[RankView, ...]
+    """Those that have joined, in order."""
+    gate: Slot | None
+    """What the engine's gate announced, if it did."""
+    removed: bool
+    """True where the file has no name any more: deleted, or a later run has made another."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether any of its ranks lives."""
+        return any(rank.alive for rank in self.ranks)
+
+
+def look(path: str) -> BoardView:
+    """Return what a board says; changes nothing, and needs no right but to read.
+
+    Raises NotReadyError where there is none (NoBoard), or none that can be understood (BadBoard,
+    OtherBoardVersion), HostprepError.
+    """
+    try:
+        fd = open_state_file(path, os.O_RDONLY)
+    except FileNotFoundError as error:
+        raise NotReadyError(f"there is no rank board at {path}", reason="NoBoard") from error
+    except OSError as error:
+        raise from_os_error(error, f"open {path}") from error
+    with closing_fd(fd):
+        return view_of(fd)
+
+
+def view_of(fd: int, *, own_rank: int | None = None, torn_s: float = _TORN_S) -> BoardView:
+    """Return what an open board says. Raises NotReadyError for what is no board.
+
+    `torn_s`: for how many seconds slots may look torn, as while they are being written.
+    """
+    until_s = time.monotonic() + torn_s
+    data = read_whole(fd)
+    header = unpack_header(data)
+    ranks = []
+    for rank in range(header.world):
+        slot = _slot_in(fd, data, rank, until_s)
+        if slot is not None:
+            # Asked after the slot was read: a rank takes its lock before it writes.
+            alive = rank == own_rank or is_range_locked(fd, slot_offset(rank), SLOT_BYTES)
+            ranks.append(RankView(rank, slot, alive))
+    return BoardView(
+        world=header.world,
+        generation=header.generation,
+        created_at_s=header.created_at_s,
+        ranks=tuple(ranks),
+        gate=_slot_in(fd, data, GATE, until_s),
+        removed=os.fstat(fd).st_nlink == 0,
+    )
+
+
+def read_whole(fd: int) -> bytes:
+    """Return a board's bytes, or as many as any board may have and one."""
+    try:
+        return os.pread(fd, MAX_BOARD_BYTES + 1, 0)
+    except OSError as error:
+        raise from_os_error(error, "read the rank board") from error
+
+
+def _slot_in(fd: int, data: bytes, rank: int, until_s: float) -> Slot | None:
+    begin = slot_offset(rank)
+    try:
+        return unpack_slot(data[begin : begin + SLOT_BYTES])
+    except ValueError:
+        return read_slot(fd, rank, until_s)
+
+
+def read_slot(fd: int, rank: int, until_s: float | None = None) -> Slot | None:
+    """Return a slot, read again while it is being written, until `until_s` of time.monotonic().
+
+    Raises NotReadyError (BadBoard).
+    """
+    if until_s is None:
+        until_s = time.monotonic() + _TORN_S
+    while True:
+        with contextlib.suppress(ValueError):
+            return unpack_slot(os.pread(fd, SLOT_BYTES, slot_offset(rank)))
+        if time.monotonic() >= until_s:
+            break
+        time.sleep(_TORN_PAUSE_S)
+    whose = "the gate" if rank == GATE else f"rank {rank}"
+    raise NotReadyError(f"what the rank board says of {whose} is damaged", reason="BadBoard")
+
+
+class BoardReader:
+    """The board of one run, for a gate in a process that is no rank, such as a scheduler.
+
+    The ranks make the file: until it is there, and of this run, there is nothing to read. From
+    then on the same file is read, whatever happens to its name.
+    """
+
+    def __init__(self, path: str, *, generation: str) -> None:
+        """Touch nothing yet. Raises BadInputError for an empty generation."""
+        self.path = path
+        self._generation = generation_of(generation)
+        self._fd: int | None = None
+        self._announcer: Announcer | None = None
+
+    def read(self) -> BoardView | None:
+        """Return what this run's board says; None where there is none yet.
+
+        Raises HostprepError once it was there and cannot be read any more.
+        """
+        if self._fd is not None and is_own(self._fd):
+            return view_of(self._fd, torn_s=LONG_TORN_S)
+        self._fd = None
+        fd = self._open()
+        if fd is None:
+            return None
+        try:
+            view = view_of(fd)
+        except HostprepError:
+            view = None  # not this run's, or cut short: then its ranks cannot join either
+        if view is None or view.generation != self._generation:
+            os.close(fd)
+            return None
+        self._fd = own(fd)
+        self._announcer = Announcer(self._fd)
+        return view
+
+    def announce(self, state: str, why: str = "") -> None:
+        """Write the gate's state into the board, for `hostprep status`; where that can be."""
+        if self._announcer is not None:
+            self._announcer.announce(state, why)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd is not None:
+            close_own(self._fd)
+        self._fd = self._announcer = None
+
+    def _open(self) -> int | None:
+        for flags in (os.O_RDWR, os.O_RDONLY):
+            with contextlib.suppress(OSError):
+                return open_state_file(self.path, flags)
+        return None
+
+
+class Announcer:
+    """Writes the gate's slot: the first of the engine's gates does, and no other."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._sequence: int | None = None
+        self._since_s = time.time()
+
+    def announce(self, state: str, why: str) -> None:
+        """Write it, unless another gate does, or the board may only be read."""
+        with contextlib.suppress(OSError, HostprepError):
+            if not is_own(self._fd) or not self._is_ours():
+                return
+            self._sequence = (self._sequence or 0) + 1
+            made_at_s = unpack_header(read_whole(self._fd)).created_at_s
+            slot = Slot(
+                sequence=self._sequence,
+                state=state,
+                process=current_process(),
+                joined_at_s=self._since_s,
+                took_s=max(0.0, time.time() - made_at_s),
+                reason=why,
+            )
+            os.pwrite(self._fd, pack_slot(slot), slot_offset(GATE))
+
+    def _is_ours(self) -> bool:
+        if self._sequence is None and try_lock_range(self._fd, slot_offset(GATE), SLOT_BYTES):
+            before = read_slot(self._fd, GATE)
+            self._sequence = before.sequence if before else 0
+        return self._sequence is not None

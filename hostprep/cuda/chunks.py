@@ -1,0 +1,144 @@
+"""How much memory one call to the driver registers: pure arithmetic.
+
+A call holds the driver's locks from its beginning to its end, and the node's other CUDA
+processes wait for as long. Hence many short calls, each as long as the last one shows it may be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from hostprep.backing import GIB, MIB
+from hostprep.errors import BadInputError
+from hostprep.units import format_bytes
+
+__all__ = ["ONE_CALL_LIMIT_BYTES", "ChunkPolicy", "check_slice", "next_chunk_bytes"]
+
+ONE_CALL_LIMIT_BYTES = 512 * GIB
+"""Drivers r580 and later fail a call of this size or more: the table of 16 bytes for each 4 KiB
+page passes INT_MAX (open-gpu-kernel-modules, nvos_create_alloc; vllm issue 51080)."""
+
+
+@dataclass(frozen=True)
+class ChunkPolicy:
+    """What bounds a chunk; all sizes in bytes.
+
+    From 512 MiB on, the driver's table of one call is larger than 2 MiB, and allocating it may
+    compact memory with a lock held (open-gpu-kernel-modules pull request 1383): hence 480 MiB.
+    """
+
+    first_bytes: int
+    """The first chunk, before any call was timed."""
+    least_bytes: int = 64 * MIB
+    most_bytes: int = 480 * MIB
+    target_s: float = 0.05
+    """How long one call should last."""
+    page_bytes: int = 4096
+    row_bytes: int = 0
+    """Rows that no copy straddles; a copy across two registrations fails. 0: none."""
+
+    def __post_init__(self) -> None:
+        """Refuse what would never come to an end. Raises BadInputError."""
+        if min(self.first_bytes, self.least_bytes, self.page_bytes) <= 0 or self.row_bytes < 0:
+            raise BadInputError("chunks, pages and rows must have a size")
+        if self.most_bytes < self.least_bytes or not self.target_s > 0:
+            raise BadInputError(
+                f"chunks from {self.least_bytes} to {self.most_bytes} bytes in {self.target_s} s",
+                remedy="give a largest chunk that is not below the smallest, and a time above 0",
+            )
+
+    @property
+    def step_bytes(self) -> int:
+        """Chunks are multiples of this: whole pages and, counted from the slice, whole rows."""
+        return _step_bytes(self.page_bytes, self.row_bytes)
+
+
+def next_chunk_bytes(
+    policy: ChunkPolicy,
+    *,
+    offset_bytes: int,
+    end_bytes: int,
+    last_bytes: int = 0,
+    last_s: float = 0.0,
+) -> int:
+    """Return the size of the chunk that begins at `offset_bytes`; 0 at the end.
+
+    Offsets count from the slice's start. `last_bytes` and `last_s` are the size and the duration
+    of the call before: a chunk is at most twice and at least half of that one, within the
+    policy's bounds. Where a single step (a row, or pages and rows taken together) is larger than
+    `most_bytes`, the chunk is that step: copies may not straddle.
+    """
+    left_bytes = end_bytes - offset_bytes
+    if left_bytes <= 0:
+        return 0
+    step = policy.step_bytes
+    most = max(1, policy.most_bytes // step)
+    least = min(most, -(-policy.least_bytes // step))
+    wanted = _wanted_steps(policy, step, last_bytes, last_s)
+    return min(left_bytes, max(least, min(most, wanted)) * step)
+
+
+def _wanted_steps(policy: ChunkPolicy, step: int, last_bytes: int, last_s: float) -> int:
+    if last_bytes <= 0:
+        return policy.first_bytes // step
+    last = max(1, last_bytes // step)
+    double, half = 2 * last, -(-last // 2)
+    # Compared before dividing: a clock that did not advance, or one that jumped, is no error.
+    if last_s * 2 <= policy.target_s:
+        return double
+    if last_s >= policy.target_s * 2:
+        return half
+    return max(half, min(double, int(last * policy.target_s / last_s)))
+
+
+def check_slice(
+    region_size_bytes: int, page_bytes: int, offset_bytes: int, size_bytes: int, row_bytes: int
+) -> None:
+    """Check the part of a region that is to be registered.
+
+    Raises BadInputError, naming the numbers and what would do instead.
+    """
+    if offset_bytes < 0 or size_bytes <= 0 or row_bytes < 0:
+        raise BadInputError(
+            f"a slice of {size_bytes} bytes at offset {offset_bytes}, rows of {row_bytes}",
+            reason="BadSlice",
+            remedy="give an offset of 0 or more, a size above 0 and rows of 0 bytes (none) or more",
+        )
+    if offset_bytes + size_bytes > region_size_bytes:
+        raise BadInputError(
+            f"the slice [{offset_bytes}, {offset_bytes + size_bytes}) ends beyond the region's "
+            f"{region_size_bytes} bytes",
+            reason="BadSlice",
+            remedy=f"at offset {offset_bytes} at most "
+            f"{max(0, region_size_bytes - offset_bytes)} bytes are left",
+        )
+    if offset_bytes % page_bytes or size_bytes % page_bytes:
+        start = offset_bytes - offset_bytes % page_bytes
+        end = min(region_size_bytes, -(-(offset_bytes + size_bytes) // page_bytes) * page_bytes)
+        raise BadInputError(
+            f"the slice [{offset_bytes}, {offset_bytes + size_bytes}) cuts pages of "
+            f"{format_bytes(page_bytes)}",
+            reason="BadSlice",
+            remedy=f"register [{start}, {end}), and give neighbours slices that share no page",
+        )
+    _check_step(page_bytes, size_bytes, row_bytes)
+
+
+def _check_step(page_bytes: int, size_bytes: int, row_bytes: int) -> None:
+    """Refuse rows that leave no place to end a chunk before one call gets too large."""
+    smallest = min(size_bytes, _step_bytes(page_bytes, row_bytes))
+    if smallest >= ONE_CALL_LIMIT_BYTES:
+        raise BadInputError(
+            f"rows of {row_bytes} bytes meet the end of a page of {format_bytes(page_bytes)} "
+            f"every {format_bytes(smallest)} only, and drivers fail a call of "
+            f"{format_bytes(ONE_CALL_LIMIT_BYTES)}",
+            reason="BadRows",
+            remedy=f"pad rows to a multiple of {page_bytes} bytes, or copy no more than a page",
+        )
+
+
+def _step_bytes(page_bytes: int, row_bytes: int) -> int:
+    if row_bytes <= 0:
+        return page_bytes
+    return page_bytes // gcd(page_bytes, row_bytes) * row_bytes

@@ -1,0 +1,278 @@
+"""The one place that speaks to CUDA: the driver API, through the cuda-python of the engine.
+
+Only the driver API: its errors are returned to the caller, while a failed call of the runtime
+leaves an error in the thread that the engine's next launch would raise (vllm issue 51080).
+The calls that last let go of the GIL (long_calls.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+
+from hostprep.cuda.driver_errors import DriverError, init_error
+from hostprep.cuda.long_calls import long_calls
+from hostprep.errors import FailedError, HostprepError, NotReadyError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["DeviceTraits", "Driver", "DriverError", "load_driver"]
+
+_MODULE = "cuda.bindings.driver"
+_LEAST_VERSION = 12000
+"""CUDA 12.0 (r525): the oldest driver that cuda-bindings 12 supports."""
+
+# cuda.h: CU_MEMHOSTREGISTER_*.
+_PORTABLE = 1
+_DEVICE_MAP = 2
+_READ_ONLY = 8
+
+
+@dataclass(frozen=True)
+class DeviceTraits:
+    """What a device says about registered host memory (cuda.h: CUdevice_attribute)."""
+
+    ordinal: int
+    uuid: str
+    """As nvidia-smi writes it: GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx."""
+    name: str
+    total_bytes: int
+    host_register_supported: bool
+    read_only_supported: bool
+    """Memory that this process may only read can be registered."""
+    uses_host_page_tables: bool
+    """ATS: the device reaches pageable memory by the host's tables; registering gains nothing."""
+    can_use_host_pointer: bool
+    """Kernels may use the host's address; elsewhere cuMemHostGetDevicePointer gives theirs."""
+    can_map_host_memory: bool
+    unified_addressing: bool
+
+    def registration_flags(self, *, read_only: bool) -> int:
+        """Return the flags for cuMemHostRegister. Raises FailedError where there are none.
+
+        With unified addressing all registered memory is mapped and portable by itself (CUDA
+        Driver API, Unified Addressing): nothing is asked for then, as engines do.
+        """
+        if not self.host_register_supported:
+            raise FailedError(
+                f"{self.name} cannot register host memory",
+                reason="RegisterUnsupported",
+                remedy="run without the host tier on this device",
+            )
+        if read_only and not self.read_only_supported:
+            raise FailedError(
+                f"{self.name} registers writable memory only, and this attachment is read-only",
+                reason="ReadOnlyUnsupported",
+                remedy="attach without read_only",
+            )
+        flags = _READ_ONLY if read_only else 0
+        if not self.unified_addressing:
+            flags |= _PORTABLE | (_DEVICE_MAP if self.can_map_host_memory else 0)
+        return flags
+
+
+_DEVICE_ATTRIBUTES = {
+    "host_register_supported": "HOST_REGISTER_SUPPORTED",
+    "read_only_supported": "READ_ONLY_HOST_REGISTER_SUPPORTED",
+    "uses_host_page_tables": "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES",
+    "can_use_host_pointer": "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM",
+    "can_map_host_memory": "CAN_MAP_HOST_MEMORY",
+    "unified_addressing": "UNIFIED_ADDRESSING",
+}
+
+
+class Driver:
+    """Calls to an initialised driver. Contexts and devices are its handles, as numbers.
+
+    Every method raises DriverError where the driver refuses.
+    """
+
+    def __init__(self, api: Any) -> None:
+        """Wrap the module `cuda.bindings.driver`; `load_driver` checks and initialises it."""
+        self._api = api
+        self._long = long_calls(api)
+
+    def version(self) -> int:
+        """Return the newest CUDA that the driver supports: 13000 is 13.0."""
+        return int(self._call("cuDriverGetVersion")[0])
+
+    def device_count(self) -> int:
+        """Return the number of devices that this process sees."""
+        return int(self._call("cuDeviceGetCount")[0])
+
+    def current_context(self) -> int:
+        """Return the context current in this thread. Raises NotReadyError where there is none."""
+        context = self._current()
+        if not context:
+            raise NotReadyError(
+                "no CUDA context is current in this thread",
+                reason="NoContext",
+                remedy="call this where the engine's device is in use (after "
+                "torch.cuda.set_device and a first allocation), or hand the context over",
+            )
+        return context
+
+    def set_current(self, context: int) -> None:
+        """Make a context current in this thread."""
+        self._call("cuCtxSetCurrent", self._api.CUcontext(context))
+
+    @contextlib.contextmanager
+    def using(self, context: int) -> Iterator[None]:
+        """Have a context current while the block runs, and the one before afterwards."""
+        before = self._current()
+        self.set_current(context)
+        try:
+            yield
+        finally:
+            # Whatever the block raised is worth more than a context that was lost meanwhile.
+            with contextlib.suppress(DriverError):
+                self.set_current(before)
+
+    def device_of(self, context: int) -> int:
+        """Return the device of a context."""
+        with self.using(context):
+            return _number(self._call("cuCtxGetDevice")[0])
+
+    def attributes(self, device: int) -> DeviceTraits:
+        """Ask a device what it can do; what an old driver does not know, it cannot."""
+        handle = self._call("cuDeviceGet", device)[0]
+        answers = {
+            field: self._attribute(name, handle) for field, name in _DEVICE_ATTRIBUTES.items()
+        }
+        name = self._call("cuDeviceGetName", 256, handle)[0]
+        return DeviceTraits(
+            ordinal=device,
+            uuid=_uuid_text(bytes(self._call("cuDeviceGetUuid", handle)[0].bytes)),
+            name=name.split(b"\0")[0].decode(errors="replace"),
+            total_bytes=int(self._call("cuDeviceTotalMem", handle)[0]),
+            **answers,
+        )
+
+    def register(self, address: int, size_bytes: int, flags: int) -> None:
+        """Page-lock a range of this process and map it for the current context's device."""
+        self._call("cuMemHostRegister", address, size_bytes, flags, api=self._long)
+
+    def unregister(self, address: int) -> None:
+        """Take back one registration, by the address it began at."""
+        self._call("cuMemHostUnregister", address, api=self._long)
+
+    @contextlib.contextmanager
+    def relaxed_capture(self) -> Iterator[None]:
+        """Let this thread register while another one captures a CUDA graph.
+
+        Otherwise a call that is not safe during a capture fails and breaks the capture, whichever
+        thread it comes from (CUDA Driver API, cuThreadExchangeStreamCaptureMode). Per thread.
+        """
+        relaxed = self._api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        before = self._call("cuThreadExchangeStreamCaptureMode", relaxed)[0]
+        try:
+            yield
+        finally:
+            with contextlib.suppress(DriverError):  # see `using`
+                self._call("cuThreadExchangeStreamCaptureMode", before)
+
+    def _current(self) -> int:
+        return _number(self._call("cuCtxGetCurrent")[0])
+
+    def _attribute(self, name: str, handle: Any) -> bool:
+        attribute = getattr(self._api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
+        if attribute is None:
+            return False
+        try:
+            return bool(self._call("cuDeviceGetAttribute", attribute, handle)[0])
+        except DriverError:
+            return False
+
+    def _call(self, name: str, *arguments: Any, api: Any = None) -> tuple[Any, ...]:
+        """Call a function of the driver; return what it gives besides success."""
+        try:
+            result = getattr(api or self._api, name)(*arguments)
+        except (AttributeError, RuntimeError) as error:  # cuda-python: no such symbol in libcuda
+            raise FailedError(
+                f"the CUDA driver or cuda-python lacks {name}: {error}",
+                reason="DriverTooOld",
+                remedy="update the NVIDIA driver, or install a cuda-bindings that suits it",
+            ) from error
+        code = int(result[0])
+        if code != 0:
+            raise DriverError(code, self._error_name(code), name)
+        return tuple(result[1:])
+
+    def _error_name(self, code: int) -> str:
+        try:
+            result = self._api.cuGetErrorName(self._api.CUresult(code))
+        except (ValueError, RuntimeError):  # a code that this cuda-python does not know
+            return f"CUDA error {code}"
+        return result[1].decode() if int(result[0]) == 0 else f"CUDA error {code}"
+
+
+_initialised_in: set[int] = set()
+
+
+def load_driver(name: str | None = None) -> Driver:
+    """Load cuda-python's driver module (`name` for another one) and initialise the driver.
+
+    The import takes about 0.1 s, once in a process. Raises NotReadyError where cuda-python, the
+    driver or a device is missing, FailedError where the driver is there and cannot be used:
+    too old, or initialised by a parent that forked since. All with what to do.
+    """
+    if _initialised_in and os.getpid() not in _initialised_in:
+        raise forked_child_error()
+    try:
+        api = import_module(name or _MODULE)
+    except ImportError as error:
+        raise NotReadyError(
+            f"cuda-python cannot be imported: {error}",
+            reason="CudaPythonMissing",
+            remedy="in the engine's environment: pip install 'cuda-bindings>=12.8', of the CUDA "
+            "version that nvidia-smi shows or an earlier one",
+        ) from error
+    try:
+        code = int(api.cuInit(0)[0])
+    except (RuntimeError, OSError) as error:  # cuda-python: libcuda.so.1 cannot be loaded
+        raise NotReadyError(
+            f"the CUDA driver cannot be loaded: {error}",
+            reason="DriverMissing",
+            remedy="install the NVIDIA driver on the node, and give the container a GPU: its "
+            "runtime mounts libcuda.so.1",
+        ) from error
+    if code != 0:
+        raise init_error(code)
+    _initialised_in.add(os.getpid())
+    driver = Driver(api)
+    _check_version(driver)
+    return driver
+
+
+def forked_child_error() -> HostprepError:
+    """Return the error for whoever works with its parent's CUDA."""
+    return init_error(3)
+
+
+def _check_version(driver: Driver) -> None:
+    version = driver.version()
+    if version < _LEAST_VERSION:
+        raise FailedError(
+            f"the CUDA driver supports CUDA {version // 1000}.{version % 1000 // 10} at most",
+            reason="DriverTooOld",
+            remedy="update the NVIDIA driver to r525 (CUDA 12.0) or later",
+        )
+
+
+def _number(handle: Any) -> int:
+    """Return a handle's value; cuda-bindings wants to give up int() (12.9.1's release notes)."""
+    try:
+        return int(handle)
+    except TypeError:
+        return int(import_module("cuda.bindings.utils").get_cuda_native_handle(handle))
+
+
+def _uuid_text(uuid: bytes) -> str:
+    digits = uuid.hex()
+    parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+    return "GPU-" + "-".join(parts)

@@ -1,0 +1,269 @@
+"""The gate: while it is closed, the engine serves from GPU memory alone; all ranks ready open it.
+
+What the ranks of this node say comes by the board, what others say by the engine's own channel.
+The engine polls one attribute. Everything that takes a system call (the board, whether its ranks
+live, the deadline) is the work of a thread that ends as soon as the gate is decided.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+
+from hostprep.cuda.board_layout import (
+    CLOSED,
+    DEGRADED,
+    FAILED,
+    INITIALIZING,
+    JOINED,
+    MAX_WORLD,
+    OPEN,
+    READY,
+)
+from hostprep.errors import BadInputError, HostprepError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Protocol
+
+    from hostprep.cuda.board_view import BoardView
+
+    class Board(Protocol):
+        """What a gate needs of a board: a rank's own, or a reader of one."""
+
+        def read(self) -> BoardView | None: ...
+
+        def announce(self, state: str, why: str = "") -> None: ...
+
+
+__all__ = ["Gate", "Report", "Verdict", "judge"]
+
+_LOOK_S = 0.02
+_STATES = {state.upper(): state for state in (JOINED, INITIALIZING, READY, FAILED)}
+_SHOWN_RANKS = 8
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank said over the engine's own channel, last."""
+
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a gate is: Closed, Open or Degraded, and why in words."""
+
+    state: str
+    why: str = ""
+
+
+def judge(world: int, reports: Mapping[int, Report], board: BoardView | None) -> Verdict:
+    """Return what follows from all that is known; pure.
+
+    A rank is ready if all that is known of it says so: a rank that is ready by the channel and
+    still at work by the board is not. One rank that failed, or ended, degrades the gate.
+    """
+    if board is not None and board.world != world:
+        why = f"the rank board is for {board.world} ranks, this gate for {world}"
+        return Verdict(DEGRADED, why)
+    states: dict[int, list[str]] = {}
+    for rank, report in sorted(reports.items()):
+        if report.state == FAILED:
+            why = f"rank {rank} failed: {report.reason or 'no reason given'}"
+            return Verdict(DEGRADED, why)
+        states.setdefault(rank, []).append(report.state)
+    for view in board.ranks if board else ():
+        if view.trouble is not None:
+            return Verdict(DEGRADED, view.trouble)
+        states.setdefault(view.rank, []).append(view.slot.state)
+    ready = {rank for rank, said in states.items() if set(said) == {READY}}
+    if len(ready) == world:
+        return Verdict(OPEN)
+    if board is not None and board.removed:
+        return Verdict(DEGRADED, "the rank board was removed, or a later run has made another")
+    return Verdict(CLOSED, _waiting(world, ready, states))
+
+
+def _waiting(world: int, ready: set[int], states: Mapping[int, list[str]]) -> str:
+    missing = [rank for rank in range(world) if rank not in ready]
+    shown = ", ".join(
+        f"{rank} ({states[rank][-1].lower() if rank in states else 'not reported'})"
+        for rank in missing[:_SHOWN_RANKS]
+    )
+    more = f" and {len(missing) - _SHOWN_RANKS} more" if len(missing) > _SHOWN_RANKS else ""
+    return f"{len(ready)} of {world} ranks ready; waiting for {shown}{more}"
+
+
+class Gate:
+    """Polled by the engine; once open it stays open, once degraded it stays degraded.
+
+    `board` is this process's RankBoard, or a BoardReader in a process that is no rank; without
+    one, `report` is all there is. `deadline_s`: seconds from now after which a gate that is not
+    open is degraded. `on_degraded(why)` and `on_open()` are called once, by whichever thread
+    decides; without `on_degraded` a warning is logged. Safe from any thread.
+    """
+
+    def __init__(
+        self,
+        world: int,
+        board: Board | None = None,
+        *,
+        deadline_s: float | None = None,
+        on_degraded: Callable[[str], object] | None = None,
+        on_open: Callable[[], object] | None = None,
+    ) -> None:
+        """Begin to watch. Raises BadInputError for a world that cannot be."""
+        if not 1 <= world <= MAX_WORLD:
+            raise BadInputError(
+                f"a gate for {world} ranks cannot be",
+                reason="BadWorld",
+                remedy=f"give 1 to {MAX_WORLD}",
+            )
+        self._is_open = False
+        self._verdict = judge(world, {}, None)
+        self._world = world
+        self._board = board
+        self._reports: dict[int, Report] = {}
+        self.deadline_s = deadline_s
+        self.opened_after_s: float | None = None
+        """Seconds from the gate's making to its opening; None until then."""
+        self._begun_s = time.monotonic()
+        self._on_degraded = on_degraded or _log
+        self._on_open = on_open
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._decided = threading.Event()
+        _gates.add(self)
+        if board is not None or deadline_s is not None:
+            try:
+                threading.Thread(target=self._watch, name="hostprep-gate", daemon=True).start()
+            except RuntimeError as error:  # no thread to be had: a limit of the container
+                self._settle(Verdict(DEGRADED, f"nobody can watch the gate: {error}"))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the host tier may be used: no lock, no system call."""
+        return self._is_open
+
+    @property
+    def state(self) -> str:
+        """Closed, Open or Degraded."""
+        return self._verdict.state
+
+    @property
+    def why(self) -> str:
+        """Why it is not open, in words; empty once it is."""
+        return self._verdict.why
+
+    def report(self, rank: int, state: str, reason: str = "") -> None:
+        """Take what a rank said over the engine's own channel: Initializing, Ready or Failed.
+
+        The last report of a rank counts, and none once the gate is decided. Raises BadInputError
+        for a rank or a state that cannot be.
+        """
+        known = _STATES.get(str(state).upper())
+        if known is None or not 0 <= rank < self._world:
+            raise BadInputError(
+                f"rank {rank} of a world of {self._world} cannot be {state!r}",
+                reason="BadReport",
+                remedy="report Initializing, Ready or Failed, for ranks counted from 0",
+            )
+        with self._lock:
+            self._reports[rank] = Report(known, reason)
+        self._look()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the gate is decided; tell whether it is open."""
+        self._decided.wait(timeout_s)
+        return self._is_open
+
+    def close(self) -> None:
+        """Stop watching: a gate that is not open by now stays closed, without a word."""
+        self._settle(Verdict(DEGRADED, "the gate was closed by the engine"), silently=True)
+
+    def _watch(self) -> None:
+        while not self._decided.wait(_LOOK_S):
+            self._look()
+
+    def _look(self) -> None:
+        """Judge anew, and act where that decides it."""
+        if self._verdict.state != CLOSED:
+            return
+        with self._lock:
+            reports = dict(self._reports)
+        try:
+            with self._reading:
+                board = self._board.read() if self._board is not None else None
+            verdict = judge(self._world, reports, board)
+        except (HostprepError, OSError) as error:
+            verdict = Verdict(DEGRADED, getattr(error, "message", f"the rank board: {error}"))
+        if verdict.state == CLOSED and self._is_late():
+            verdict = Verdict(DEGRADED, f"not open within {self.deadline_s:g} s: {verdict.why}")
+        self._settle(verdict)
+
+    def _is_late(self) -> bool:
+        return self.deadline_s is not None and time.monotonic() - self._begun_s >= self.deadline_s
+
+    def _settle(self, verdict: Verdict, *, silently: bool = False) -> None:
+        with self._lock:
+            if self._verdict.state != CLOSED:
+                return
+            self._verdict = verdict
+            if verdict.state == CLOSED:
+                return
+            self._is_open = verdict.state == OPEN
+            if self._is_open:
+                self.opened_after_s = time.monotonic() - self._begun_s
+        if self._board is not None:
+            self._board.announce(verdict.state, verdict.why)
+        self._decided.set()
+        if self._is_open:
+            _call(self._on_open)
+        elif not silently:
+            _call(lambda: self._on_degraded(verdict.why))
+
+    def _close_in_child(self) -> None:
+        """In a forked child, where nobody watches: stay as it is, for good."""
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        if self._verdict.state == CLOSED:
+            self._verdict = Verdict(DEGRADED, "this process was forked while the gate was closed")
+        self._decided = threading.Event()
+        self._decided.set()
+
+
+_gates: weakref.WeakSet[Gate] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for gate in tuple(_gates):
+        gate._close_in_child()  # noqa: SLF001 - of this module
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _call(callback: Callable[[], object] | None) -> None:
+    """Call what is the engine's. Its mistakes are shown, and do not become the gate's."""
+    try:
+        if callback is not None:
+            callback()
+    except Exception:
+        import logging
+
+        logging.getLogger("hostprep.register").exception("a gate's callback failed")
+
+
+def _log(why: str) -> None:
+    import logging
+
+    logging.getLogger("hostprep.register").warning(
+        "serving from GPU memory alone, without the host tier, until the engine is restarted: %s",
+        why,
+    )

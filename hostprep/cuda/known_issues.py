@@ -1,0 +1,180 @@
+"""Known faults of kernels, zones and drivers that registering host memory with CUDA meets.
+
+Pure: what holds here is looked up in `faults_here`. Known at attach, before anything is registered.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hostprep.backing import GIB, KIB, MIB
+from hostprep.units import format_bytes
+
+__all__ = ["ONE_TABLE_ALLOCATION", "Fault", "known_faults", "parse_driver_version"]
+
+ONE_TABLE_ALLOCATION = (580,)
+"""The release from which the driver's table is one allocation."""
+_SHARED_LOCK = (565,)
+"""The release from which registering takes the driver's global lock shared (RS_FLAGS)."""
+_LARGEST_CALL_BYTES = 512 * GIB
+"""kvzalloc refuses more than INT_MAX: 512 GiB / 4 KiB * 16 bytes (vllm #51080, maru #64)."""
+_STALLING_CALL_BYTES = 512 * MIB
+"""From here the table is 2 MiB and more: vmalloc asks for huge pages and may compact memory with
+the lock held, Linux 5.18 and later (open-gpu-kernel-modules #1383)."""
+_LONG_TERM_PIN_BUG = ((6, 11), (6, 14))
+"""From, and below; fixed by aa6f8b2593b5 and 94efde1d1539 in mm/gup.c."""
+_LONG_TERM_PIN_LIMIT_BYTES = 2 * GIB
+_LARGE_ARM_PAGES = ((595,), 4 * GIB)
+"""595 and 610 fault below each 4 GiB of mappings from there on (open-gpu-kernel-modules #1269)."""
+
+_RELEASE = re.compile(r"(?<![\d.])(\d{3})\.(\d{1,3})(?:\.(\d{1,3}))?(?![\d.])", re.ASCII)
+_KERNEL = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A known fault of a kernel, a zone or a driver that meets this registration.
+
+    `severity` is `error` (it will fail), `warning` (it stalls somebody or may fail) or `info`
+    (harmless as it is registered now; not for a larger call).
+    """
+
+    severity: str
+    name: str
+    """CamelCase and stable, for machines."""
+    what: str
+    remedy: str
+
+
+def parse_driver_version(text: str | None) -> tuple[int, ...] | None:
+    """Return the release of NVIDIA's driver in a text, such as (580, 65, 6); None if there is none.
+
+    Takes `580.65.06` and /proc/driver/nvidia/version, whose lines also name a compiler and a date.
+    """
+    match = _RELEASE.search(text or "")
+    return tuple(int(part) for part in match.groups() if part is not None) if match else None
+
+
+def known_faults(
+    *,
+    size_bytes: int,
+    chunk_bytes: int | None = None,
+    kernel_release: str | None = None,
+    driver_version: str | None = None,
+    arch: str = "x86_64",
+    base_page_bytes: int = 4 * KIB,
+    movable_bytes: int = 0,
+    cma_bytes: int = 0,
+    memlock_limit_bytes: int | None = None,
+) -> tuple[Fault, ...]:
+    """Return the known faults that registering `size_bytes` meets here, worst first.
+
+    `chunk_bytes` is the largest single call; None is one call over everything. `movable_bytes`
+    and `cma_bytes` are what of the machine's memory lies in ZONE_MOVABLE and CMA areas;
+    `memlock_limit_bytes` is RLIMIT_MEMLOCK, None unlimited. What is not known (None) is not held
+    against anybody.
+    """
+    call_bytes = min(size_bytes, chunk_bytes or size_bytes)
+    version = parse_driver_version(driver_version)
+    faults = [
+        *_kernel_faults(kernel_release, size_bytes, call_bytes),
+        *_driver_faults(version, size_bytes, call_bytes),
+        *_arm_faults(version, arch, base_page_bytes, size_bytes),
+        *_zone_faults(movable_bytes, cma_bytes),
+        *_limit_faults(memlock_limit_bytes, size_bytes),
+    ]
+    order = ("error", "warning", "info")
+    return tuple(sorted(faults, key=lambda fault: order.index(fault.severity)))
+
+
+def _kernel_faults(release: str | None, size_bytes: int, call_bytes: int) -> list[Fault]:
+    match = _KERNEL.match(release or "")
+    version = (int(match[1]), int(match[2])) if match else None
+    first, after = _LONG_TERM_PIN_BUG
+    if version is None or not first <= version < after or size_bytes < _LONG_TERM_PIN_LIMIT_BYTES:
+        return []
+    small = call_bytes < _LONG_TERM_PIN_LIMIT_BYTES
+    what = f"Linux {release}: 6.11 to 6.13 may refuse to pin 2 GiB or more in one call"
+    remedy = (
+        f"nothing to do: calls are of at most {format_bytes(call_bytes)}"
+        if small
+        else "register less than 2 GiB at a time, or use Linux 6.14 (commit aa6f8b2593b5)"
+    )
+    return [Fault("info" if small else "error", "LongTermPinLimit", what, remedy)]
+
+
+def _driver_faults(
+    version: tuple[int, ...] | None, size_bytes: int, call_bytes: int
+) -> list[Fault]:
+    faults = []
+    # Unknown counts as new: the releases that are installed today have the limit.
+    if (version is None or version >= ONE_TABLE_ALLOCATION) and size_bytes >= _LARGEST_CALL_BYTES:
+        fails = call_bytes >= _LARGEST_CALL_BYTES
+        faults.append(
+            Fault(
+                "error" if fails else "info",
+                "SingleCallLimit",
+                "NVIDIA drivers from 580 on fail calls of 512 GiB and more (out of memory)",
+                "register in chunks"
+                if fails
+                else f"nothing to do: calls are of at most {format_bytes(call_bytes)}",
+            )
+        )
+    if call_bytes >= _STALLING_CALL_BYTES:
+        what = (
+            f"calls of {format_bytes(call_bytes)}: from 512 MiB on the driver's own table may "
+            "compact memory under its lock, and other CUDA processes and nvidia-smi wait"
+        )
+        faults.append(
+            Fault("warning", "LargeCall", what, "register at most 480 MiB at a time (our default)")
+        )
+    if version is not None and version < _SHARED_LOCK:
+        what = (
+            f"NVIDIA driver {'.'.join(map(str, version))} registers with its global lock held "
+            "exclusively: every other CUDA process waits for the length of each call"
+        )
+        faults.append(Fault("warning", "ExclusiveLock", what, "use driver 565 or newer"))
+    return faults
+
+
+def _arm_faults(
+    version: tuple[int, ...] | None, arch: str, base_page_bytes: int, size_bytes: int
+) -> list[Fault]:
+    first, least_bytes = _LARGE_ARM_PAGES
+    affected = version is None or version >= first
+    if arch != "aarch64" or base_page_bytes != 64 * KIB or not affected or size_bytes < least_bytes:
+        return []
+    what = (
+        "base pages of 64 KiB on arm64: NVIDIA drivers 595 and 610 were seen to fault just below "
+        "each 4 GiB in mappings of 4 GiB and more"
+    )
+    remedy = "boot the kernel with 4 KiB pages (linux-nvidia, not -64k), or use driver 580"
+    return [Fault("warning", "LargeArmPages", what, remedy)]
+
+
+def _zone_faults(movable_bytes: int, cma_bytes: int) -> list[Fault]:
+    faults = []
+    if movable_bytes:
+        what = (
+            f"{format_bytes(movable_bytes)} of this machine are ZONE_MOVABLE: pages from there "
+            "are migrated while they are registered"
+        )
+        remedy = "boot without movablecore= and kernelcore=; online memory as online_kernel"
+        faults.append(Fault("warning", "MovableZone", what, remedy))
+    if cma_bytes:
+        what = f"{format_bytes(cma_bytes)} are CMA's: pages from there are migrated, too"
+        remedy = "boot with a smaller cma=, and without hugetlb_cma="
+        faults.append(Fault("info", "ContiguousAreas", what, remedy))
+    return faults
+
+
+def _limit_faults(memlock_limit_bytes: int | None, size_bytes: int) -> list[Fault]:
+    if memlock_limit_bytes is None or memlock_limit_bytes >= size_bytes:
+        return []
+    what = (
+        f"RLIMIT_MEMLOCK is {format_bytes(memlock_limit_bytes)}: NVIDIA's module pins without "
+        "counting against it (os-mlock.c); mlock and registering the same memory with RDMA do"
+    )
+    remedy = "ulimit -l unlimited, if the engine uses RDMA (LimitMEMLOCK=infinity in its unit)"
+    return [Fault("info", "LockedMemoryLimit", what, remedy)]

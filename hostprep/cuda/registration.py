@@ -1,0 +1,288 @@
+"""Registering a slice of an attachment with CUDA, in the background, chunk by chunk."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from hostprep.client.attachment import Attachment
+from hostprep.cuda.access import CudaAccess
+from hostprep.cuda.chunks import ChunkPolicy
+from hostprep.cuda.control import CancelledError, Control
+from hostprep.cuda.driver import Driver, DriverError, forked_child_error
+from hostprep.cuda.job import Job
+from hostprep.cuda.listeners import Teller
+from hostprep.cuda.progress import Progress, Tally
+from hostprep.cuda.registered_ranges import Pins
+from hostprep.cuda.slices import buffer_of, slice_of
+from hostprep.errors import BadInputError, FailedError, HostprepError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hostprep.cuda.job import Turns
+    from hostprep.cuda.listeners import Board
+
+__all__ = ["Registration"]
+
+
+class Registration:
+    """One slice of one attachment, registered in this process; use it as a context manager.
+
+    `start()` returns at once and a thread does the work; `run()` does it before it returns.
+    `state` goes Idle, Registering (page tables first), Waiting (for a turn), Registering and so on,
+    perhaps Paused, to one of Registered, Skipped (ATS: nothing to do), Failed and Cancelled; Closed
+    after `close()`. A failure takes back all that was registered, the last chunk first; the memory
+    stays attached, and the engine serves from GPU memory alone.
+
+    `driver` and `context`: the CUDA context that uses the memory; by default the one current in
+    the thread that makes this object (loading the driver module takes it 0.1 s, once). `row_bytes`:
+    no chunk ends inside a row, counted from the slice's start. `turnstile.turn(...)` is held
+    during each call. `deadline_s`: from the start to the end, pauses included. `on_registered` is
+    called when all is registered, in the thread that did it with the context current: only then
+    is `board` told READY, and its exception is a failure. `on_progress` is told a Progress after
+    each chunk and at the end. `policy` bounds the chunks; their pages are the region's.
+
+    Raises BadInputError for a slice that cannot be. Whatever stands in the way of registering,
+    such as a missing driver, becomes Failed: it must not keep an engine from serving.
+    """
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        *,
+        driver: Driver | None = None,
+        context: int | None = None,
+        offset_bytes: int = 0,
+        size_bytes: int | None = None,
+        row_bytes: int = 0,
+        turnstile: Turns | None = None,
+        deadline_s: float | None = None,
+        on_registered: Callable[[], object] | None = None,
+        on_progress: Callable[[Progress], object] | None = None,
+        board: Board | None = None,
+        policy: ChunkPolicy | None = None,
+    ) -> None:
+        part = slice_of(attachment, offset_bytes, size_bytes, row_bytes)
+        self._part = part
+        self._control = Control(deadline_s)
+        self._tally = Tally(part.size_bytes)
+        self._teller = Teller(self._tally, board, on_progress)
+        self._pins = Pins(part.name, buffer_of(attachment), part.address, part.size_bytes)
+        self._job = Job(
+            part,
+            policy=part.policy(policy, row_bytes),
+            pins=self._pins,
+            control=self._control,
+            turnstile=turnstile,
+            tally=self._tally,
+            on_chunk=self._teller.chunk,
+        )
+        self._on_registered = on_registered
+        self._pid = os.getpid()
+        self._in_background = False
+        self._worker: int | None = None
+        self._ended = threading.Event()
+        self._closing = threading.Lock()
+        self._error: HostprepError | None = None
+        self._cuda = CudaAccess(driver, context)
+
+    @property
+    def state(self) -> str:
+        """Where it is now; no system call, no lock."""
+        return self._tally.state
+
+    @property
+    def error(self) -> HostprepError | None:
+        """Why it is Failed or Cancelled, with the remedy."""
+        return self._error
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is."""
+        return self._tally.progress()
+
+    def start(self) -> Registration:
+        """Begin in the background and return at once, within 1 ms.
+
+        Raises BadInputError where part of the range belongs to another registration of this
+        process, or where this one was started before; FailedError in a forked child.
+        """
+        self._begin()
+        self._in_background = True
+        try:
+            # Not threading.Thread, whose start() waits until the new thread was scheduled and has
+            # let go of the GIL: milliseconds on a busy machine, in the engine's own thread.
+            _thread.start_new_thread(self._work, ())
+        except RuntimeError as error:  # no thread to be had: a limit of the container
+            self._give_up(FailedError(f"{self._part.name}: {error}", reason="NoThread"))
+            self._ended.set()
+        return self
+
+    def run(self) -> Registration:
+        """Register before returning, in this thread, as engines do by themselves today.
+
+        Raises as `start` does, and what made it fail.
+        """
+        self._begin()
+        self._work()
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def pause(self) -> None:
+        """Stop after the chunk that is being registered, until `resume()`."""
+        self._refuse_child()
+        self._control.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause()`."""
+        self._refuse_child()
+        self._control.resume()
+
+    def cancel(self) -> None:
+        """Stop after the chunk that is being registered, and take all back; does not wait.
+
+        Without effect once it is Registered: `close()` takes that back.
+        """
+        self._refuse_child()
+        self._control.cancel()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it came to an end, good or bad; False if that took longer than `timeout_s`."""
+        self._refuse_child()
+        return self._ended.wait(timeout_s)
+
+    def close(self) -> None:
+        """Take everything back, the last chunk first, and let go of the memory.
+
+        A registration still at work is cancelled and waited for: at most one chunk, and what
+        `on_registered` takes. The memory must not be in use by copies any more. Raises FailedError
+        where the driver did not take a chunk back: that memory then stays mapped until the
+        process ends.
+        """
+        self._refuse_child()
+        if self.state == "Closed":
+            return
+        if self._worker == threading.get_ident() and not self._ended.is_set():
+            raise BadInputError(
+                "a registration cannot be closed by its own callbacks",
+                reason="ClosedFromWithin",
+                remedy="raise an exception there: that makes it fail, and takes all back",
+            )
+        with self._closing:
+            if self._tally.has_begun:
+                self._control.cancel()
+                self._ended.wait()
+            if self.state in ("Registered", "Skipped"):
+                self._teller.withdrawn()
+            error = self._take_back()
+            self._tally.state = "Closed"
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> Registration:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if os.getpid() == self._pid:  # a forked child leaves the block too, and has nothing here
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<Registration of {self._part.name}: {self.state}>"
+
+    def _refuse_child(self) -> None:
+        if os.getpid() != self._pid:
+            raise forked_child_error()
+
+    def _begin(self) -> None:
+        self._refuse_child()
+        if self.state != "Idle":
+            raise BadInputError(
+                f"{self._part.name} is {self.state} already",
+                reason="AlreadyStarted",
+                remedy="make a new Registration",
+            )
+        self._pins.claim()
+        self._control.start_clock()
+        self._tally.begin()
+
+    def _work(self) -> None:
+        """Do everything, in whichever thread, and leave an outcome."""
+        self._worker = threading.get_ident()
+        try:
+            self._teller.initializing()
+            with self._cuda.use() as driver:
+                try:
+                    outcome = self._job.register(driver, self._cuda.context)
+                    self._have_engine_join()
+                    self._arrive(outcome)
+                except BaseException:
+                    self._job.undo(driver)
+                    raise
+        except BaseException as error:
+            self._give_up(error)
+            if not isinstance(error, Exception) and not self._in_background:
+                raise  # Ctrl-C in `run`
+        finally:
+            try:
+                self._teller.show()
+            finally:
+                self._ended.set()  # come what may: `close` waits for it
+
+    def _have_engine_join(self) -> None:
+        """Have the engine do its part, such as making the copy streams of its host tier."""
+        if self._on_registered is None:
+            return
+        self._job.go_on()
+        try:
+            self._on_registered()
+        except Exception as error:
+            raise FailedError(
+                f"{self._part.name}: the engine's on_registered failed: "
+                f"{type(error).__name__}: {error}",
+                reason="OnRegisteredFailed",
+                remedy="see the engine's log; it serves from GPU memory alone",
+            ) from error
+
+    def _arrive(self, outcome: str) -> None:
+        """Say READY, unless somebody cancelled before."""
+        with self._control.lock:
+            self._control.check()
+            self._teller.ready()
+            self._tally.end(outcome)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Leave Failed or Cancelled, and tell the other ranks why."""
+        if isinstance(error, HostprepError):
+            self._error = error
+        else:
+            self._error = FailedError(
+                f"{self._part.name}: {type(error).__name__}: {error}", reason="RegistrationFailed"
+            )
+            self._error.__cause__ = error
+        self._pins.release()
+        self._teller.failed(str(self._error))
+        self._tally.end("Cancelled" if isinstance(error, CancelledError) else "Failed")
+
+    def _take_back(self) -> HostprepError | None:
+        """Undo what a finished registration holds; return why not all of it could be."""
+        error = None
+        if self._pins.count:
+            try:
+                with self._cuda.use() as driver:
+                    error = self._job.undo(driver)
+            except HostprepError as lost:
+                if not (isinstance(lost, DriverError) and lost.is_gone):
+                    return lost
+                self._pins.forget()
+        self._tally.done_bytes = 0
+        self._pins.release()
+        return error

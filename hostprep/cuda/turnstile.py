@@ -1,0 +1,280 @@
+"""Taking turns with the driver, node-wide: one process registers one chunk, then the next does.
+
+While one process registers, the driver's locks stall the others' calls; a lock alone is not fair
+(flock(2) promises no order). Hence tickets, in order of arrival, for a small number of slots.
+Kernel locks only: what dies lets go, in whatever PID namespace, and no daemon has to be up.
+
+Registering unfairly is better than not registering: without a folder to write to, an engine says so
+once and goes on without taking turns. Who was stopped in its turn is alive to the kernel: after a
+while nobody waits for it any more, and the others take turns among themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hostprep.cuda.turnstile_folders import open_turnstile
+from hostprep.cuda.turnstile_tickets import (
+    Other,
+    QueueTicket,
+    draw,
+    living_ahead,
+    release_slot,
+    still_there,
+    try_slots,
+)
+from hostprep.errors import BadInputError, BusyError, HostprepError
+from hostprep.linux.fork_safe_fds import close_own, own
+from hostprep.paths import TURNSTILE, default_root
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from threading import Event
+
+__all__ = ["PATIENCE_S", "Turnstile", "patience_for"]
+
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
+_MAX_WIDTH = 64
+_HEAD_PAUSE_S = 0.001
+_PAUSE_S = 0.01
+_IMPATIENT_S = 1.0
+PATIENCE_S = 30.0
+"""Of who registers by chunks: hundreds of them could have had their turns."""
+_SLOW_BYTES_PER_S = 2_800_000_000
+"""Half of the slowest rate measured for memory that is present: 5.6 GB/s, 4 KiB pages, four
+processes at once (LightLLM issue 1527)."""
+_PATIENCES = 10
+"""How many times a turnstile's patience anybody waits at all: a queue that moves, and never lets
+us through, is somebody's who keeps drawing tickets before ours."""
+_OPEN_TRIES = 10
+
+
+def patience_for(call_bytes: int) -> float:
+    """Return how long to wait for others that, like us, register that much by one call."""
+    return max(PATIENCE_S, call_bytes / _SLOW_BYTES_PER_S)
+
+
+class Turnstile:
+    """The turnstile of one GPU, or of the whole node: every process that uses the same key.
+
+    `width` at most are at work at once. `patience_s`: how long nothing may move before us until
+    we go past it, and ten times as long whatever moves; a turn takes milliseconds. `say` gets a
+    sentence for people, once; by default it is logged as a warning. Of several threads each may
+    take turns of its own.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        key: str = "node",
+        *,
+        width: int = 1,
+        patience_s: float = PATIENCE_S,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        """Raise BadInputError for a key or a width that cannot be; touches nothing."""
+        if _KEY.fullmatch(key) is None:
+            raise BadInputError(
+                f"{key!r} cannot name a turnstile",
+                reason="BadTurnstile",
+                remedy="give the GPU's UUID, or node",
+            )
+        if not 1 <= width <= _MAX_WIDTH:
+            raise BadInputError(
+                f"a turnstile of width {width} cannot be",
+                reason="BadTurnstile",
+                remedy=f"give 1 to {_MAX_WIDTH} processes at a time",
+            )
+        self._root = root or default_root()
+        self._key = key
+        self._width = width
+        self._patience_s = patience_s
+        self._stopped: frozenset[Other] = frozenset()
+        self._slot_is_theirs = False
+        self._impatient = False
+        self._say = say or _log
+        self._without: str | None = None
+
+    @property
+    def path(self) -> str:
+        """The folder of its tickets."""
+        return f"{self._root}/{TURNSTILE}/{self._key}"
+
+    @property
+    def without(self) -> str | None:
+        """What was said of turns that were not waited for, the first time; None where all were."""
+        return self._without
+
+    @contextlib.contextmanager
+    def turn(self, timeout_s: float | None = None, stop: Event | None = None) -> Iterator[None]:
+        """Wait for our turn, and have it while the block runs: for one chunk.
+
+        Raises BusyError (TurnTimeout, TurnStopped) when `timeout_s` is over or `stop` is set
+        while we wait: the block does not run then.
+        """
+        place = self._take(_Wait(timeout_s, stop))
+        try:
+            yield
+        finally:
+            if place is not None:
+                place.leave()
+
+    def _take(self, wait: _Wait) -> _Place | None:
+        """Return our place; None where there is no taking turns."""
+        try:
+            folder, ticket = self._draw()
+            try:
+                return _Place(folder, ticket, self._queue(folder, ticket, wait))
+            except BaseException:
+                _Place(folder, ticket, None).leave()
+                raise
+        except BusyError:
+            raise
+        except HostprepError as error:
+            self._go_without(error.message)
+        except OSError as error:
+            self._go_without(f"{self.path}: {error.strerror or error}")
+        return None
+
+    def _queue(self, folder: int, ticket: QueueTicket, wait: _Wait) -> int | None:
+        """Wait until we are next, and return our slot; None for a turn without one."""
+        self._forget_who_moved(folder)
+        while True:
+            ahead = living_ahead(
+                folder, ticket.number, limit=self._width + 1, passing=self._stopped
+            )
+            is_next = len(ahead) < self._width
+            slot = try_slots(folder, self._width) if is_next else None
+            if slot is not None:
+                self._slot_is_theirs = self._impatient = False
+                return slot
+            if is_next and self._slot_is_theirs:
+                return None  # in order still: whoever else knows of them waits for our ticket
+            is_stuck = wait.stands_still_s(ahead) > self._patience_now_s()
+            if is_stuck or wait.waited_s() > self._patience_now_s() * _PATIENCES:
+                self._lose_patience(wait, is_stuck=is_stuck)
+                if is_next or not is_stuck:
+                    self._slot_is_theirs = is_next
+                    return try_slots(folder, self._width)
+                # Those who could be at work. Others behind them wait for them as we do.
+                self._stopped |= set(ahead[: self._width])
+            wait.pause(_HEAD_PAUSE_S if len(ahead) <= self._width else _PAUSE_S)
+
+    def _lose_patience(self, wait: _Wait, *, is_stuck: bool) -> None:
+        """Wait no longer, and say so.
+
+        Stopped by a debugger or a frozen cgroup: alive to the kernel, and for how long?
+        """
+        self._impatient = True
+        what = "nothing moved" if is_stuck else "no turn"
+        self._say_once(
+            f"{self.path}: {what} for {wait.waited_s():.1f} s: registering past whoever is stopped"
+            " there, whose call may stall ours; end that process, or let it go on"
+        )
+
+    def _patience_now_s(self) -> float:
+        return min(self._patience_s, _IMPATIENT_S) if self._impatient else self._patience_s
+
+    def _forget_who_moved(self, folder: int) -> None:
+        """Wait for those again whose turn came to an end after all: they go on, or are dead."""
+        left = frozenset(other for other in self._stopped if still_there(folder, other))
+        if left != self._stopped:
+            self._stopped, self._slot_is_theirs = left, False
+
+    def _go_without(self, why: str) -> None:
+        self._say_once(
+            f"registering without taking turns ({why}): processes that register at the same"
+            " time stall each other; mount the root's turnstile folder writable to avoid it"
+        )
+
+    def _say_once(self, text: str) -> None:
+        if self._without is None:
+            self._without = text
+            self._say(text)
+
+    def _draw(self) -> tuple[int, QueueTicket]:
+        """Return the folder of our key, made where it is missing, and our ticket in it.
+
+        Raises OSError, HostprepError.
+        """
+        for _ in range(_OPEN_TRIES):
+            # Somebody may have made it an instant ago, and not yet opened it to everybody.
+            with contextlib.suppress(PermissionError):
+                return self._draw_once()
+            if self._without is not None:
+                break
+            time.sleep(_PAUSE_S)
+        return self._draw_once()
+
+    def _draw_once(self) -> tuple[int, QueueTicket]:
+        folder = own(open_turnstile(self._root, self._key))
+        try:
+            return folder, draw(folder)
+        except BaseException:
+            close_own(folder)
+            raise
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A turn that is had: its slot, unless that is a stopped one's, and the ticket it came by.
+
+    The ticket stays until the end: so those who wait can tell by it whether a turn moves on.
+    """
+
+    folder: int
+    ticket: QueueTicket
+    slot: int | None
+
+    def leave(self) -> None:
+        """End it; nothing in a forked child, where the descriptors are closed."""
+        if self.slot is not None:
+            release_slot(self.slot)
+        self.ticket.give_up(self.folder)
+        close_own(self.folder)
+
+
+class _Wait:
+    """How long we have waited, and for how long nothing has moved before us."""
+
+    def __init__(self, timeout_s: float | None, stop: Event | None) -> None:
+        self._timeout_s = timeout_s
+        self._stop = stop
+        self._since_s = self._moved_s = time.monotonic()
+        self._ahead: tuple[Other, ...] | None = None
+
+    def stands_still_s(self, ahead: tuple[Other, ...]) -> float:
+        """Return for how many seconds the same ones have been before us."""
+        if ahead != self._ahead:
+            self._ahead = ahead
+            self._moved_s = time.monotonic()
+        return time.monotonic() - self._moved_s
+
+    def waited_s(self) -> float:
+        """Return for how many seconds we have waited."""
+        return time.monotonic() - self._since_s
+
+    def pause(self, pause_s: float) -> None:
+        """Sleep. Raises BusyError where there is nothing to wait for any more."""
+        if self._timeout_s is not None:
+            left_s = self._since_s + self._timeout_s - time.monotonic()
+            if left_s <= 0:
+                raise BusyError(
+                    f"no turn to register within {self._timeout_s:g} s", reason="TurnTimeout"
+                )
+            pause_s = min(pause_s, left_s)
+        if self._stop is None:
+            time.sleep(pause_s)
+        elif self._stop.wait(pause_s):
+            raise BusyError("told to stop while waiting for a turn", reason="TurnStopped")
+
+
+def _log(text: str) -> None:
+    import logging
+
+    logging.getLogger("hostprep.register").warning(text)

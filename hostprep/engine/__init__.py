@@ -1,1 +1,0 @@
-"""The engine half's commands, standard library only: exec, wait and attach."""

@@ -1,0 +1,273 @@
+"""Command line of the engine half; also the zipapp's. argparse: engines bring no click."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from hostprep.errors import BadInputError, HostprepError
+from hostprep.paths import PoolPaths, canonical_root, check_pool_name, default_root
+from hostprep.units import format_bytes, parse_quantity
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hostprep.client.request import Request
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = {
+    "exec": "Claim a region, put it where an engine looks, become it.",
+    "wait": "Wait until a pool is prepared and verified for this boot.",
+    "attach": "Try out an attach as an engine does it; say what it took.",
+    "engines": "List the engines that exec knows, and how each attaches.",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code: 0 done, 1 not ready or failed, 2 bad input."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        options = _parser().parse_args(arguments)
+        _end_when_told()
+        return int(options.run(options))
+    except HostprepError as error:
+        _report(error, as_json="json" in arguments)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("hostprep: interrupted", file=sys.stderr)
+        return 130
+
+
+def _end_when_told() -> None:
+    """Have SIGTERM end us as process 1 of a container, which is spared it otherwise.
+
+    pid_namespaces(7): only signals that it handles reach that one. What `exec` becomes begins
+    with the default again (execve(2)).
+    """
+    if os.getpid() == 1:
+        import signal
+
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def _report(error: HostprepError, *, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps({"error": error.message, "reason": error.reason, "remedy": error.remedy}))
+    print(f"hostprep: {error}", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hostprep",
+        description="Use memory that was prepared on this node.",
+        formatter_class=_formatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", prog="hostprep")
+    for name, description, fill in (
+        ("exec", _EXEC, _add_exec),
+        ("wait", _WAIT, _add_wait),
+        ("attach", _ATTACH, _add_attach),
+        ("engines", _ENGINES, _add_engines),
+    ):
+        fill(
+            commands.add_parser(
+                name, help=COMMANDS[name], description=description, formatter_class=_formatter
+            )
+        )
+    return parser
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    """Return argparse's own formatter; told its width, it does not import shutil for it (4 ms)."""
+    return argparse.HelpFormatter(prog, width=98)
+
+
+_EXEC = (
+    "Claims regions of a pool and becomes the command, which holds them until it and all its "
+    "children end. It learns of them by HOSTPREP_PATH, HOSTPREP_PATHS, HOSTPREP_SIZE_BYTES, "
+    "HOSTPREP_LEASE and HOSTPREP_FDS, by hostprep.join() in Python, or by a link at a path of "
+    "your choice. An engine that we know needs none of that: --engine completes its command line, "
+    "as in hostprep exec --pool kv --engine vllm -- vllm serve MODEL"
+)
+_WAIT = (
+    "Returns once the pool's handoff is there, is of this boot, and every region of it has been "
+    "checked against the kernel; for init containers. It claims nothing."
+)
+_ATTACH = (
+    "Claims a region, maps it with every page present, says how long that took, and lets it go. "
+    "The region counts as used then: it is scrubbed before the next owner gets it."
+)
+_ENGINES = (
+    "Lists what `hostprep exec --engine` takes; with a NAME, how to start that one. For trtllm, "
+    "--connector prints the configuration that leads it to an LMCache server or a Mooncake store."
+)
+
+
+def _add_common(parser: argparse.ArgumentParser, *, wait_default: float) -> None:
+    given = os.environ.get("HOSTPREP_POOL") or None
+    parser.add_argument(
+        "--pool", required=given is None, default=given, help="the pool's name (HOSTPREP_POOL)"
+    )
+    parser.add_argument("--root", default=None, help="parent folder of all pools (HOSTPREP_ROOT)")
+    parser.add_argument("--size", help="the least that a region must have, such as 64Gi")
+    parser.add_argument("--count", type=int, default=1, help="number of regions, all or none")
+    parser.add_argument(
+        "--wait",
+        type=_seconds,
+        default=wait_default,
+        metavar="SECONDS",
+        help="how long to wait for the pool and for a free region (default %(default)g)",
+    )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < 1e9:
+        raise argparse.ArgumentTypeError("give seconds, 0 or more")
+    return seconds
+
+
+def _add_exec(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, wait_default=0.0)
+    _add_choice(parser)
+    parser.add_argument(
+        "--engine",
+        metavar="NAME",
+        help="complete this engine's command line for the memory: see `hostprep engines`",
+    )
+    parser.add_argument(
+        "--link",
+        metavar="PATH",
+        help="symbolic link to make; may hold {pool}, {lease}, {region} and {index}",
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD")
+    parser.set_defaults(run=_run_exec, count=None)
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--region", action="append", default=[], help="take this very region")
+    parser.add_argument("--numa-node", type=int, default=None, help="only regions on this node")
+
+
+def _add_wait(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, wait_default=300.0)
+    parser.add_argument(
+        "--handoff-only",
+        action="store_true",
+        help="do not open the regions: where they cannot be seen yet (user namespaces)",
+    )
+    _add_output(parser)
+    parser.set_defaults(run=_run_wait)
+
+
+def _add_attach(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, wait_default=0.0)
+    _add_choice(parser)
+    _add_output(parser)
+    parser.set_defaults(run=_run_attach)
+
+
+def _add_engines(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="this engine alone")
+    parser.add_argument("--connector", choices=("lmcache", "mooncake"), help="for trtllm")
+    parser.add_argument("--server", metavar="ADDRESS", help="of the connector's server or master")
+    parser.add_argument("--model-key", metavar="KEY", help="names the checkpoint to Mooncake")
+    _add_output(parser)
+    parser.set_defaults(run=_run_engines)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+
+
+def _run_exec(options: argparse.Namespace) -> int:
+    from hostprep.engines.execute import ExecOrder, execute
+
+    command = tuple(options.command[1:] if options.command[:1] == ["--"] else options.command)
+    if not command:
+        raise BadInputError(
+            "there is no command to become", reason="NoCommand", remedy="give it after --"
+        )
+    paths, request = _paths(options), _request(options)
+    engine = None
+    if options.engine is not None:
+        from hostprep.engines.launching import Options
+        from hostprep.engines.starting import read_engine
+
+        told = Options(options.count, request.size_bytes, request.names)
+        engine = read_engine(options.engine, paths, command, told)
+        request = engine.request_for(request)
+    execute(ExecOrder(paths, request, options.wait, options.link, command, engine))
+    return 1
+
+
+def _run_engines(options: argparse.Namespace) -> int:
+    from hostprep.engines.listing import run_engines
+
+    return run_engines(options)
+
+
+def _run_wait(options: argparse.Namespace) -> int:
+    from hostprep.client.attach import wait
+
+    paths = _paths(options)
+    handoff = wait(
+        paths.pool,
+        timeout_s=options.wait,
+        size_bytes=_size_bytes(options),
+        count=options.count,
+        handoff_only=options.handoff_only,
+        on_wait=lambda why: print(f"waiting: {why.message}", file=sys.stderr, flush=True),
+        root=paths.root,
+    )
+    total_bytes = sum(region.size_bytes for region in handoff.regions)
+    if options.output == "json":
+        _print_json(
+            {"pool": handoff.pool, "generation": handoff.generation, "size_bytes": total_bytes}
+        )
+    else:
+        print(
+            f"pool {handoff.pool} is ready: {len(handoff.regions)} region(s), "
+            f"{format_bytes(total_bytes)}, generation {handoff.generation}"
+        )
+    return 0
+
+
+def _run_attach(options: argparse.Namespace) -> int:
+    from hostprep.engines.trying import run_attach
+
+    return run_attach(options, _paths(options), _size_bytes(options))
+
+
+def _request(options: argparse.Namespace) -> Request:
+    from hostprep.client.request import Request
+
+    return Request(
+        count=1 if options.count is None else options.count,
+        size_bytes=_size_bytes(options),
+        numa_node=options.numa_node,
+        names=tuple(options.region),
+    )
+
+
+def _size_bytes(options: argparse.Namespace) -> int:
+    return parse_quantity(options.size) if options.size else 1
+
+
+def _paths(options: argparse.Namespace) -> PoolPaths:
+    root = canonical_root(options.root or default_root())
+    return PoolPaths(root, check_pool_name(options.pool))
+
+
+def _print_json(document: dict[str, object]) -> None:
+    import json
+
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

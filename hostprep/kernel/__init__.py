@@ -1,1 +1,0 @@
-"""System calls that Python lacks, and the few procfs files that engines need. Linux only."""

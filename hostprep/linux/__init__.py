@@ -1,0 +1,1 @@
+"""System calls and formats of procfs and sysfs, without any policy."""

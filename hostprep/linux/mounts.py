@@ -1,0 +1,63 @@
+"""mount(2) and umount2(2)."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+from hostprep.linux.files import from_os_error
+
+__all__ = ["mount", "remount", "unmount"]
+
+# linux/mount.h
+_MS_NOSUID = 2
+_MS_NODEV = 4
+_MS_NOEXEC = 8
+_MS_REMOUNT = 32
+_MNT_DETACH = 2
+_FLAGS = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_mount = _libc.mount
+_mount.argtypes = (
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_ulong,
+    ctypes.c_char_p,
+)
+
+
+def mount(fs_type: str, target: str, options: str) -> None:
+    """Mount a memory file system, named hostprep in the mount table. Raises HostprepError."""
+    _call(fs_type, target, options, _FLAGS)
+
+
+def remount(fs_type: str, target: str, options: str) -> None:
+    """Change the options of a mount, such as a tmpfs' size. Raises HostprepError."""
+    _call(fs_type, target, options, _FLAGS | _MS_REMOUNT)
+
+
+def _call(fs_type: str, target: str, options: str, flags: int) -> None:
+    result = _mount(b"hostprep", os.fsencode(target), fs_type.encode(), flags, options.encode())
+    if result != 0:
+        code = ctypes.get_errno()
+        raise from_os_error(
+            OSError(code, os.strerror(code)), f"mount {fs_type} ({options}) at {target}"
+        )
+
+
+def unmount(target: str) -> None:
+    """Unmount; with a file on it still open or mapped it vanishes now and is freed at its end.
+
+    Only an empty one may vanish like that: its files were removed by name, which whoever holds
+    them was asked about. Raises HostprepError.
+    """
+    if _libc.umount2(os.fsencode(target), 0) == 0:
+        return
+    code = ctypes.get_errno()
+    if code == errno.EBUSY and not os.listdir(target):
+        code = 0 if _libc.umount2(os.fsencode(target), _MNT_DETACH) == 0 else ctypes.get_errno()
+    if code:
+        raise from_os_error(OSError(code, os.strerror(code)), f"unmount {target}")

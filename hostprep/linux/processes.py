@@ -1,0 +1,121 @@
+"""Who a process is, beyond its number: numbers are reused, and differ between namespaces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+
+__all__ = [
+    "ProcessId",
+    "boot_id",
+    "current_process",
+    "first_alive",
+    "is_of_our_namespace",
+    "may_scrub",
+    "sees_all_processes",
+]
+
+_HOST_PID_NAMESPACE = 0xEFFFFFFC
+"""PROC_PID_INIT_INO of include/linux/proc_ns.h: the inode of the first PID namespace."""
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process by its number, its start (clock ticks since boot) and its PID namespace."""
+
+    pid: int
+    start_ticks: int
+    namespace: int
+
+
+def boot_id() -> str:
+    """Return this boot's identity (random(4)); it changes with every boot."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def current_process() -> ProcessId:
+    """Return the caller's own identity."""
+    pid = os.getpid()
+    return ProcessId(pid, _start_ticks("self") or 0, _pid_namespace())
+
+
+def sees_all_processes() -> bool:
+    """Tell whether this process is in the host's PID namespace."""
+    return _pid_namespace() == _HOST_PID_NAMESPACE
+
+
+def may_scrub(owner_uid: int) -> bool:
+    """Tell whether this process can judge that a file of that user has no user left.
+
+    It must be in the host's PID namespace, and be root or the file's owner: others are refused
+    the read lease that the judgement rests on.
+    """
+    return os.geteuid() in (0, owner_uid) and sees_all_processes()
+
+
+def first_alive(processes: Collection[ProcessId]) -> ProcessId | None:
+    """Return one of the processes that still exists; dying ones do until all is let go.
+
+    Processes of other PID namespaces are looked up by the number that they have there
+    (NSpid in /proc/PID/status) and by their start: one walk over /proc for all of them.
+    """
+    own = _pid_namespace()
+    for process in processes:
+        if process.namespace == own and _start_ticks(str(process.pid)) == process.start_ticks:
+            return process
+    foreign = {(p.pid, p.start_ticks): p for p in processes if p.namespace != own}
+    if not foreign:
+        return None
+    starts = {start for _, start in foreign}
+    for entry in os.listdir("/proc"):
+        start = _start_ticks(entry) if entry.isdigit() else None
+        if start in starts:
+            found = foreign.get((_innermost_pid(entry) or 0, start or 0))
+            if found is not None:
+                return found
+    return None
+
+
+def is_of_our_namespace(process: ProcessId) -> bool:
+    """Tell whether the process's number means the same here as where it was recorded."""
+    return process.namespace == _pid_namespace()
+
+
+def _start_ticks(entry: str) -> int | None:
+    """Return the start of a process; None for one that is gone, or that only waits to be reaped.
+
+    A zombie has let go of its memory and files (kernel/exit.c: exit_mm and exit_files come
+    before exit_notify), and containers are full of them. One whose other threads still run has
+    not.
+    """
+    text = _read(f"/proc/{entry}/stat")
+    # The command's name is in brackets and may itself hold brackets and spaces.
+    fields = text.rpartition(")")[2].split()
+    if len(fields) < 20:
+        return None
+    state, threads, start_ticks = fields[0], int(fields[17]), int(fields[19])
+    return None if state in ("Z", "X") and threads <= 1 else start_ticks
+
+
+def _innermost_pid(entry: str) -> int | None:
+    for line in _read(f"/proc/{entry}/status").splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
+    return None
+
+
+def _pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

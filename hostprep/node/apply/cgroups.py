@@ -1,0 +1,150 @@
+"""Being charged in a cgroup of the host's own, outside of kubelet's and any login's.
+
+tmpfs pages stay charged to whoever touched them first, and kubelet sets the huge-page limit of
+pods that request none to 0: populating must happen elsewhere. Attaching later is free.
+
+The controllers of the host-level cgroup are left as they are. Where the root does not hand
+`hugetlb` or `memory` down (cgroup.subtree_control is systemd's and kubelet's business), what is
+populated is charged to the root, which has no limit: just as good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hostprep.errors import FailedError
+from hostprep.linux.namespaces import first_cgroup_namespace
+from hostprep.node.facts import CgroupFacts, Facts
+from hostprep.node.observe.cgroups import parse_own_paths
+from hostprep.node.observe.host import HostRoot
+from hostprep.node.observe.mounts import MountEntry, observe_mount_entries
+
+__all__ = ["NAME", "host_cgroup", "remove_host_cgroup"]
+
+NAME = "hostprep"
+_FIRST_ROOT = "/proc/1/root"
+_HOST = HostRoot("/")
+
+
+@contextlib.contextmanager
+def host_cgroup(
+    facts: Facts, *, on_stranded: Callable[[str], None] = lambda _: None
+) -> Iterator[None]:
+    """Work in the host-level cgroup while the block runs, if where we are would be charged.
+
+    Raises FailedError only where staying is bound to fail. The cgroup outlives the block, since
+    what was populated in it stays charged to it. Killed in the block, this process leaves nothing
+    behind but the cgroup, and the next one enters it. `on_stranded` is told why there is no way
+    back: whoever lives on is outside of all its limits then, and should not live long.
+    """
+    if facts.cgroup.is_top:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            if facts.cgroup.is_shut_in:  # what looks like the top is a container's own cgroup
+                raise PermissionError("its namespace ends there, and PID 1's cannot be entered")
+            stack.enter_context(first_cgroup_namespace())
+            for hierarchy in _hierarchies(facts.cgroup.version):
+                stack.callback(_return_to, _leave(hierarchy), on_stranded)
+        except OSError as error:
+            _complain(facts.cgroup, error)
+        yield
+
+
+def remove_host_cgroup(facts: Facts) -> None:
+    """Remove the host-level cgroup once nothing is left in it; leave it otherwise."""
+    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+        stack.enter_context(first_cgroup_namespace())
+        for hierarchy in _hierarchies(facts.cgroup.version):
+            for top in hierarchy.tops:
+                with contextlib.suppress(OSError):
+                    os.rmdir(f"{top}/{NAME}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Hierarchy:
+    """One that charges memory or huge pages, and the folders that show all of it."""
+
+    tops: tuple[str, ...]
+    path: str
+    """This process's folder below any of them."""
+
+
+def _leave(hierarchy: _Hierarchy) -> str:
+    """Enter the host-level cgroup. Returns the folder of the one that was left.
+
+    Raises OSError, of the last way that was tried.
+    """
+    trouble = OSError("no mount shows the host's cgroups from their top, and can be written")
+    for top in hierarchy.tops:
+        try:
+            os.makedirs(f"{top}/{NAME}", exist_ok=True)
+            _move_to(f"{top}/{NAME}")
+        except OSError as error:
+            trouble = error
+        else:
+            return f"{top}{hierarchy.path}".rstrip("/")
+    raise trouble
+
+
+def _return_to(folder: str, on_stranded: Callable[[str], None]) -> None:
+    try:
+        _move_to(folder)
+    except OSError as error:  # gone with its container, it may be
+        on_stranded(f"cannot return to cgroup {folder}: {error.strerror}")
+
+
+def _move_to(folder: str) -> None:
+    """Move this process, with all its threads. Raises OSError."""
+    # os.write reports the error that a buffered file's destructor would swallow.
+    fd = os.open(f"{folder}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, b"0")
+    finally:
+        os.close(fd)
+
+
+def _hierarchies(version: int) -> list[_Hierarchy]:
+    """Return the hierarchies that charge; as the present cgroup namespace shows them."""
+    paths = parse_own_paths(_HOST.read_text("/proc/self/cgroup") or "")
+    wanted = ("",) if version == 2 else ("memory", "hugetlb")
+    return [
+        _Hierarchy(tuple(_tops(controller)), paths[controller])
+        for controller in wanted
+        if controller in paths
+    ]
+
+
+def _tops(controller: str) -> Iterator[str]:
+    """Yield where the whole hierarchy can be written: here, else through PID 1's root.
+
+    A container's own mount is read-only or begins at its own cgroup; the host's, mounted into a
+    pod, shows everything. Where neither is there, PID 1's mount namespace has it.
+    """
+    for entry in observe_mount_entries(_HOST, lambda _: None):
+        if _is_whole(entry, controller):
+            yield entry.mount.path
+    for entry in observe_mount_entries(_HOST, lambda _: None, process="1"):
+        if _is_whole(entry, controller):
+            yield _FIRST_ROOT + entry.mount.path
+
+
+def _is_whole(entry: MountEntry, controller: str) -> bool:
+    mount = entry.mount
+    is_it = mount.option(controller) is not None if controller else mount.fs_type == "cgroup2"
+    right_type = mount.fs_type == ("cgroup" if controller else "cgroup2")
+    return right_type and is_it and entry.fs_root == "/" and "ro" not in mount.options
+
+
+def _complain(cgroup: CgroupFacts, error: OSError) -> None:
+    if cgroup.in_kubepods or cgroup.memory_limit_bytes is not None or cgroup.hugetlb_limit_bytes:
+        raise FailedError(
+            f"cannot leave cgroup {cgroup.path} for a host-level one: {error.strerror or error}",
+            reason="ChargedToPod",
+            remedy="populate as root outside of it, or in a privileged pod with hostPID: true and"
+            " the host's /sys/fs/cgroup mounted writable (the chart's agent.mode: privileged)",
+        ) from error

@@ -1,0 +1,220 @@
+"""One worker at a time below a root, and one agent that has it to itself for life."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+
+from hostprep.errors import BadInputError, BusyError, HostprepError
+from hostprep.linux.files import closing_fd, from_os_error, open_folder, remove_file
+from hostprep.linux.locks import try_lock
+from hostprep.node.apply.debris import clear_debris, is_debris
+
+__all__ = ["AgentLock", "exclusive", "remove_root"]
+
+_NAME = ".lock"
+_AGENT = ".agent.lock"
+_MADE = ".made"
+"""Tells that the root is ours to remove: we made it."""
+_PAUSE_S = 0.05
+
+
+@contextlib.contextmanager
+def exclusive(
+    root: str, *, wait_timeout_s: float, on_wait: Callable[[str], None]
+) -> Iterator[None]:
+    """Make the root if need be, and be the only one to prepare or release below it.
+
+    A second one waits, and `on_wait` is told for whom. Raises BusyError when the time is over,
+    BadInputError for a root that cannot be.
+    """
+    path = f"{root}/{_NAME}"
+    deadline_s = time.monotonic() + wait_timeout_s
+    told = False
+    while (fd := _try(root, path)) is None:
+        if not told:
+            on_wait(_holder(path))
+            told = True
+        if time.monotonic() >= deadline_s:
+            raise BusyError(
+                f"{_holder(path)} is at work below {root}",
+                reason="AlreadyRunning",
+                remedy="wait for it to end, or give --wait more seconds",
+            )
+        time.sleep(_PAUSE_S)
+    try:
+        _sweep(root)
+        yield
+    finally:
+        os.close(fd)
+
+
+def remove_root(root: str, names: tuple[str, ...]) -> None:
+    """Remove the root, once no pool is left in it; to be called while holding it."""
+    ours = (*names, _NAME, _MADE, _AGENT)
+    for name in os.listdir(root):
+        path = f"{root}/{name}"
+        if name in names or _is_left_of_mounts(path):
+            clear_debris(path)
+    entries = set(os.listdir(root))
+    if entries - set(ours):
+        return
+    for name in ours:
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+            os.unlink(f"{root}/{name}")
+    if _MADE in entries:
+        with contextlib.suppress(OSError):
+            os.rmdir(root)
+
+
+def _is_left_of_mounts(folder: str) -> bool:
+    """Tell whether containers with regions left it: each has a view below `devices` mounted.
+
+    One without may be what kubelet made for a pod that waits for its pool, and has it mounted.
+    """
+    return is_debris(f"{folder}/devices") and is_debris(folder)
+
+
+def _sweep(root: str) -> None:
+    """Clear away what a killed run left of a pool or a zipapp that it was making or removing."""
+    for name in os.listdir(root):
+        if name.startswith(".") and name.endswith(".new"):
+            remove_file(f"{root}/{name}")
+
+
+def _make_root(root: str) -> None:
+    if not root.startswith("/"):
+        raise BadInputError(
+            f"root {root!r} is not an absolute path", reason="BadRoot", remedy="begin it with /"
+        )
+    try:
+        if not os.path.lexists(root):
+            os.makedirs(root, mode=0o755, exist_ok=True)
+            with open(f"{root}/{_MADE}", "ab"):
+                pass
+    except FileExistsError as error:
+        raise BadInputError(
+            f"{root} is no folder", reason="BadRoot", remedy="choose another --root"
+        ) from error
+    except OSError as error:
+        raise from_os_error(error, f"create {root}") from error
+    with closing_fd(open_folder(root)) as fd:
+        _check_owner(root, os.fstat(fd))
+
+
+def _check_owner(root: str, status: os.stat_result) -> None:
+    """Refuse a root in which somebody else could replace what we make."""
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+        raise BadInputError(
+            f"{root} belongs to user {status.st_uid} or can be written by others",
+            reason="BadRoot",
+            remedy="give a root of your own: mode 0755 or stricter",
+        )
+
+
+def _try(root: str, path: str) -> int | None:
+    """Return the locked file, or None. Its holder may remove it, root and all, while we wait."""
+    _make_root(root)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise from_os_error(error, f"open {path}") from error
+    if not try_lock(fd, exclusive=True):
+        os.close(fd)
+        return None
+    try:
+        same = os.stat(path).st_ino == os.fstat(fd).st_ino
+    except FileNotFoundError:
+        same = False
+    if not same:
+        os.close(fd)
+        return None
+    _sign(fd)
+    return fd
+
+
+def _sign(fd: int) -> None:
+    """Put our number into a lock's file: for people, and no reason to fail where /run is full."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+
+
+def _holder(path: str, who: str = "hostprep") -> str:
+    with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+        pid = file.read().strip()
+        if pid:
+            return f"another {who} (process {pid})"
+    return f"another {who}"
+
+
+class AgentLock:
+    """Held by the one agent of a root: two with different wishes would undo each other's work.
+
+    A root that nobody has worked below yet gets none: an agent that has nothing to do leaves no
+    trace.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._path = f"{root}/{_AGENT}"
+        self._fd: int | None = None
+
+    def hold(self, *, make_root: bool = False) -> None:
+        """Take the lock unless it is held; again where the root was made anew since.
+
+        With `make_root`, for whoever is about to work below it, also where there is no root yet.
+        Raises BadInputError where another agent has it.
+        """
+        # Whoever had it may take the file away in between: then the next one counts.
+        while not self._is_held():
+            self._drop()
+            try:
+                if make_root:
+                    _make_root(self._root)
+                elif not os.path.lexists(f"{self._root}/{_NAME}"):
+                    return
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                self._fd = os.open(self._path, flags, 0o600)
+            except FileNotFoundError:
+                continue  # the root went in between
+            except (HostprepError, OSError):
+                return  # the worker meets the same, and says it
+            self._lock(self._fd)
+
+    def _lock(self, fd: int) -> None:
+        if not try_lock(fd, exclusive=True):
+            self._drop()
+            raise BadInputError(
+                f"{_holder(self._path, 'agent')} works below {self._root}",
+                reason="AlreadyRunning",
+                remedy="end it first; two nodes on one machine need a --root and a --state-dir"
+                " each",
+            )
+        _sign(fd)
+
+    def close(self) -> None:
+        """Let go of it; where nothing else is left below the root, take the file away."""
+        if self._is_held():
+            with contextlib.suppress(OSError):
+                if set(os.listdir(self._root)) <= {_AGENT, _MADE}:
+                    remove_root(self._root, ())
+        self._drop()
+
+    def _is_held(self) -> bool:
+        if self._fd is None:
+            return False
+        try:
+            return os.path.samestat(os.lstat(self._path), os.fstat(self._fd))
+        except OSError:
+            return False
+
+    def _drop(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd = None

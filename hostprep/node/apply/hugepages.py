@@ -1,0 +1,180 @@
+"""The kernel's huge-page pools, node by node: add, read back, compact once, give back.
+
+Documentation/admin-guide/mm/hugetlbpage.rst. A write that asks for more than the node can give
+succeeds and gives less: only reading back tells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from hostprep.errors import BusyError, FailedError, HostprepError
+from hostprep.linux.locks import hold_lock
+from hostprep.node.ledger import Pending, Record, Recorder
+from hostprep.units import format_bytes
+
+__all__ = ["HugePageControl"]
+
+_LOCK_TIMEOUT_S = 120.0
+_COMPACT = "import os, sys; os.write(os.open(sys.argv[1], os.O_WRONLY), b'1')"
+
+
+@dataclass(frozen=True, slots=True)
+class HugePageControl:
+    """The adapter; `sysfs` can be a folder of a test."""
+
+    sysfs: str = "/sys"
+    compact_timeout_s: float = 5.0
+
+    def add(self, recorder: Recorder, *, node_id: int, page_bytes: int, pages: int) -> int:
+        """Add pages to the node's pool. Returns how many came.
+
+        If they are short, free memory is compacted once, for at most `compact_timeout_s`, and
+        asked for again. Raises HostprepError where the pool cannot be written.
+        """
+        with self._locked(node_id, page_bytes) as folder:
+            before = _persistent(folder)
+            change = Pending(node_id, page_bytes, before, before + pages)
+            with _accounted(recorder, change, folder):
+                self._write(folder, change.after)
+                if _persistent(folder) < change.after and self._compact(node_id):
+                    self._write(folder, change.after)
+                came = change.outcome(_persistent(folder))
+        return came
+
+    def give_back(self, recorder: Recorder, *, node_id: int, page_bytes: int, pages: int) -> None:
+        """Take pages out of the node's pool: at most as many as the record says we added.
+
+        Pages still mapped by somebody become surplus and vanish when they are let go.
+        """
+        ours = next(
+            (
+                entry.pages
+                for entry in recorder.record.taken
+                if (entry.node_id, entry.page_bytes) == (node_id, page_bytes)
+            ),
+            0,
+        )
+        pages = min(pages, ours)
+        if pages <= 0:
+            return
+        with self._locked(node_id, page_bytes) as folder:
+            before = _persistent(folder)
+            change = Pending(node_id, page_bytes, before, max(0, before - pages))
+            with _accounted(recorder, change, folder):
+                self._write(folder, change.after)
+
+    def adopt(self, record: Record, changes: Iterable[Pending]) -> Record:
+        """Return the record with what came of the boot script's changes: they were for this pool.
+
+        To be asked before the pool adds any of its own: the counters tell the two not apart.
+        """
+        for change in changes:
+            with contextlib.suppress(OSError, ValueError):  # a node that is not there any more
+                came = change.outcome(_persistent(self._folder(change.node_id, change.page_bytes)))
+                record = record.with_taken(change.node_id, change.page_bytes, came)
+        return record
+
+    def settle(self, recorder: Recorder) -> None:
+        """Finish the account of a change during which an earlier run was killed."""
+        pending = recorder.record.pending
+        if pending is None:
+            return
+        with self._locked(pending.node_id, pending.page_bytes) as folder:
+            recorder.save(_after(recorder, pending, folder))
+
+    def free_pages(self, node_id: int, page_bytes: int) -> int:
+        """Return the node's pages that nothing is in."""
+        return _read(self._folder(node_id, page_bytes), "free_hugepages")
+
+    def _folder(self, node_id: int, page_bytes: int) -> str:
+        return (
+            f"{self.sysfs}/devices/system/node/node{node_id}"
+            f"/hugepages/hugepages-{page_bytes // 1024}kB"
+        )
+
+    @contextlib.contextmanager
+    def _locked(self, node_id: int, page_bytes: int) -> Iterator[str]:
+        """Hold the lock on the very file that is changed: it serves all roots on the machine."""
+        folder = self._folder(node_id, page_bytes)
+        busy = BusyError(
+            f"another hostprep changes the {format_bytes(page_bytes)} pages of node {node_id}",
+            remedy="wait for it to end",
+        )
+        with hold_lock(f"{folder}/nr_hugepages", timeout_s=_LOCK_TIMEOUT_S, busy=busy):
+            yield folder
+
+    def _write(self, folder: str, pages: int) -> None:
+        path = f"{folder}/nr_hugepages"
+        try:
+            # os.write reports the error that a buffered file's destructor would swallow.
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, str(pages).encode())
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise FailedError(
+                f"cannot write {path}: {error.strerror}",
+                reason="HugePagesRefused",
+                remedy="run it as root with a writable /sys, or choose Base",
+            ) from error
+
+    def _compact(self, node_id: int) -> bool:
+        """Compact the node's free memory; False if it could not be done in time.
+
+        By a child, because the write returns only when the kernel is done with the whole node,
+        and a process can be killed out of it where a thread cannot.
+        """
+        path = f"{self.sysfs}/devices/system/node/node{node_id}/compact"
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _COMPACT, path], stderr=subprocess.DEVNULL
+        )
+        try:
+            return child.wait(self.compact_timeout_s) == 0
+        except subprocess.TimeoutExpired:
+            return True
+        finally:
+            if child.poll() is None:
+                child.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(1.0)
+
+
+@contextlib.contextmanager
+def _accounted(recorder: Recorder, change: Pending, folder: str) -> Iterator[None]:
+    """Record a change ahead, and what came of it afterwards, refused or not.
+
+    Only a run that is killed leaves it pending, for the next one to settle.
+    """
+    recorder.update(pending=change)
+    try:
+        yield
+    except HostprepError:
+        recorder.save(_after(recorder, change, folder))
+        raise
+    recorder.save(_after(recorder, change, folder))
+
+
+def _after(recorder: Recorder, change: Pending, folder: str) -> Record:
+    outcome = change.outcome(_persistent(folder))
+    return recorder.record.with_taken(change.node_id, change.page_bytes, outcome)
+
+
+def _persistent(folder: str) -> int:
+    """Return the pages that the pool holds for good, on this node: all but surplus ones.
+
+    nr_hugepages reads with surplus pages and is written without (mm/hugetlb.c,
+    set_max_huge_pages).
+    """
+    return _read(folder, "nr_hugepages") - _read(folder, "surplus_hugepages")
+
+
+def _read(folder: str, name: str) -> int:
+    with open(f"{folder}/{name}", encoding="ascii") as file:
+        return int(file.read())

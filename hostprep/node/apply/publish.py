@@ -1,0 +1,182 @@
+"""The handoff: built from what the kernel shows after the work, never from what was planned."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from dataclasses import replace as changed
+
+import hostprep
+from hostprep.api.slot_layout import SlotLayout
+from hostprep.client.handoff import AttachAdvice, Handoff, Region
+from hostprep.errors import FailedError, HostprepError
+from hostprep.linux.files import (
+    atomic_write,
+    closing_fd,
+    from_os_error,
+    open_state_file,
+    remove_file,
+)
+from hostprep.linux.locks import try_lock
+from hostprep.node.apply.debris import clear_debris
+from hostprep.node.apply.zipapp import build_zipapp, version_name
+from hostprep.node.facts import Facts, PoolFacts, RegionFacts
+from hostprep.node.ledger import Recorder
+from hostprep.node.observe.pools import as_region
+from hostprep.node.plan.layouts import layout_of
+from hostprep.paths import PoolPaths
+from hostprep.zipapp import STABLE_NAME, is_version
+
+__all__ = ["attach_advice", "build_handoff", "publish", "publish_zipapp", "unused_versions"]
+
+Write = Callable[..., None]
+"""`atomic_write`, or what a test of the tests puts in its place."""
+
+_MAX_READ_THREADS = 16
+
+
+def publish(
+    paths: PoolPaths,
+    facts: Facts,
+    pool: PoolFacts,
+    recorder: Recorder,
+    *,
+    gid: int | None,
+    sizing: SlotLayout | None = None,
+    write: Write = atomic_write,
+) -> Handoff:
+    """Publish all regions that are finished and sound, under the next generation."""
+    record = recorder.record
+    generation = record.generation + 1
+    handoff = build_handoff(paths, facts, pool, generation, record.pool_uid, sizing=sizing)
+    if not handoff.regions:
+        raise FailedError(
+            f"pool {paths.pool} has no sound region to publish",
+            reason="NothingToPublish",
+            remedy="run prepare again; see `hostprep status` for the damage",
+        )
+    recorder.update(generation=generation)
+    mode = 0o640 if gid is not None else 0o644
+    write(paths.handoff, handoff.to_bytes(), mode=mode, gid=gid)
+    return handoff
+
+
+def build_handoff(
+    paths: PoolPaths,
+    facts: Facts,
+    pool: PoolFacts,
+    generation: int,
+    pool_uid: str,
+    *,
+    sizing: SlotLayout | None = None,
+) -> Handoff:
+    """Return the handoff for what the pool's folder holds."""
+    before = _layouts(facts.pool(paths.pool))
+    return Handoff(
+        pool=paths.pool,
+        pool_uid=pool_uid,
+        generation=generation,
+        boot_id=facts.kernel.boot_id,
+        agent_version=hostprep.__version__,
+        regions=tuple(
+            _published(facts, region, before, sizing)
+            for region in sorted(pool.regions, key=lambda region: region.name)
+            if region.finished and region.damage is None
+        ),
+    )
+
+
+def _layouts(pool: PoolFacts | None) -> dict[int, str]:
+    """Return the layouts by inode as they were before the handoff was withdrawn."""
+    return {region.inode: region.layout for region in pool.regions} if pool else {}
+
+
+def _published(
+    facts: Facts, region: RegionFacts, before: Mapping[int, str], sizing: SlotLayout | None
+) -> Region:
+    known = changed(region, layout=region.layout or before.get(region.inode, ""))
+    return replace(
+        as_region(region), layout=layout_of(known, sizing), attach=attach_advice(facts, region)
+    )
+
+
+def attach_advice(facts: Facts, region: RegionFacts) -> AttachAdvice:
+    """Return what an engine should know of this node.
+
+    Memory-only NUMA nodes on arm64 beside NVIDIA GPUs are GPU memory (GB200 and its like):
+    there the GPUs use the host's page tables and registering gains nothing.
+    """
+    nodes = [
+        node for node in facts.nodes if node.cpus and region.placement.node in (None, node.node_id)
+    ]
+    cpus = sum(len(node.cpus) for node in nodes) or 1
+    coherent = facts.kernel.arch == "aarch64" and bool(facts.gpus)
+    return AttachAdvice(
+        populate_read_threads=min(cpus, _MAX_READ_THREADS),
+        skip_register=coherent and any(not node.cpus for node in facts.nodes),
+    )
+
+
+def publish_zipapp(root: str) -> None:
+    """Have the current zipapp beside the pools, and no other version that no process runs from.
+
+    The caller holds the root. Each version has a name of its own and is never replaced;
+    `hostprep.pyz` is a hard link to the current one, since the zip must be the same file in
+    containers that mount this name alone. No zipapp at all is no reason to fail.
+    """
+    data = build_zipapp()
+    name = version_name(data)
+    stable = f"{root}/{STABLE_NAME}"
+    try:
+        if not _holds(f"{root}/{name}", data):
+            atomic_write(f"{root}/{name}", data, mode=0o755)
+        _link(f"{root}/{name}", stable)
+    except HostprepError:
+        if os.path.exists(stable):
+            raise
+    with unused_versions(root, but=name) as versions:
+        for version in versions:
+            remove_file(f"{root}/{version}")
+
+
+@contextlib.contextmanager
+def unused_versions(root: str, *, but: str = "") -> Iterator[tuple[str, ...]]:
+    """Yield the names of the zipapp's versions that no process runs from; none begins to.
+
+    `but` is one to leave out, lock and all.
+    """
+    with contextlib.ExitStack() as stack:
+        unused = []
+        for name in os.listdir(root):
+            if not is_version(name) or name == but:
+                continue
+            with contextlib.suppress(OSError):
+                fd = stack.enter_context(closing_fd(open_state_file(f"{root}/{name}", os.O_RDONLY)))
+                if try_lock(fd, exclusive=True):
+                    unused.append(name)
+        yield tuple(unused)
+
+
+def _holds(path: str, data: bytes) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read() == data
+    except OSError:
+        return False
+
+
+def _link(version: str, stable: str) -> None:
+    """Have the stable name lead to a version: replaced in one step. Raises HostprepError."""
+    temporary = f"{os.path.dirname(stable)}/.{STABLE_NAME}.new"
+    try:
+        # rename(2) does nothing between two links of one file, and would leave the temporary name.
+        if os.path.lexists(stable) and os.path.samestat(os.lstat(stable), os.lstat(version)):
+            return
+        clear_debris(stable)
+        remove_file(temporary)
+        os.link(version, temporary)
+        os.rename(temporary, stable)
+    except OSError as error:
+        raise from_os_error(error, f"write {stable}") from error

@@ -1,0 +1,261 @@
+"""Making, scrubbing and removing region files."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+
+from hostprep.backing import MIB, Backing
+from hostprep.client.claim import claim_lock
+from hostprep.client.handoff import Region
+from hostprep.client.lease import open_users_lock
+from hostprep.client.quiescent import why_not_quiescent
+from hostprep.client.scrub import scrub_file
+from hostprep.client.sidecar import (
+    forget_members,
+    make_state_folder,
+    mark_bad,
+    mark_clean,
+    mark_dirty,
+    read_bad_mark,
+)
+from hostprep.client.stale_links import remove_stale_links
+from hostprep.client.verify import open_region
+from hostprep.errors import BusyError, FailedError, HostprepError
+from hostprep.linux.files import closing_fd, from_os_error, remove_file
+from hostprep.linux.locks import try_lock
+from hostprep.linux.memory import address_of, explain, map_shared, populate
+from hostprep.linux.numa import bind_memory, interleave_memory
+from hostprep.linux.threads import run_pieces
+from hostprep.node.apply.debris import clear_debris
+from hostprep.node.apply.errors import ShortfallError
+from hostprep.node.facts import PoolFacts
+from hostprep.node.plan.actions import CreateRegion, RemoveRegion, Shortfall
+from hostprep.paths import PoolPaths
+
+__all__ = ["create_region", "mark_damaged", "remove_region", "scrub_region"]
+
+_PIECE_BYTES = {
+    Backing.HUGETLB_1GI: 1 << 30,
+    Backing.HUGETLB_2MI: 64 * MIB,
+    Backing.THP: 64 * MIB,
+    Backing.BASE: 16 * MIB,
+}
+"""About 10 ms of one thread's work each (1 GiB pages cannot be cut): a bar that moves, and a
+Ctrl-C that is heard."""
+
+_MIN_HUGE_SHARE = 0.95
+
+
+def create_region(
+    paths: PoolPaths,
+    action: CreateRegion,
+    *,
+    on_done: Callable[[int], None],
+    stop: threading.Event,
+) -> None:
+    """Make one region: under a temporary name until it is populated, checked and marked clean.
+
+    A temporary file that a killed run left is taken up again: what is resident stays. Nobody
+    was ever handed it, so it is zero.
+    Raises ShortfallError when pages ran out, Stopped, HostprepError.
+    """
+    part = paths.part_of(action.mount_dir, action.region)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(part, flags, 0o600)
+    except OSError as error:
+        raise from_os_error(error, f"create {part}") from error
+    with closing_fd(fd):
+        os.ftruncate(fd, action.size_bytes)
+        try:
+            _populate(fd, action, on_done, stop)
+            _check_resident(fd, action)
+        except ShortfallError:
+            remove_file(part)
+            raise
+        try:
+            _finish(paths, action, fd)
+        except OSError as error:
+            raise from_os_error(error, f"make the files beside {action.region}") from error
+    _put_in_place(part, f"{paths.folder}/{action.mount_dir}/{action.region}")
+
+
+def _put_in_place(part: str, path: str) -> None:
+    clear_debris(path)
+    try:
+        os.rename(part, path)
+    except OSError as error:
+        raise from_os_error(error, f"put the region at {path}") from error
+
+
+def _populate(
+    fd: int, action: CreateRegion, on_done: Callable[[int], None], stop: threading.Event
+) -> None:
+    place = interleave_memory if action.placement.node is None else bind_memory
+    with _mapped(fd, action) as mapping:
+        address = address_of(mapping)
+
+        def work(offset: int, length: int) -> None:
+            try:
+                if action.large_folios:
+                    os.posix_fallocate(fd, offset, length)
+                populate(address + offset, length, write=True)
+            except OSError as error:
+                raise _populate_error(error, action) from error
+
+        run_pieces(
+            work,
+            size_bytes=action.size_bytes,
+            piece_bytes=_PIECE_BYTES[action.backing],
+            threads=action.threads,
+            cpus=action.cpus,
+            on_thread_start=lambda: place(action.node_ids),
+            on_done=on_done,
+            stop=stop,
+        )
+        if action.backing is Backing.THP:
+            _check_huge(address, action)
+
+
+def _mapped(fd: int, action: CreateRegion) -> mmap.mmap:
+    """Map the file: on hugetlbfs that reserves all its pages, and fails where they are not."""
+    try:
+        return map_shared(fd, action.size_bytes)
+    except HostprepError as error:
+        raise _as_shortfall(error, action) from error
+
+
+def _populate_error(error: OSError, action: CreateRegion) -> Exception:
+    return _as_shortfall(explain(error.errno, f"populating {action.region}"), action)
+
+
+def _as_shortfall(explained: HostprepError, action: CreateRegion) -> HostprepError:
+    """Return what to raise: where pages ran out, another backing may still do."""
+    if explained.reason in ("OutOfPages", "OutOfMemory"):
+        return _shortfall(action, explained.message)
+    return explained
+
+
+def _shortfall(action: CreateRegion, why: str) -> ShortfallError:
+    return ShortfallError(Shortfall(action.pool, action.backing, why, action.placement.node))
+
+
+def _check_resident(fd: int, action: CreateRegion) -> None:
+    resident = os.fstat(fd).st_blocks * 512
+    if resident < action.size_bytes:
+        raise FailedError(
+            f"{action.region} has {resident} of {action.size_bytes} bytes after populating",
+            reason="RegionNotResident",
+            remedy="run prepare again",
+        )
+
+
+def _check_huge(address: int, action: CreateRegion) -> None:
+    """Refuse a THP region that the kernel filled with base pages: it would not attach fast."""
+    text = ""
+    with open("/proc/self/smaps", encoding="ascii", errors="replace") as file:
+        text = file.read()
+    start = text.find(f"\n{address:x}-")
+    match = re.compile(r"ShmemPmdMapped:\s+(\d+) kB").search(text, max(start, 0))
+    huge_bytes = int(match[1]) * 1024 if match else 0
+    if huge_bytes < action.size_bytes * _MIN_HUGE_SHARE:
+        raise _shortfall(
+            action, f"only {huge_bytes // MIB} of {action.size_bytes // MIB} MiB became 2 MiB pages"
+        )
+
+
+def _finish(paths: PoolPaths, action: CreateRegion, fd: int) -> None:
+    """Give the region its access and its small files; the mark names the inode made here."""
+    gid = -1 if action.gid is None else action.gid
+    make_state_folder(paths, action.region)
+    users = paths.users_lock(action.region)
+    for path in (users, paths.bad_mark(action.region), paths.sidecar(action.region)):
+        remove_file(path)
+    # Exclusive: the pool's group may write to this folder, and plant links for root to follow.
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+    with closing_fd(os.open(users, flags, 0o600)) as lock:
+        for open_fd in (lock, fd):
+            os.fchown(open_fd, -1, gid)
+            os.fchmod(open_fd, action.mode)
+    status = os.fstat(fd)
+    mark_clean(paths, action.region, st_dev=status.st_dev, st_ino=status.st_ino, gid=status.st_gid)
+
+
+def mark_damaged(paths: PoolPaths, pool: PoolFacts) -> None:
+    """Leave word of what is damaged, before the handoff that shows it makes room for another.
+
+    A region that was shrunk looks sound by itself: of its size, only the handoff knew better.
+    """
+    for region in pool.regions:
+        if region.finished and region.damage and read_bad_mark(paths, region.name) is None:
+            with contextlib.suppress(HostprepError):
+                size_bytes = region.place_bytes or region.size_bytes
+                mark_bad(paths, region.name, region.damage, size_bytes=size_bytes)
+
+
+def scrub_region(
+    paths: PoolPaths, region: Region, *, on_done: Callable[[int], None], stop: threading.Event
+) -> None:
+    """Zero a dirty region that nobody holds, keeping claimers away from it, and mark it clean.
+
+    Raises BusyError if somebody came first.
+    """
+    with _held_alone(paths, region, "scrubbed") as fd:
+        # Before the first zero: a kill in between must leave no owner's name on half its bytes.
+        remove_stale_links(paths, region.name)
+        remove_file(paths.sidecar(region.name))
+        mark_dirty(paths, region.name)
+        scrub_file(region, fd, on_done=on_done, stop=stop)
+        forget_members(paths, region.name)
+        status = os.fstat(fd)
+        mark_clean(
+            paths, region.name, st_dev=status.st_dev, st_ino=status.st_ino, gid=status.st_gid
+        )
+
+
+@contextlib.contextmanager
+def _held_alone(paths: PoolPaths, region: Region, done: str) -> Iterator[int]:
+    """Yield a quiescent region's descriptor with both of its locks held.
+
+    Nobody can claim, join or read it meanwhile. Raises BusyError if it is in use.
+    """
+    with contextlib.ExitStack() as stack:
+        with claim_lock(paths):
+            why = why_not_quiescent(paths, region)
+            if why is None:
+                fd = stack.enter_context(closing_fd(open_region(paths, region, writable=True)))
+                users = stack.enter_context(closing_fd(open_users_lock(paths, region)))
+                if not (try_lock(fd, exclusive=True) and try_lock(users, exclusive=True)):
+                    why = "it was taken in this instant"
+            if why is not None:
+                raise BusyError(
+                    f"region {region.name} cannot be {done}: {why}",
+                    reason="Leased",
+                    remedy="end its user, or use --force",
+                )
+        yield fd
+
+
+def remove_region(paths: PoolPaths, action: RemoveRegion, region: Region | None) -> None:
+    """Delete a region's file and all that is beside it. Raises BusyError if it is in use.
+
+    `region` is None for what was never finished. With `force` a holder keeps its pages until it
+    ends; nothing is ever truncated under it.
+    """
+    if region is None or action.force:
+        _delete(paths, action)
+        return
+    with _held_alone(paths, region, "removed"):
+        _delete(paths, action)
+
+
+def _delete(paths: PoolPaths, action: RemoveRegion) -> None:
+    remove_stale_links(paths, action.region)
+    remove_file(f"{paths.folder}/{action.mount_dir}/{action.region}")
+    remove_file(paths.part_of(action.mount_dir, action.region))
+    remove_file(paths.state_of(action.region))

@@ -1,0 +1,57 @@
+"""What the doctor says: one finding, with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hostprep.node.facts import Facts
+
+__all__ = ["NOTHING_TO_DO", "Check", "Finding", "Severity", "all_well", "worst_first"]
+
+NOTHING_TO_DO = "nothing to do"
+
+
+class Severity(StrEnum):
+    """How much a finding stands in the way, worst first."""
+
+    ERROR = "error"
+    """Memory cannot be prepared, or not as asked for."""
+    WARNING = "warning"
+    """It can, but slower, in fewer ways, or at somebody's cost."""
+    INFO = "info"
+    """Worth knowing."""
+    OK = "ok"
+    """Looked at and fine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing about this node. `check` is the stable name of the check that found it."""
+
+    severity: Severity
+    check: str
+    what: str
+    remedy: str
+    """A command or a setting where there is one."""
+
+    def __str__(self) -> str:
+        head = f"{self.severity:<7}  {self.check}: {self.what}"
+        return head if self.remedy == NOTHING_TO_DO else f"{head}\n         -> {self.remedy}"
+
+
+Check = Callable[[Facts], Iterable[Finding]]
+"""Looks at one thing. Yields nothing only where there is nothing to look at."""
+
+_ORDER = tuple(Severity)
+
+
+def all_well(check: str, what: str) -> Finding:
+    """Return the finding of a check that found nothing wrong."""
+    return Finding(Severity.OK, check, what, NOTHING_TO_DO)
+
+
+def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Sort by severity; within one, the order of the checks stands."""
+    return tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.severity)))

@@ -1,0 +1,373 @@
+"""What observe sees and plan works from: the node as plain, frozen values.
+
+Sizes are bytes. Where the kernel offers no answer the field is None, never a guess.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hostprep.api.placement import Placement
+from hostprep.backing import MIB, Backing
+
+__all__ = [
+    "CgroupFacts",
+    "Facts",
+    "Gpu",
+    "HugePageTotals",
+    "HugePages",
+    "KernelFacts",
+    "LedgerEntry",
+    "MemoryFacts",
+    "Mount",
+    "NumaNode",
+    "PoolFacts",
+    "ProcessFacts",
+    "RegionFacts",
+    "RootFacts",
+    "ThpFacts",
+    "Zone",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFacts:
+    """The running kernel. Versions from mainline history: see docs/architecture.md."""
+
+    release: str
+    version: tuple[int, int]
+    arch: str
+    boot_id: str
+    uptime_s: float
+    hugepage_sizes: tuple[int, ...]
+    """Page sizes in bytes that this CPU and kernel offer to hugetlbfs."""
+
+    @property
+    def has_populate_write(self) -> bool:
+        """MADV_POPULATE_WRITE and _READ, since 5.14."""
+        return self.version >= (5, 14)
+
+    @property
+    def has_tmpfs_noswap(self) -> bool:
+        """The tmpfs mount option noswap, since 6.4."""
+        return self.version >= (6, 4)
+
+    @property
+    def has_tmpfs_large_folios(self) -> bool:
+        """Files on tmpfs in folios of any order, since 6.14 (mm/shmem.c)."""
+        return self.version >= (6, 14)
+
+    @property
+    def has_idmapped_hugetlbfs(self) -> bool:
+        """Idmapped mounts of hugetlbfs (pods with hostUsers: false), since 6.9."""
+        return self.version >= (6, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """One zone of one NUMA node, from /proc/zoneinfo and /proc/buddyinfo."""
+
+    name: str
+    managed_bytes: int
+    free_bytes: int
+    free_cma_bytes: int
+    low_watermark_bytes: int
+    free_blocks: tuple[int, ...]
+    """Free blocks of each order: index n counts blocks of 2**n base pages."""
+
+    @property
+    def is_movable(self) -> bool:
+        """Long-term pins must first migrate out of ZONE_MOVABLE: the wrong place for us."""
+        return self.name == "Movable"
+
+
+@dataclass(frozen=True, slots=True)
+class HugePages:
+    """One huge-page pool of one NUMA node, from its sysfs folder. Counts are pages."""
+
+    page_bytes: int
+    total: int
+    free: int
+    surplus: int
+
+
+@dataclass(frozen=True, slots=True)
+class HugePageTotals:
+    """One huge-page pool of the whole machine. Counts are pages.
+
+    Reservations (mmap without a fault yet) exist machine-wide only: the kernel does not say on
+    which node they will be met.
+    """
+
+    page_bytes: int
+    total: int
+    free: int
+    reserved: int
+    surplus: int
+    overcommit: int
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """One NUMA node: its CPUs, its memory, its zones and its huge pages."""
+
+    node_id: int
+    cpus: tuple[int, ...]
+    total_bytes: int
+    free_bytes: int
+    reclaimable_bytes: int
+    """File cache and reclaimable slab that the kernel could drop for us: an estimate."""
+    zones: tuple[Zone, ...]
+    huge_pages: tuple[HugePages, ...]
+    deferred_bytes: int = 0
+    """Memory that the kernel counts but initialises on demand only: part of total and free, in
+    no zone yet, and in one piece. Zero but for some small virtual machines."""
+
+    @property
+    def movable_bytes(self) -> int:
+        """Memory in ZONE_MOVABLE."""
+        return sum(zone.managed_bytes for zone in self.zones if zone.is_movable)
+
+    @property
+    def free_cma_bytes(self) -> int:
+        """Free memory that belongs to CMA areas outside ZONE_MOVABLE."""
+        return sum(zone.free_cma_bytes for zone in self.zones if not zone.is_movable)
+
+    def huge(self, page_bytes: int) -> HugePages:
+        """Return the pool of that page size; an empty one where there is none."""
+        for pool in self.huge_pages:
+            if pool.page_bytes == page_bytes:
+                return pool
+        return HugePages(page_bytes=page_bytes, total=0, free=0, surplus=0)
+
+    def contiguous_bytes(self, base_page_bytes: int, block_bytes: int = 2 * MIB) -> int:
+        """Return the free bytes in blocks of at least `block_bytes` outside ZONE_MOVABLE.
+
+        That is what can be had as huge pages at once, with no compaction.
+        """
+        return self.deferred_bytes + sum(
+            count * (base_page_bytes << order)
+            for zone in self.zones
+            if not zone.is_movable
+            for order, count in enumerate(zone.free_blocks)
+            if base_page_bytes << order >= block_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    """The whole machine's /proc/meminfo, as far as it matters."""
+
+    total_bytes: int
+    available_bytes: int
+    free_bytes: int
+    swap_total_bytes: int
+    swap_free_bytes: int
+    shmem_bytes: int
+    page_bytes: int
+    corrupted_bytes: int = 0
+    """HardwareCorrupted: what the kernel took out of use since the boot, for errors in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThpFacts:
+    """The active choice of each knob below /sys/kernel/mm/transparent_hugepage."""
+
+    enabled: str
+    defrag: str
+    shmem_enabled: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of /proc/self/mountinfo that concerns memory or the root folder."""
+
+    path: str
+    fs_type: str
+    source: str
+    options: tuple[str, ...]
+    device: tuple[int, int]
+
+    def option(self, name: str) -> str | None:
+        """Return an option's value, '' for a bare one, None where it is absent."""
+        for option in self.options:
+            key, _, value = option.partition("=")
+            if key == name:
+                return value
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU on the PCI bus."""
+
+    pci_address: str
+    vendor_id: int
+    device_id: int
+    numa_node: int | None
+    """None where the firmware does not say (-1 in sysfs)."""
+    driver: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupFacts:
+    """Where this process is charged, and whether it can be charged elsewhere."""
+
+    version: int
+    """2 where the memory controller is in the unified hierarchy, 1 where it is not, 0 unknown."""
+    path: str
+    """This process's folder in the hierarchy of the memory controller."""
+    memory_limit_bytes: int | None
+    """The tightest memory limit from here to the top; None where there is none."""
+    hugetlb_limit_bytes: tuple[tuple[int, int], ...] = ()
+    """(page_bytes, limit) for every huge-page size that is limited here."""
+    writable: bool = False
+    """Whether a host-level cgroup can be made and entered."""
+    namespaced: bool = False
+    """In a cgroup namespace that it may not leave: `path` is relative to it, `/` not the top."""
+
+    @property
+    def is_shut_in(self) -> bool:
+        """Whether no cgroup but its own, and those below, can be named from here."""
+        return self.namespaced and self.path == "/"
+
+    @property
+    def in_kubepods(self) -> bool:
+        """Whether kubelet's pods live here too."""
+        return "kubepods" in self.path
+
+    @property
+    def is_top(self) -> bool:
+        """Whether nothing above or here charges this process."""
+        return self.path in ("", "/") and not self.namespaced
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """What this process may do."""
+
+    euid: int
+    can_mount: bool
+    """CAP_SYS_ADMIN."""
+    sees_all_processes: bool
+    """In the host's PID namespace."""
+    memlock_limit_bytes: int | None
+    """RLIMIT_MEMLOCK; None is unlimited."""
+    cpus: tuple[int, ...]
+    """CPUs this process may run on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RootFacts:
+    """The folder that all pools live in, or the nearest parent that exists."""
+
+    path: str
+    exists: bool
+    fs_type: str
+    writable: bool
+    free_bytes: int
+    nearest_path: str = ""
+    is_symlink: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RegionFacts:
+    """One region file as it is on disk, whatever the handoff says of it."""
+
+    name: str
+    mount_dir: str
+    """Folder of the file, relative to the pool's: `mem`, or `mem-...` while backings change."""
+    backing: Backing
+    placement: Placement
+    size_bytes: int
+    resident_bytes: int
+    device: int
+    inode: int
+    gid: int
+    mode: int
+    finished: bool
+    """False for one that a killed run left half made, under its temporary name."""
+    leased: bool
+    clean: bool
+    scrubbable: bool = True
+    """Whether this process may judge that nobody uses it, and zero it."""
+    retained: bool = False
+    """Dirty with the bytes of an owner who may come back for them, while nobody waits."""
+    damage: str | None = None
+    """Why it may not be handed out, if it may not."""
+    place_bytes: int = 0
+    """Of a damaged one: the size that it was published with, and has the place of."""
+    layout: str = ""
+    """The `layout` that it is published with, as text; empty without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """Huge pages that a pool added to one node and will give back."""
+
+    node_id: int
+    page_bytes: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """What a pool's folder holds now."""
+
+    name: str
+    boot_id: str | None
+    """The boot its record is of; None where there is no readable record."""
+    generation: int
+    published: bool
+    """Whether a handoff of this boot stands and matches the regions."""
+    regions: tuple[RegionFacts, ...]
+    taken: tuple[LedgerEntry, ...]
+    mounts: tuple[Mount, ...]
+
+    def state_of(self, region: RegionFacts) -> str:
+        """Return a region's state in one word, for people."""
+        if not region.finished:
+            return "Unfinished"
+        if region.damage:
+            return "Damaged"
+        if region.leased:
+            return "Leased"
+        if not self.published:
+            return "Unpublished"
+        if region.retained:
+            return "Retained"
+        return "Free" if region.clean else "Dirty"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that a plan may rest on."""
+
+    kernel: KernelFacts
+    memory: MemoryFacts
+    nodes: tuple[NumaNode, ...]
+    huge_pages: tuple[HugePageTotals, ...]
+    thp: ThpFacts
+    mounts: tuple[Mount, ...]
+    gpus: tuple[Gpu, ...]
+    cgroup: CgroupFacts
+    process: ProcessFacts
+    root: RootFacts
+    pools: tuple[PoolFacts, ...] = ()
+    warnings: tuple[str, ...] = field(default=())
+    """Probes that failed; the rest of the facts stand."""
+
+    def pool(self, name: str) -> PoolFacts | None:
+        """Return what there is of that pool."""
+        return next((pool for pool in self.pools if pool.name == name), None)
+
+    def node(self, node_id: int) -> NumaNode | None:
+        """Return that NUMA node."""
+        return next((node for node in self.nodes if node.node_id == node_id), None)
+
+    def huge(self, page_bytes: int) -> HugePageTotals:
+        """Return the machine's pool of that page size; an empty one where there is none."""
+        for pool in self.huge_pages:
+            if pool.page_bytes == page_bytes:
+                return pool
+        return HugePageTotals(page_bytes, total=0, free=0, reserved=0, surplus=0, overcommit=0)

@@ -1,0 +1,108 @@
+"""All probes together: the facts of this node."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, TypeVar
+
+from hostprep.node.facts import (
+    CgroupFacts,
+    Facts,
+    KernelFacts,
+    MemoryFacts,
+    PoolFacts,
+    ProcessFacts,
+    RootFacts,
+    ThpFacts,
+)
+from hostprep.node.observe.cgroups import observe_cgroup
+from hostprep.node.observe.gpus import observe_gpus
+from hostprep.node.observe.hugepages import observe_huge_page_totals
+from hostprep.node.observe.kernel import observe_kernel, observe_page_bytes
+from hostprep.node.observe.memory import observe_memory
+from hostprep.node.observe.mounts import MountEntry, observe_mount_entries, relevant_mounts
+from hostprep.node.observe.numa import observe_nodes
+from hostprep.node.observe.process import observe_process
+from hostprep.node.observe.rootfolder import observe_root
+from hostprep.node.observe.thp import observe_thp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hostprep.node.observe.host import HostRoot
+
+__all__ = ["Probes", "observe"]
+
+T = TypeVar("T")
+
+
+class Probes:
+    """Runs probes one by one; what fails becomes a warning and leaves its fallback."""
+
+    def __init__(self) -> None:
+        self._warnings: dict[str, None] = {}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was said so far, each once, in order."""
+        return tuple(self._warnings)
+
+    def warn(self, message: str) -> None:
+        """Note what could not be seen."""
+        self._warnings[message] = None
+
+    def run(self, name: str, probe: Callable[[], T], fallback: T) -> T:
+        """Return the probe's answer, or the fallback if it raises OSError or ValueError."""
+        try:
+            return probe()
+        except (OSError, ValueError) as error:
+            self.warn(f"{name}: {error}")
+            return fallback
+
+
+def observe(*, host: HostRoot, root: str, pools: tuple[PoolFacts, ...] = ()) -> Facts:
+    """Return the facts of the node below `host`; `root` is the pools' folder, `pools` its content.
+
+    Never raises for what the host shows: what cannot be seen is in the facts' warnings.
+    """
+    probes = Probes()
+    run, warn = probes.run, probes.warn
+    page_bytes = run("page size", lambda: observe_page_bytes(host), os.sysconf("SC_PAGESIZE"))
+    entries = run("mounts", lambda: observe_mount_entries(host, warn), _NO_MOUNTS)
+    process = run("process", lambda: observe_process(host, warn), _NO_PROCESS)
+    kernel = run("kernel", lambda: observe_kernel(host, warn), _NO_KERNEL)
+    return Facts(
+        kernel=kernel,
+        memory=run(
+            "memory",
+            lambda: observe_memory(host, page_bytes, warn),
+            MemoryFacts(0, 0, 0, 0, 0, 0, page_bytes),
+        ),
+        nodes=run("NUMA nodes", lambda: observe_nodes(host, page_bytes, warn), ()),
+        huge_pages=run("huge pages", lambda: observe_huge_page_totals(host, warn), ()),
+        thp=run("THP", lambda: observe_thp(host), _NO_THP),
+        mounts=relevant_mounts(entries, os.path.realpath(root)),
+        gpus=run("GPUs", lambda: observe_gpus(host), ()),
+        cgroup=run("cgroup", lambda: observe_cgroup(host, entries, process.euid, warn), _NO_CGROUP),
+        process=process,
+        root=run(
+            "root folder",
+            lambda: observe_root(root, warn),
+            RootFacts(root, exists=False, fs_type="unknown", writable=False, free_bytes=0),
+        ),
+        pools=pools,
+        warnings=probes.warnings,
+    )
+
+
+_NO_MOUNTS: tuple[MountEntry, ...] = ()
+_NO_KERNEL = KernelFacts("", (0, 0), os.uname().machine, "", 0.0, ())
+_NO_THP = ThpFacts("unknown", "unknown", "unknown")
+_NO_CGROUP = CgroupFacts(version=0, path="", memory_limit_bytes=None)
+_NO_PROCESS = ProcessFacts(
+    euid=os.geteuid(),
+    can_mount=False,
+    sees_all_processes=False,
+    memlock_limit_bytes=0,
+    cpus=(),
+)

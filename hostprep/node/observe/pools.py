@@ -1,0 +1,242 @@
+"""What the pools' folders hold now: regions, leases, records, whether the handoff is right."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass, replace
+
+from hostprep.api.placement import Placement
+from hostprep.api.slot_layout import layout_text
+from hostprep.backing import GIB, Backing
+from hostprep.client.claim import claim_lock
+from hostprep.client.handoff import Handoff, Region
+from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.quiescent import why_locked, why_not_quiescent
+from hostprep.client.sidecar import is_clean, read_bad_mark, read_bad_size, read_sidecar
+from hostprep.client.tickets import has_waiters
+from hostprep.errors import HostprepError
+from hostprep.linux.files import open_folder
+from hostprep.linux.processes import may_scrub
+from hostprep.node.facts import Mount, PoolFacts, RegionFacts
+from hostprep.node.ledger import read_record
+from hostprep.node.observe.host import HostRoot
+from hostprep.node.observe.mounts import observe_mount_entries
+from hostprep.paths import POOL_MARKS, PoolPaths, check_pool_name
+
+__all__ = ["as_region", "observe_pool", "observe_pools", "pool_names", "read_mounts"]
+
+_PART = ".part"
+
+
+def observe_pools(root: str) -> tuple[PoolFacts, ...]:
+    """Return the facts of every pool below the root, by name; none where there is no root.
+
+    Raises BadInputError for a root that is a symbolic link or a file.
+    """
+    names = pool_names(root)
+    mounts = read_mounts() if names else ()
+    return tuple(observe_pool(PoolPaths(root, name), mounts) for name in names)
+
+
+def pool_names(root: str) -> tuple[str, ...]:
+    """Return the names of the pools below the root, in order.
+
+    Raises BadInputError for a root that is a symbolic link or a file.
+    """
+    if not os.path.lexists(root):
+        return ()
+    os.close(open_folder(root))
+    names = []
+    for name in sorted(os.listdir(root)):
+        with contextlib.suppress(HostprepError):
+            check_pool_name(name)
+            if _is_pool(f"{root}/{name}"):
+                names.append(name)
+    return tuple(names)
+
+
+def _is_pool(folder: str) -> bool:
+    """Tell whether a folder is a pool's: the agent or the boot script left its mark in it."""
+    return any(os.path.lexists(f"{folder}/{mark}") for mark in POOL_MARKS)
+
+
+def observe_pool(
+    paths: PoolPaths, mounts: tuple[Mount, ...] | None = None, *, repair: bool = True
+) -> PoolFacts:
+    """Return the facts of one pool's folder. Only with `repair` lost locks are made anew."""
+    mounts = read_mounts() if mounts is None else mounts
+    own_mounts = tuple(entry for entry in mounts if os.path.dirname(entry.path) == paths.folder)
+    handoff = _handoff(paths)
+    with contextlib.ExitStack() as stack:
+        # Probing a lock takes it for an instant: under the claim lock no claimer can notice.
+        with contextlib.suppress(HostprepError):
+            stack.enter_context(claim_lock(paths))
+        regions = tuple(
+            region
+            for folder in _mem_folders(paths)
+            for region in _Folder(paths, folder, own_mounts, handoff, repair).regions()
+        )
+    record = read_record(paths)
+    return PoolFacts(
+        name=paths.pool,
+        boot_id=record.boot_id if record else None,
+        generation=record.generation if record else 0,
+        published=_is_published(handoff, regions),
+        regions=regions,
+        taken=record.taken if record else (),
+        mounts=own_mounts,
+    )
+
+
+def read_mounts() -> tuple[Mount, ...]:
+    """Return this process's mounts, in the kernel's order."""
+    entries = observe_mount_entries(HostRoot("/"), lambda _: None)
+    return tuple(entry.mount for entry in entries)
+
+
+def as_region(facts: RegionFacts) -> Region:
+    """Return an observed region the way a handoff names it."""
+    return Region(
+        name=facts.name,
+        path=f"{facts.mount_dir}/{facts.name}",
+        st_dev=facts.device,
+        st_ino=facts.inode,
+        size_bytes=facts.size_bytes,
+        backing=facts.backing,
+        page_bytes=facts.backing.page_bytes,
+        placement=str(facts.placement),
+        pinned=True,
+    )
+
+
+def _handoff(paths: PoolPaths) -> Handoff | None:
+    try:
+        return read_handoff(paths)
+    except HostprepError:
+        return None
+
+
+def _is_published(handoff: Handoff | None, regions: tuple[RegionFacts, ...]) -> bool:
+    if handoff is None:
+        return False
+    promised = {(region.name, region.st_dev, region.st_ino) for region in handoff.regions}
+    present = {
+        (region.name, region.device, region.inode)
+        for region in regions
+        if region.finished and region.damage is None
+    }
+    return promised == present and bool(present)
+
+
+def _mem_folders(paths: PoolPaths) -> list[str]:
+    try:
+        names = os.listdir(paths.folder)
+    except OSError:
+        return []
+    return sorted(name for name in names if name == "mem" or name.startswith("mem-"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """One `mem` folder of a pool."""
+
+    paths: PoolPaths
+    name: str
+    mounts: tuple[Mount, ...]
+    handoff: Handoff | None
+    repair: bool
+
+    def regions(self) -> list[RegionFacts]:
+        path = f"{self.paths.folder}/{self.name}"
+        try:
+            names = sorted(os.listdir(path))
+        except OSError:
+            return []
+        found = (self._region(path, name) for name in names)
+        return [region for region in found if region is not None]
+
+    def _region(self, folder: str, file_name: str) -> RegionFacts | None:
+        finished = not (file_name.startswith(".") and file_name.endswith(_PART))
+        name = file_name if finished else file_name[1 : -len(_PART)]
+        known = Placement.of_region(name)
+        try:
+            status = os.stat(f"{folder}/{file_name}", follow_symlinks=False)
+        except OSError:
+            return None
+        if known is None or not stat.S_ISREG(status.st_mode):
+            return None
+        region = RegionFacts(
+            name=name,
+            mount_dir=self.name,
+            backing=self._backing(),
+            placement=known[0],
+            size_bytes=status.st_size,
+            resident_bytes=status.st_blocks * 512,
+            device=status.st_dev,
+            inode=status.st_ino,
+            gid=status.st_gid,
+            mode=stat.S_IMODE(status.st_mode),
+            finished=finished,
+            leased=False,
+            clean=False,
+        )
+        return self._with_state(region, status.st_uid) if finished else region
+
+    def _backing(self) -> Backing:
+        path = f"{self.paths.folder}/{self.name}"
+        here = [entry for entry in self.mounts if entry.path == path]
+        if not here:
+            return Backing.BASE
+        if here[-1].fs_type == "hugetlbfs":
+            size = here[-1].option("pagesize") or ""
+            gigantic = size in ("1G", "1024M", str(GIB))
+            return Backing.HUGETLB_1GI if gigantic else Backing.HUGETLB_2MI
+        return Backing.THP if here[-1].option("huge") == "always" else Backing.BASE
+
+    def _with_state(self, region: RegionFacts, owner_uid: int) -> RegionFacts:
+        probe = as_region(region)
+        clean = is_clean(self.paths, probe)
+        scrubbable = may_scrub(owner_uid)
+        if scrubbable:
+            why = why_not_quiescent(self.paths, probe, repair=self.repair)
+        else:
+            why = why_locked(self.paths, probe)
+        sidecar = read_sidecar(self.paths, region.name)
+        kept = not clean and sidecar is not None and sidecar.owner is not None
+        damage = self._damage(region)
+        return replace(
+            region,
+            leased=why is not None,
+            clean=clean,
+            scrubbable=scrubbable,
+            retained=kept and not has_waiters(self.paths),
+            damage=damage,
+            place_bytes=self._place_bytes(region) if damage else 0,
+            layout=self._layout(region),
+        )
+
+    def _layout(self, region: RegionFacts) -> str:
+        promised = self.handoff.region(region.name) if self.handoff else None
+        if promised is None or promised.st_ino != region.inode or promised.layout is None:
+            return ""
+        return layout_text(promised.layout)
+
+    def _place_bytes(self, region: RegionFacts) -> int:
+        promised = self.handoff.region(region.name) if self.handoff else None
+        if promised is not None and promised.st_ino == region.inode:
+            return promised.size_bytes
+        return read_bad_size(self.paths, region.name)
+
+    def _damage(self, region: RegionFacts) -> str | None:
+        if region.resident_bytes < region.size_bytes or region.size_bytes == 0:
+            missing = region.size_bytes - region.resident_bytes
+            return f"lacks {missing} of {region.size_bytes} bytes of its memory"
+        promised = self.handoff.region(region.name) if self.handoff else None
+        if promised is not None and promised.st_ino == region.inode:
+            if promised.size_bytes != region.size_bytes:
+                return f"has {region.size_bytes} bytes, {promised.size_bytes} were published"
+        elif promised is not None:
+            return "is another file than the one published"
+        return read_bad_mark(self.paths, region.name)

@@ -1,0 +1,291 @@
+"""What a plan consists of: steps that apply carries out, each printable before it happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hostprep.api.placement import Placement
+from hostprep.backing import Backing
+from hostprep.units import format_bytes
+
+__all__ = [
+    "Action",
+    "AdoptRegion",
+    "CreateRegion",
+    "DropHandoff",
+    "MakePool",
+    "MountMemory",
+    "PassedOver",
+    "Plan",
+    "PoolPlan",
+    "PublishHandoff",
+    "RemovePool",
+    "RemoveRegion",
+    "ReserveHugePages",
+    "ReturnHugePages",
+    "ScrubRegion",
+    "Shortfall",
+    "Unmet",
+    "UnmountMemory",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One step for one pool, with what it is expected to move and to take."""
+
+    pool: str
+    expected_bytes: int = 0
+    expected_s: float = 0.0
+
+    def describe(self) -> str:
+        """Return the step in one line for a person."""
+        raise TypeError(f"{type(self).__name__} has no description")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropHandoff(Action):
+    """Unpublish before anything that the handoff promises is touched."""
+
+    why: str
+
+    def describe(self) -> str:  # noqa: D102
+        return f"withdraw the handoff: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakePool(Action):
+    """Make the pool's folder with its locks; adopt what exists."""
+
+    gid: int | None
+    mode: int
+
+    def describe(self) -> str:  # noqa: D102
+        return "make the pool's folder"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReserveHugePages(Action):
+    """Add pages to one node's pool, with read-back, and one bounded compaction if it is short."""
+
+    node_id: int
+    page_bytes: int
+    pages: int
+
+    def describe(self) -> str:  # noqa: D102
+        return (
+            f"add {self.pages} huge pages of {format_bytes(self.page_bytes)} on node {self.node_id}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReturnHugePages(Action):
+    """Give pages that the pool had added back to the node."""
+
+    node_id: int
+    page_bytes: int
+    pages: int
+
+    def describe(self) -> str:  # noqa: D102
+        return (
+            f"give {self.pages} huge pages of {format_bytes(self.page_bytes)} "
+            f"on node {self.node_id} back"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountMemory(Action):
+    """Have a mount of the backing at the folder; enlarge a tmpfs that is there already.
+
+    With `own_mount` False (no right to mount) the folder itself is used, on the tmpfs that
+    holds the root.
+    """
+
+    mount_dir: str
+    backing: Backing
+    size_bytes: int
+    """Of all regions that shall live on it."""
+    noswap: bool
+    gid: int | None
+    mode: int
+    large_folios: bool = False
+    """Let tmpfs take larger pieces than base pages where they lie free."""
+    own_mount: bool = True
+
+    def describe(self) -> str:  # noqa: D102
+        if not self.own_mount:
+            return f"use the folder {self.mount_dir} on the root's own tmpfs"
+        kind = "hugetlbfs" if self.backing.is_hugetlb else "tmpfs"
+        return f"mount {kind} for {self.backing} at {self.mount_dir}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnmountMemory(Action):
+    """Take the mount away, once no region is left on it."""
+
+    mount_dir: str
+
+    def describe(self) -> str:  # noqa: D102
+        return f"unmount {self.mount_dir}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptRegion(Action):
+    """Keep a region that is right already."""
+
+    region: str
+
+    def describe(self) -> str:  # noqa: D102
+        return f"adopt {self.region} ({format_bytes(self.expected_bytes)} resident)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateRegion(Action):
+    """Create, populate and verify one region under a temporary name, then give it its own."""
+
+    region: str
+    mount_dir: str
+    backing: Backing
+    placement: Placement
+    size_bytes: int
+    node_ids: tuple[int, ...]
+    """Nodes whose memory it may take: one, or all that it is interleaved over."""
+    cpus: tuple[int, ...]
+    """CPUs that the populating threads may run on."""
+    threads: int
+    large_folios: bool = False
+    """Have the file system allocate each piece first: it takes the largest folios that are free."""
+    gid: int | None
+    mode: int
+
+    @property
+    def there_bytes(self) -> int:
+        """What an interrupted run left of it, populated."""
+        return self.size_bytes - self.expected_bytes
+
+    def describe(self) -> str:  # noqa: D102
+        there = f", {format_bytes(self.there_bytes)} of it there" if self.there_bytes else ""
+        return (
+            f"populate {self.region}: {format_bytes(self.size_bytes)} of {self.backing}, "
+            f"{self.placement}, {self.threads} threads{there}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubRegion(Action):
+    """Zero a dirty region that nobody holds."""
+
+    region: str
+
+    def describe(self) -> str:  # noqa: D102
+        return f"scrub {self.region}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveRegion(Action):
+    """Delete a region that nobody holds; apply checks the lease again under the lock."""
+
+    region: str
+    mount_dir: str
+    why: str
+    force: bool = False
+    """Delete even what is leased; its memory comes back when the holder ends."""
+
+    def describe(self) -> str:  # noqa: D102
+        return f"remove {self.region}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishHandoff(Action):
+    """Verify every region and publish the handoff."""
+
+    def describe(self) -> str:  # noqa: D102
+        return "publish the handoff"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovePool(Action):
+    """Delete the pool's folder, last of all."""
+
+    def describe(self) -> str:  # noqa: D102
+        return "remove the pool's folder"
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """What apply tried and found short: passed over by the next plan of the same run."""
+
+    pool: str
+    backing: Backing
+    why: str
+    node_id: int | None = None
+    """The one NUMA node that was short; None: all that the backing was to be on."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A backing that was preferred and could not be had, and why."""
+
+    backing: Backing
+    why: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unmet:
+    """Why the pool cannot be had as asked, and what could be."""
+
+    why: str
+    possible_bytes: int
+    remedy: str
+    reason: str
+    """CamelCase, for conditions."""
+    never: bool = False
+    """True where no waiting helps, as with a pool larger than the node: bad input."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPlan:
+    """The outcome for one pool, beside its actions."""
+
+    name: str
+    wanted_bytes: int
+    planned_bytes: int
+    """Held once the plan is carried out: adopted and new."""
+    backings: tuple[Backing, ...] = ()
+    """Of the new regions, else of the adopted ones: several where NUMA nodes differ."""
+    passed_over: tuple[PassedOver, ...] = ()
+    notes: tuple[str, ...] = ()
+    unmet: Unmet | None = None
+    blocked: tuple[str, ...] = ()
+    """Regions that are leased and wait for their release before they change (ResizeBlocked)."""
+    page_table_bytes_per_process: int = 0
+    """What each engine process that maps the whole pool pays out of its own memory limit."""
+
+    @property
+    def backing_words(self) -> str:
+        """The backings for a person, such as `HugeTLB1Gi, HugeTLB2Mi`; empty without any."""
+        return ", ".join(str(backing) for backing in self.backings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Actions in the order in which they are carried out, and the outcome for each pool."""
+
+    actions: tuple[Action, ...]
+    pools: tuple[PoolPlan, ...]
+
+    @property
+    def expected_s(self) -> float:
+        """Sum over the actions; regions on different nodes are populated at the same time."""
+        return sum(action.expected_s for action in self.actions)
+
+    @property
+    def expected_bytes_to_populate(self) -> int:
+        """Bytes that will be newly made resident."""
+        return sum(action.size_bytes for action in self.actions if isinstance(action, CreateRegion))
+
+    @property
+    def changes_anything(self) -> bool:
+        """False where all that is asked for is there already."""
+        return not all(isinstance(action, AdoptRegion | PublishHandoff) for action in self.actions)

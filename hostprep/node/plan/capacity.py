@@ -1,0 +1,204 @@
+"""What each node can still give: a running budget over the pools of one plan.
+
+Two kinds of memory are kept apart: ordinary free memory, and free pages of the huge-page pools,
+which are no longer part of MemAvailable. Values; every taking returns a new budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hostprep.backing import GIB, MIB
+from hostprep.node.facts import Facts, NumaNode
+from hostprep.node.plan.placement import eligible_nodes
+
+__all__ = ["Budget", "NodeBudget"]
+
+_GIGANTIC_BLOCK = 4 * MIB
+"""The buddy allocator's largest block on x86: free runs for 1 GiB pages are made of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBudget:
+    """What one NUMA node can still give, in bytes and in free huge pages."""
+
+    available_bytes: int
+    """Ordinary memory, outside ZONE_MOVABLE and CMA, above the low watermarks."""
+    contiguous_bytes: int
+    """Of that, in free blocks of 2 MiB and more."""
+    gigantic_bytes: int
+    """Of that, in free blocks of 4 MiB and more."""
+    reserve_weight: int
+    """Share of the reserve that this node keeps."""
+    free_pages: Mapping[int, int]
+    """Free huge pages by page size, less surplus ones: those wait for who reserved them."""
+
+    def with_ordinary(self, size_bytes: int, *, contiguous: bool, gigantic: bool) -> NodeBudget:
+        """Return it with so much ordinary memory more."""
+        return replace(
+            self,
+            available_bytes=self.available_bytes + size_bytes,
+            contiguous_bytes=self.contiguous_bytes + (size_bytes if contiguous else 0),
+            gigantic_bytes=self.gigantic_bytes + (size_bytes if gigantic else 0),
+        )
+
+    def without_blocks(self, size_bytes: int) -> NodeBudget:
+        """Return it with so much less, taken in blocks of 2 MiB or more."""
+        return replace(
+            self,
+            available_bytes=self.available_bytes - size_bytes,
+            contiguous_bytes=max(0, self.contiguous_bytes - size_bytes),
+            gigantic_bytes=max(0, self.gigantic_bytes - size_bytes),
+        )
+
+    def without_base(self, size_bytes: int) -> NodeBudget:
+        """Return it with so much less in single pages: fragments go first."""
+        left = self.available_bytes - size_bytes
+        return replace(
+            self,
+            available_bytes=left,
+            contiguous_bytes=max(0, min(self.contiguous_bytes, left)),
+            gigantic_bytes=max(0, min(self.gigantic_bytes, left)),
+        )
+
+    def with_pages(self, page_bytes: int, pages: int) -> NodeBudget:
+        """Return it with so many free huge pages more, or fewer where negative."""
+        free = self.free_pages.get(page_bytes, 0) + pages
+        return replace(self, free_pages={**self.free_pages, page_bytes: free})
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What the machine can still give."""
+
+    nodes: Mapping[int, NodeBudget]
+    unreserved_pages: Mapping[int, int]
+    """Free huge pages of the whole machine that nobody has reserved (mmap without a fault)."""
+    hugetlb_limits: Mapping[int, int]
+    """Bytes that our own cgroup may still be charged for, by page size, where it is limited."""
+    tmpfs_limit_bytes: int | None
+    """The same for tmpfs; None where there is no limit or we can leave the cgroup."""
+    root_free_bytes: int
+    """Free bytes of the file system that holds the root folder."""
+    reserve_bytes: int = 0
+    """What the machine must keep: the largest reserve of the pools planned so far."""
+
+    @classmethod
+    def of(cls, facts: Facts) -> Budget:
+        """Return what the machine can give before any pool."""
+        eligible = {node.node_id for node in eligible_nodes(facts)}
+        raw = {node.node_id: _available_bytes(node) for node in facts.nodes}
+        total, cap = sum(raw.values()), max(0, facts.memory.available_bytes)
+        nodes = {}
+        for node in facts.nodes:
+            available = raw[node.node_id]
+            if total > cap:
+                available = available * cap // total
+            weight = node.total_bytes if node.node_id in eligible else 0
+            nodes[node.node_id] = _node_budget(node, available, weight, facts.memory.page_bytes)
+        limited = not facts.cgroup.writable
+        return cls(
+            nodes=nodes,
+            unreserved_pages={
+                pool.page_bytes: max(0, pool.free - pool.reserved) for pool in facts.huge_pages
+            },
+            hugetlb_limits=dict(facts.cgroup.hugetlb_limit_bytes) if limited else {},
+            tmpfs_limit_bytes=facts.cgroup.memory_limit_bytes if limited else None,
+            root_free_bytes=facts.root.free_bytes,
+        )
+
+    def spendable_bytes(self, node_id: int) -> int:
+        """Return the ordinary memory of a node above its part of the reserve.
+
+        Where other nodes have less left than their parts, no more than what is above the whole.
+        """
+        node = self.nodes[node_id]
+        taking_part = [other for other in self.nodes.values() if other.reserve_weight]
+        weights = sum(other.reserve_weight for other in taking_part)
+        kept = -(-self.reserve_bytes * node.reserve_weight // weights) if weights else 0
+        together = sum(other.available_bytes for other in taking_part) - self.reserve_bytes
+        return max(0, min(node.available_bytes - kept, together))
+
+    def keeping(self, reserve_bytes: int) -> Budget:
+        """Return it with at least that reserve kept."""
+        return replace(self, reserve_bytes=max(self.reserve_bytes, reserve_bytes))
+
+    def _with_node(self, node_id: int, node: NodeBudget) -> Budget:
+        return replace(self, nodes={**self.nodes, node_id: node})
+
+    def with_pages(self, node_id: int, page_bytes: int, pages: int) -> Budget:
+        """Return it with so many free huge pages more on a node, or fewer where negative."""
+        unreserved = self.unreserved_pages.get(page_bytes, 0) + pages
+        return replace(
+            self._with_node(node_id, self.nodes[node_id].with_pages(page_bytes, pages)),
+            unreserved_pages={**self.unreserved_pages, page_bytes: unreserved},
+        )
+
+    def with_unreserved(self, page_bytes: int, pages: int) -> Budget:
+        """Return it with so many reserved pages free to be taken: they were reserved by us."""
+        unreserved = self.unreserved_pages.get(page_bytes, 0) + pages
+        return replace(self, unreserved_pages={**self.unreserved_pages, page_bytes: unreserved})
+
+    def with_ordinary(self, node_id: int, size_bytes: int, *, block_bytes: int) -> Budget:
+        """Return it with so much ordinary memory more, which came back in such blocks."""
+        node = self.nodes[node_id].with_ordinary(
+            size_bytes, contiguous=block_bytes >= 2 * MIB, gigantic=block_bytes >= GIB
+        )
+        return self._with_node(node_id, node)
+
+    def without_blocks(self, node_id: int, size_bytes: int) -> Budget:
+        """Return it with so much less ordinary memory on a node, taken in large blocks."""
+        return self._with_node(node_id, self.nodes[node_id].without_blocks(size_bytes))
+
+    def without_base(self, node_id: int, size_bytes: int) -> Budget:
+        """Return it with so much less ordinary memory on a node, taken in single pages."""
+        return self._with_node(node_id, self.nodes[node_id].without_base(size_bytes))
+
+    def charged(self, *, tmpfs_bytes: int = 0, root_bytes: int = 0) -> Budget:
+        """Return it with so much charged to our own cgroup, and so much of the root taken."""
+        limit = self.tmpfs_limit_bytes
+        return replace(
+            self,
+            tmpfs_limit_bytes=None if limit is None else limit - tmpfs_bytes,
+            root_free_bytes=self.root_free_bytes - root_bytes,
+        )
+
+    def charged_hugetlb(self, page_bytes: int, size_bytes: int) -> Budget:
+        """Return it with so much of huge pages charged to our own cgroup."""
+        limits = dict(self.hugetlb_limits)
+        if page_bytes in limits:
+            limits[page_bytes] -= size_bytes
+        return replace(self, hugetlb_limits=limits)
+
+
+def _node_budget(node: NumaNode, available: int, weight: int, base_page: int) -> NodeBudget:
+    # buddyinfo counts free CMA pages too and does not say in which blocks they are.
+    cma = node.free_cma_bytes
+    contiguous = node.contiguous_bytes(base_page) - cma
+    gigantic = node.contiguous_bytes(base_page, _GIGANTIC_BLOCK) - cma
+    return NodeBudget(
+        available_bytes=available,
+        contiguous_bytes=max(0, contiguous),
+        gigantic_bytes=max(0, gigantic),
+        reserve_weight=weight,
+        free_pages={pool.page_bytes: max(0, pool.free - pool.surplus) for pool in node.huge_pages},
+    )
+
+
+def _available_bytes(node: NumaNode) -> int:
+    """Return the ordinary memory of a node that may be pinned, as MemAvailable reckons.
+
+    Free and reclaimable memory above the low watermarks (mm/show_mem.c, si_mem_available), less
+    what is free in ZONE_MOVABLE and CMA, from where pinned pages would have to migrate.
+    """
+    fixed = [zone for zone in node.zones if not zone.is_movable]
+    movable_free = sum(zone.free_bytes for zone in node.zones if zone.is_movable)
+    free = node.free_bytes - movable_free - node.free_cma_bytes
+    free -= sum(zone.low_watermark_bytes for zone in fixed)
+    reclaimable = node.reclaimable_bytes
+    if node.movable_bytes:
+        # Nothing says in which zone the file cache lies: no more of it than the others can hold.
+        room = sum(zone.managed_bytes - zone.free_bytes for zone in fixed)
+        reclaimable = min(reclaimable, max(0, room))
+    return max(0, free + reclaimable)

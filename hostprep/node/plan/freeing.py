@@ -1,0 +1,110 @@
+"""What comes back before anything new is made: removed regions, and huge pages we had added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hostprep.node.facts import LedgerEntry, RegionFacts
+from hostprep.node.plan.capacity import Budget
+from hostprep.node.plan.changes import Changes, Slot
+from hostprep.node.plan.mounts import is_own_mount
+from hostprep.node.plan.question import Question
+
+__all__ = ["free_all", "free_regions", "return_pages"]
+
+
+def free_all(question: Question, changes: Changes) -> tuple[Budget, tuple[LedgerEntry, ...]]:
+    """Return the budget once removals and returns are done, and the returns.
+
+    Half-made regions that will be resumed count as removed too: their slot asks for the whole.
+    """
+    gone = [removal.region for removal in changes.removed]
+    gone += [slot.resumed for slot in changes.new if slot.resumed is not None]
+    budget = free_regions(question, gone, question.budget)
+    budget = _own_reservations(question, gone, budget)
+    return return_pages(question, changes, budget)
+
+
+def free_regions(question: Question, regions: Iterable[RegionFacts], budget: Budget) -> Budget:
+    """Return the budget with those regions' resident memory back."""
+    for region in regions:
+        page = region.backing.page_bytes
+        for node_id, pages in _pages_back(question, region).items():
+            if node_id not in budget.nodes:
+                continue
+            if region.backing.is_hugetlb:
+                budget = budget.with_pages(node_id, page, pages)
+            else:
+                budget = budget.with_ordinary(node_id, pages * page, block_bytes=page)
+        if not region.backing.is_hugetlb and not is_own_mount(region.mount_dir, question.pool):
+            budget = budget.charged(root_bytes=-region.resident_bytes)
+    return budget
+
+
+def _pages_back(question: Question, region: RegionFacts) -> dict[int, int]:
+    """Return the pages per node that surely come back, rounded down where interleaved."""
+    pages = region.resident_bytes // region.backing.page_bytes
+    if region.placement.node is not None:
+        return {region.placement.node: pages}
+    nodes = question.layout.node_ids
+    return dict.fromkeys(nodes, pages // len(nodes))
+
+
+def _own_reservations(question: Question, gone: list[RegionFacts], budget: Budget) -> Budget:
+    """Give back what half-made hugetlbfs files have reserved and not yet faulted.
+
+    The kernel keeps a shared mapping's reservation with the inode after its process died; it is
+    in HugePages_Rsvd, and it is ours. Never credited beyond pages that we added and do not use:
+    a file may have reserved less than its size, and others' reservations stay untouched.
+    """
+    for page in {region.backing.page_bytes for region in gone if region.backing.is_hugetlb}:
+        of_size = [r for r in question.regions if r.backing.is_hugetlb]
+        of_size = [region for region in of_size if region.backing.page_bytes == page]
+        open_ends = sum(
+            (region.size_bytes - region.resident_bytes) // page
+            for region in of_size
+            if region in gone and not region.finished
+        )
+        used = sum(region.resident_bytes // page for region in of_size)
+        added = sum(entry.pages for entry in question.taken if entry.page_bytes == page)
+        reserved = question.facts.huge(page).reserved
+        budget = budget.with_unreserved(page, max(0, min(open_ends, added - used, reserved)))
+    return budget
+
+
+def return_pages(
+    question: Question, changes: Changes, budget: Budget
+) -> tuple[Budget, tuple[LedgerEntry, ...]]:
+    """Return pages that we added and that neither kept nor new regions need.
+
+    Never more than the ledger has, and never one that is in use or reserved.
+    """
+    returns: list[LedgerEntry] = []
+    for entry in question.taken:
+        if entry.node_id not in budget.nodes:
+            continue
+        free = budget.nodes[entry.node_id].free_pages.get(entry.page_bytes, 0)
+        free = min(free, budget.unreserved_pages.get(entry.page_bytes, 0))
+        spare = entry.pages - _needed(question, changes, entry)
+        pages = min(spare, free)
+        if pages <= 0:
+            continue
+        returns.append(LedgerEntry(entry.node_id, entry.page_bytes, pages))
+        budget = budget.with_pages(entry.node_id, entry.page_bytes, -pages)
+        budget = budget.with_ordinary(
+            entry.node_id, pages * entry.page_bytes, block_bytes=entry.page_bytes
+        )
+    return budget, tuple(returns)
+
+
+def _needed(question: Question, changes: Changes, entry: LedgerEntry) -> int:
+    """Return the pages of the entry's size that the pool will use on the entry's node."""
+    removed = {id(removal.region) for removal in changes.removed}
+    resumed = {id(slot.resumed) for slot in changes.new}
+    stay: list[RegionFacts | Slot] = [*changes.new]
+    stay += [region for region in question.regions if id(region) not in removed | resumed]
+    return sum(
+        question.pages(found.size_bytes, entry.page_bytes, found.placement).get(entry.node_id, 0)
+        for found in stay
+        if found.backing.is_hugetlb and found.backing.page_bytes == entry.page_bytes
+    )

@@ -1,0 +1,154 @@
+"""Where a pool's regions go, and how large they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hostprep.api.placement import INTERLEAVE, Placement
+from hostprep.api.pool_spec import PoolSpec, RegionLayout
+from hostprep.backing import MIB, Backing
+from hostprep.node.facts import Facts, NumaNode
+from hostprep.node.plan.actions import Unmet
+
+__all__ = ["Layout", "cut", "eligible_nodes", "granule_bytes", "lay_out", "pages_per_node"]
+
+_GRANULE = 2 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many regions each placement gets, and the nodes that interleaved ones use."""
+
+    counts: tuple[tuple[Placement, int], ...]
+    nodes: tuple[NumaNode, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def region_count(self) -> int:
+        """Regions of the whole pool."""
+        return sum(count for _, count in self.counts)
+
+    @property
+    def node_ids(self) -> tuple[int, ...]:
+        """Nodes that take part."""
+        return tuple(node.node_id for node in self.nodes)
+
+    def count(self, placement: Placement) -> int:
+        """Return how many regions shall have that placement; 0 where it is not wanted."""
+        return dict(self.counts).get(placement, 0)
+
+
+def eligible_nodes(facts: Facts) -> tuple[NumaNode, ...]:
+    """Return the nodes whose memory is fit: with CPUs, and not all of it movable.
+
+    Nodes without CPUs are memory of GPUs (GB200) or CXL expanders.
+    """
+    return tuple(n for n in facts.nodes if n.cpus and n.total_bytes and not _is_movable(n))
+
+
+def _is_movable(node: NumaNode) -> bool:
+    managed = sum(zone.managed_bytes for zone in node.zones)
+    return managed > 0 and node.movable_bytes >= managed
+
+
+def _excluded(facts: Facts) -> tuple[str, ...]:
+    notes = []
+    for node in facts.nodes:
+        if not node.cpus and node.total_bytes:
+            notes.append(
+                f"node {node.node_id} has memory and no CPUs (of a GPU or CXL expander): left out"
+            )
+        elif node.cpus and _is_movable(node):
+            notes.append(
+                f"node {node.node_id} is wholly ZONE_MOVABLE, which pinning empties: left out"
+            )
+    return tuple(notes)
+
+
+def lay_out(spec: PoolSpec, facts: Facts) -> Layout | Unmet:
+    """Return the placements that the spec asks for on this machine."""
+    nodes = eligible_nodes(facts)
+    notes = _excluded(facts)
+    if not nodes:
+        return Unmet(
+            why="no NUMA node has both CPUs and memory that may be pinned",
+            possible_bytes=0,
+            remedy="boot without movablecore, or give the pool to other machines",
+            reason="NoNode",
+        )
+    if spec.layout is RegionLayout.PER_GPU:
+        return _per_gpu(facts, nodes, notes)
+    if spec.layout is RegionLayout.SINGLE:
+        return Layout(((INTERLEAVE, 1),), nodes, notes)
+    placements = [Placement(node.node_id) for node in nodes]
+    if spec.layout is RegionLayout.COUNT:
+        count = spec.region_count or 1
+        placements = [placements[index % len(nodes)] for index in range(count)]
+    return Layout(_counted(placements), nodes, notes)
+
+
+def _counted(placements: list[Placement]) -> tuple[tuple[Placement, int], ...]:
+    counts: dict[Placement, int] = {}
+    for placement in placements:
+        counts[placement] = counts.get(placement, 0) + 1
+    return tuple(counts.items())
+
+
+def _per_gpu(facts: Facts, nodes: tuple[NumaNode, ...], notes: tuple[str, ...]) -> Layout | Unmet:
+    if not facts.gpus:
+        return Unmet(
+            why="regions are asked for per GPU, and no GPU is on the PCI bus",
+            possible_bytes=0,
+            remedy="use regions: PerNUMANode, or give the pool to machines with GPUs",
+            reason="NoGpu",
+            never=True,
+        )
+    node_ids = {node.node_id for node in nodes}
+    placements: list[Placement] = []
+    for gpu in sorted(facts.gpus, key=lambda gpu: gpu.pci_address):
+        if gpu.numa_node in node_ids:
+            placements.append(Placement(gpu.numa_node))
+        elif gpu.numa_node is None and len(nodes) == 1:
+            placements.append(Placement(nodes[0].node_id))
+        else:
+            placements.append(INTERLEAVE)
+            where = "no NUMA node" if gpu.numa_node is None else f"node {gpu.numa_node}, left out"
+            notes = (*notes, f"GPU {gpu.pci_address} tells {where}: its region is interleaved")
+    return Layout(_counted(placements), nodes, notes)
+
+
+def granule_bytes(backing: Backing, share_bytes: int, base_page_bytes: int) -> int:
+    """Return what sizes of regions are multiples of, for regions of about that size.
+
+    Base regions of 2 MiB and more are cut at 2 MiB too, so that another backing may follow.
+    """
+    if backing is not Backing.BASE:
+        return backing.page_bytes
+    return _GRANULE if share_bytes >= _GRANULE else base_page_bytes
+
+
+def cut(deficit_bytes: int, share_bytes: int, missing: int, granule: int) -> tuple[int, ...]:
+    """Return the sizes of the regions that make up a deficit at one placement.
+
+    First the `missing` ones of a share each, then one for the rest if it is a granule or more.
+    """
+    sizes: list[int] = []
+    left = deficit_bytes
+    while left >= granule:
+        wanted = min(share_bytes, left) if len(sizes) < missing else left
+        size = wanted // granule * granule
+        if size == 0:
+            break
+        sizes.append(size)
+        left -= size
+    return tuple(sizes)
+
+
+def pages_per_node(
+    size_bytes: int, page_bytes: int, placement: Placement, node_ids: tuple[int, ...]
+) -> dict[int, int]:
+    """Return the pages that a region takes on each node, rounded up where it is interleaved."""
+    pages = -(-size_bytes // page_bytes)
+    if placement.node is not None:
+        return {placement.node: pages}
+    return dict.fromkeys(node_ids, -(-pages // len(node_ids)))

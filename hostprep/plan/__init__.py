@@ -1,5 +1,0 @@
-"""From pool specs and facts to actions: pure functions, no file opened, no clock read."""
-
-from hostprep.plan.planner import plan
-
-__all__ = ["plan"]

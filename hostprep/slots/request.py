@@ -1,0 +1,193 @@
+"""What is asked of a pool, what it answers, and which requests it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hostprep.errors import BadInputError, BusyError
+
+OUTSIDE = 0
+"""No slot: outside the group's window, or not to be stored."""
+REUSED = 1
+"""Its content is in the slot, and the request starts from it: to be loaded."""
+STORED = 2
+"""Its content is in the slot, and not needed from there: nothing to load or write. It lies behind a
+gap or before the window, or the engine has it."""
+SHARED = 3
+"""Another claim is to write this slot: compute the block as if there were none, and leave it."""
+WRITE = 4
+"""An empty slot: to be written, then committed."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Tokens that a request needs blocks for: its prompt, or a later part of its sequence."""
+
+    id: str
+    tokens: int
+    """Length of the sequence up to where blocks are wanted."""
+    hashes: Sequence[bytes]
+    """One for each full block from `first_block` on. A hash stands for its block and for all
+    before it (a chain), and for nothing else: model, adapter and salt belong into it."""
+    computed_tokens: int = 0
+    """So many from the start the engine has already (on the GPU): not looked for here."""
+    prompt_tokens: int | None = None
+    """Length of the whole sequence known so far; None where it is `tokens`."""
+    first_block: int = 0
+    """Blocks before it are not asked for: for what a sequence got since its last claim."""
+    reuse_limit_tokens: int | None = None
+    """Reuse at most so many; None for all but the last, whose output the engine needs."""
+    token_ids: Sequence[int] | None = None
+    """From token 0 on; only needed for partial matches."""
+    store: bool = True
+    """False: claim what can be reused, and no slots for the rest."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What was done for one request, or for all together. Blocks are counted in every group.
+
+    reused + stored + shared + written + outside == blocks, and
+    computed_tokens + reused_tokens + compute_tokens == tokens.
+    """
+
+    requests: int = 0
+    blocks: int = 0
+    reused: int = 0
+    stored: int = 0
+    shared: int = 0
+    written: int = 0
+    outside: int = 0
+    evicted: int = 0
+    """Blocks of others that made room for this request's."""
+    tokens: int = 0
+    computed_tokens: int = 0
+    """What the engine said it had."""
+    reused_tokens: int = 0
+    """What it can load: whole blocks, and the tokens of a partial match."""
+    compute_tokens: int = 0
+    """What is left for it to compute: the request's share of the token budget."""
+
+    def plus(self, *others: Counts) -> Counts:
+        """Return the sum."""
+        rows = [tuple(vars(counts).values()) for counts in (self, *others)]
+        return Counts(*map(sum, zip(*rows)))
+
+
+@dataclass(frozen=True)
+class PartialMatch:
+    """The first tokens of a block are those of another block: copy them, never write them."""
+
+    block: int
+    """Index of the request's block, counted as its hashes are."""
+    tokens: int
+    """How many from the block's start."""
+    slots: tuple[int, ...]
+    """The slot to copy from, in each group."""
+
+
+@dataclass(frozen=True)
+class GroupUse:
+    """A request's blocks in one group, in the order of its hashes."""
+
+    slots: Sequence[int]
+    """-1 for OUTSIDE."""
+    kinds: bytes
+    """OUTSIDE, REUSED, STORED, SHARED or WRITE."""
+    evicted: Sequence[bytes] = ()
+    """Hashes of the blocks that made room, where the pool keeps them."""
+
+    def blocks(self, kind: int) -> list[int]:
+        """Return the indices of the blocks of that kind."""
+        first = self.kinds.find(kind)
+        if first >= 0 and self.kinds.count(kind) == len(self.kinds) - first:
+            return list(range(first, len(self.kinds)))
+        return [index for index, found in enumerate(self.kinds) if found == kind]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What one group lacks for a batch."""
+
+    group: str
+    needed: int
+    """Slots for blocks that are not cached yet."""
+    available: int
+    """Free, or evictable while the batch's own matches are claimed."""
+    slots: int
+    """All of the group's."""
+
+    def __str__(self) -> str:
+        return (
+            f"group {self.group!r} lacks {self.needed - self.available} slots "
+            f"({self.needed} needed, {self.available} of {self.slots} not claimed)"
+        )
+
+
+class ShortageError(BusyError):
+    """Not every group has the slots that the batch needs: nothing was claimed."""
+
+    default_reason = "SlotsShort"
+
+    def __init__(self, missing: tuple[Missing, ...]) -> None:
+        too_large = any(lack.needed > lack.slots for lack in missing)
+        super().__init__(
+            "; ".join(map(str, missing)),
+            remedy="split the batch, or size the pool for it (`hostprep size`)"
+            if too_large
+            else "release claims, claim a smaller batch, or claim it with store=False",
+        )
+        self.missing = missing
+
+
+def check_request(request: Request, tokens_per_block: int, hash_bytes: int, *, whole: bool) -> None:
+    """Raise BadInputError, naming the request and the field. `whole`: states are kept."""
+    who = f"request {request.id!r}"
+    for name, number in (
+        ("tokens", request.tokens),
+        ("computed_tokens", request.computed_tokens),
+        ("first_block", request.first_block),
+        ("reuse_limit_tokens", request.reuse_limit_tokens or 0),
+        ("prompt_tokens", request.prompt_tokens or 0),
+    ):
+        if type(number) is not int or number < 0:
+            raise BadInputError(f"{who}: {name} is {number!r}: a whole number, 0 or more")
+    if request.computed_tokens > request.tokens:
+        raise BadInputError(
+            f"{who}: computed_tokens is {request.computed_tokens}, more than its "
+            f"{request.tokens} tokens"
+        )
+    if request.first_block * tokens_per_block > request.computed_tokens:
+        raise BadInputError(
+            f"{who}: first_block is {request.first_block}, beyond the {request.computed_tokens} "
+            "computed_tokens: no request asks for the blocks between them"
+        )
+    _check_hashes(request, who, tokens_per_block, hash_bytes)
+    if whole and request.prompt_tokens not in (None, request.tokens):
+        raise BadInputError(
+            f"{who}: a chunk of {request.tokens} of {request.prompt_tokens} tokens, and there is "
+            "a recurrent group: a state is kept for the end of the prompt only",
+            reason="RecurrentStateInChunks",
+            remedy="claim the whole prompt at once (tokens equal to prompt_tokens)",
+        )
+
+
+def _check_hashes(request: Request, who: str, tokens_per_block: int, hash_bytes: int) -> None:
+    wanted = request.tokens // tokens_per_block - request.first_block
+    if len(request.hashes) != max(0, wanted):
+        raise BadInputError(
+            f"{who}: {len(request.hashes)} hashes for {max(0, wanted)} full blocks "
+            f"({request.tokens} tokens, {tokens_per_block} a block, from block "
+            f"{request.first_block})"
+        )
+    if set(map(type, request.hashes)) - {bytes}:
+        raise BadInputError(f"{who}: hashes are bytes")
+    lengths = set(map(len, request.hashes)) - {hash_bytes}
+    if lengths:
+        raise BadInputError(
+            f"{who}: a hash of {min(lengths)} bytes: this pool's have {hash_bytes} (hash_bytes)"
+        )
+    ids = request.token_ids
+    if ids is not None and len(ids) < request.tokens:
+        raise BadInputError(f"{who}: token_ids has {len(ids)} of {request.tokens} tokens")

@@ -1,0 +1,92 @@
+"""The project's chart on a testbed with a real node: installed from nothing, waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hostprep.errors import FailedError
+from testbed.api import Api
+from testbed.control_plane import ControlPlane
+
+__all__ = [
+    "NAMESPACE",
+    "RELEASE",
+    "install_chart",
+    "is_rolled_out",
+    "scale_operator",
+    "wait_for_chart",
+]
+
+NAMESPACE = "hostprep-system"
+RELEASE = "hostprep"
+_CHART = Path(__file__).parents[1] / "charts" / "hostprep"
+# An emulated agent that is replaced is away for longer than the minute that a real one is given.
+_PATIENT = ("--set", "operator.extraArgs={--agent-grace=300}")
+_PRIVILEGED = {"pod-security.kubernetes.io/enforce": "privileged"}
+
+
+def install_chart(
+    cluster: ControlPlane, *, release: str = RELEASE, arguments: Sequence[str] = ()
+) -> None:
+    """`helm install` as docs/install.md has it; `arguments` follow, such as `--set`.
+
+    The image is in the node's store already, under the name that the chart has by default.
+    Raises ClientError.
+    """
+    if not cluster.api.exists(f"/api/v1/namespaces/{NAMESPACE}"):
+        metadata = {"name": NAMESPACE, "labels": _PRIVILEGED}
+        cluster.api.create("/api/v1/namespaces", {"metadata": metadata})
+    cluster.helm("install", release, str(_CHART), "--namespace", NAMESPACE, *_PATIENT, *arguments)
+
+
+def scale_operator(cluster: ControlPlane, replicas: int) -> None:
+    """Scale the operator's Deployment; to 0 where it is to run elsewhere."""
+    scale = ("-n", NAMESPACE, "scale", f"deployment/{RELEASE}-operator", f"--replicas={replicas}")
+    cluster.kubectl(*scale)
+
+
+def wait_for_chart(cluster: ControlPlane, *, timeout_s: float = 300.0) -> None:
+    """Wait until operator and agents of the present version run, and are Ready.
+
+    Raises FailedError with what the pods say of themselves.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while not _chart_is_there(cluster.api):
+        if time.monotonic() > deadline_s:
+            pods = cluster.kubectl("describe", "pods", "--namespace", NAMESPACE)
+            raise FailedError(f"the chart's pods were not ready after {timeout_s:.0f} s:\n{pods}")
+        time.sleep(0.5)
+
+
+def is_rolled_out(workload: dict[str, Any]) -> bool:
+    """Whether a Deployment or DaemonSet has all its pods of the present version available.
+
+    As `kubectl rollout status` judges; a DaemonSet that wants no pod at all does not count.
+    """
+    status = workload.get("status", {})
+    if status.get("observedGeneration") != workload["metadata"]["generation"]:
+        return False
+    if "desiredNumberScheduled" in status:
+        wanted = status["desiredNumberScheduled"]
+        updated = status.get("updatedNumberScheduled", 0)
+        available = status.get("numberAvailable", 0)
+    else:
+        wanted = workload["spec"]["replicas"]
+        updated = status.get("updatedReplicas", 0)
+        available = status.get("availableReplicas", 0)
+        if status.get("replicas", 0) > updated:
+            return False
+    return bool(wanted > 0 and updated >= wanted and available >= wanted)
+
+
+def _chart_is_there(api: Api) -> bool:
+    found: list[dict[str, Any]] = []
+    for plural in ("deployments", "daemonsets"):
+        items = api.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/{plural}")["items"]
+        if not items:
+            return False
+        found += items
+    return all(is_rolled_out(workload) for workload in found)

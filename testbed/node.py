@@ -1,0 +1,158 @@
+"""A real node in a virtual machine: kubelet, containerd, cgroup v2, systemd, two NUMA nodes.
+
+with ControlPlane(controllers=True, scheduler=True) as cluster, VirtualNode(cluster) as node:
+    node.wait_ready()
+    node.run("cat /sys/fs/cgroup/cgroup.controllers")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from hostprep.errors import FailedError
+from testbed.control_plane import ControlPlane
+from testbed.guest import Guest, Hardware
+from testbed.kubeconfig import write_private
+from testbed.node_config import NODE, NodeSettings, config_files
+from testbed.node_image import NodeImage
+from testbed.ports import free_port
+from testbed.qemu import Qemu
+
+__all__ = ["NODE", "VirtualNode"]
+
+_READY_SECONDS = 240.0
+
+
+class VirtualNode:
+    """The node `node-a` of a cluster whose control plane runs on this machine."""
+
+    def __init__(
+        self,
+        cluster: ControlPlane,
+        *,
+        qemu: Qemu,
+        image: NodeImage,
+        store: Path,
+        settings: NodeSettings | None = None,
+        hardware: Hardware | None = None,
+    ) -> None:
+        """`store`: the disk with the container images."""
+        self.cluster = cluster
+        """Whose node it is."""
+        self._settings = settings or NodeSettings()
+        folder = cluster.folder / "node"
+        folder.mkdir()
+        kubelet_port = free_port()
+        config = _config_disk(cluster, folder, self._settings, kubelet_port)
+        self.guest = Guest(
+            qemu=qemu,
+            kernel=image.kernel,
+            disks=[image.root, store, config],
+            folder=folder,
+            hardware=hardware or Hardware(),
+            forwards={kubelet_port: kubelet_port},
+        )
+
+    def __enter__(self) -> VirtualNode:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Boot it; kubelet starts meanwhile. Raises FailedError."""
+        self.guest.start(self.cluster.spawn)
+
+    def stop(self) -> None:
+        """Switch it off."""
+        self.guest.stop()
+
+    def run(self, command: str, *, timeout_s: float = 120.0) -> str:
+        """Run a shell command in it as root, return what it printed. Raises CommandError."""
+        return self.guest.run(command, timeout_s=timeout_s)
+
+    def reboot(self) -> None:
+        """Reboot it in order; returns when it answers, long before kubelet is ready."""
+        self.guest.reboot()
+
+    def power_cut(self) -> None:
+        """Cut its power and switch it on again."""
+        self.guest.power_cut()
+
+    def read(self) -> dict[str, Any]:
+        """The Node object; empty while there is none."""
+        if not self.cluster.api.exists(f"/api/v1/nodes/{NODE}"):
+            return {}
+        found: dict[str, Any] = self.cluster.api.get(f"/api/v1/nodes/{NODE}")
+        return found
+
+    def is_ready(self) -> bool:
+        """Whether kubelet says Ready for the present boot."""
+        return bool(self._ready().get("status") == "True")
+
+    def wait_ready(self, *, timeout_s: float = _READY_SECONDS) -> None:
+        """Wait for `is_ready`. Raises FailedError with kubelet's and containerd's last lines."""
+        self.wait(self.is_ready, "the node to be Ready", timeout_s=timeout_s)
+
+    def restart_kubelet(self) -> None:
+        """Restart kubelet and wait until it has reported all it knows, and is Ready.
+
+        When it registers again, kubelet writes its huge pages at once and the memory beside them
+        with its first status (pkg/kubelet/kubelet_node_status.go): between the two they disagree.
+        """
+        stopped_at = self.run("systemctl stop kubelet; date --utc +%Y-%m-%dT%H:%M:%SZ").strip()
+        self.run("systemctl start kubelet")
+
+        def has_reported() -> bool:
+            ready = self._ready()
+            return ready.get("status") == "True" and ready["lastHeartbeatTime"] > stopped_at
+
+        self.wait(has_reported, "kubelet to report after its restart", timeout_s=_READY_SECONDS)
+
+    def _ready(self) -> dict[str, Any]:
+        """Kubelet's condition Ready of the present boot; empty before its first status."""
+        status = self.read().get("status", {})
+        if status.get("nodeInfo", {}).get("bootID") != self.guest.boot_id:
+            return {}
+        conditions = status.get("conditions", ())
+        return next((found for found in conditions if found["type"] == "Ready"), {})
+
+    def wait(self, holds: Callable[[], object], what: str, *, timeout_s: float) -> None:
+        """Wait until something holds. Raises FailedError with what the node's journal says."""
+        deadline_s = time.monotonic() + timeout_s
+        while not holds():
+            if time.monotonic() > deadline_s:
+                raise FailedError(f"waited {timeout_s:.0f} s for {what}:\n{self.journal()}")
+            time.sleep(0.5)
+
+    def journal(self, units: Iterable[str] = ("testbed-setup", "containerd", "kubelet")) -> str:
+        """The last lines of the node's units."""
+        texts = []
+        for unit in units:
+            with contextlib.suppress(FailedError):
+                state = f"systemctl is-active {unit}; journalctl -u {unit} -n 25 --no-pager -o cat"
+                texts.append(f"--- {unit}\n{self.guest.execute(state)[1]}")
+        return "\n".join(texts)
+
+
+def _config_disk(
+    cluster: ControlPlane, folder: Path, settings: NodeSettings, kubelet_port: int
+) -> Path:
+    """A disk with what this node needs to join this cluster; read by testbed-setup.service."""
+    source = folder / "config" / "kubernetes"
+    source.mkdir(parents=True)
+    for name, content in config_files(cluster, settings, kubelet_port).items():
+        write_private(source / name, content)
+    disk = folder / "config.ext4"
+    command = ["mke2fs", "-q", "-t", "ext4", "-L", "config", "-O", "^has_journal"]
+    command += ["-d", str(folder / "config"), str(disk), "4M"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise FailedError(f"mke2fs failed: {done.stderr.strip()}", remedy="install e2fsprogs")
+    return disk

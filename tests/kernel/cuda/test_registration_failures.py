@@ -1,0 +1,236 @@
+"""Failures of a registration: all is taken back, and the engine serves on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from hostprep.backing import MIB
+from hostprep.cuda.driver import DriverError
+from hostprep.cuda.progress import Progress
+from hostprep.cuda.registered_ranges import Pins
+from hostprep.register import Registration
+from tests.standin.children import Scene, in_child
+from tests.support.cuda.parts import LONG_S, ONE_MIB, Notes, is_mapped, registration_of
+from tests.support.waiting import wait_for
+
+pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
+
+_SEEN = "not taken back in reverse"
+
+
+def _fails_and_rolls_back(scene: Scene) -> None:
+    notes = Notes()
+    attachment, registration = registration_of(scene, board=notes)
+    registration.start()
+    assert registration.wait(LONG_S)
+    assert registration.state == "Failed"
+    error = registration.error
+    assert isinstance(error, DriverError)
+    assert error.reason == "OutOfMemory"
+    assert "bytes [3145728, 4194304) of it" in str(error)
+    assert notes.told[0] == "INITIALIZING"
+    assert notes.told[1].startswith("FAILED region r0")
+    assert len(notes.told) == 2
+    assert scene.registered() == [attachment.address + n * MIB for n in range(3)]
+    assert scene.unregistered() == scene.registered()[::-1], _SEEN
+    attachment.buffer[:4] = b"used"
+    registration.close()
+
+
+@in_child(fail="register:4:2")
+def test_a_failure_takes_all_back_in_reverse_and_leaves_the_memory(scene: Scene) -> None:
+    _fails_and_rolls_back(scene)
+    with Registration(scene.attachment(), policy=ONE_MIB) as again:
+        again.run()
+
+
+@in_child(fail="register:4:2")
+def test_without_the_rollback_that_would_be_seen(scene: Scene) -> None:
+    """A test of the tests: nothing is taken back."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pins, "undo", lambda *_: None)
+        with pytest.raises(AssertionError, match=_SEEN):
+            _fails_and_rolls_back(scene)
+
+
+@in_child(fail="register:4:2")
+def test_without_the_reverse_that_would_be_seen(scene: Scene) -> None:
+    """A test of the tests: all is taken back, the first chunk first."""
+    undo = Pins.undo
+
+    def forwards(pins: Pins, driver: Any) -> Any:
+        pins._chunks.reverse()
+        return undo(pins, driver)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pins, "undo", forwards)
+        with pytest.raises(AssertionError, match=_SEEN):
+            _fails_and_rolls_back(scene)
+
+
+@in_child(fail="register:1:2")
+def test_run_raises_what_made_it_fail(scene: Scene) -> None:
+    _, registration = registration_of(scene)
+    with pytest.raises(DriverError, match="doctor --gpu"):
+        registration.run()
+    assert registration.state == "Failed"
+
+
+@in_child(fail="register:base:801")
+def test_a_kind_of_memory_that_the_driver_refuses_is_a_failure(scene: Scene) -> None:
+    _, registration = registration_of(scene)
+    assert registration.start().wait(LONG_S)
+    assert registration.error is not None
+    assert registration.error.reason == "NotSupported"
+
+
+@in_child(fail="register:3:700:sticky")
+def test_a_broken_context_keeps_mapped_what_cannot_be_taken_back(scene: Scene) -> None:
+    attachment, registration = registration_of(scene)
+    address = attachment.address
+    assert registration.start().wait(LONG_S)
+    assert registration.error is not None
+    assert registration.error.reason == "ContextBroken"
+    assert "2 chunks could not be unregistered" in registration.progress.note
+    with pytest.raises(DriverError):
+        registration.close()
+    attachment.close()
+    del registration, attachment
+    assert is_mapped(address)
+
+
+@in_child()
+def test_a_context_that_is_destroyed_takes_its_registrations_along(scene: Scene) -> None:
+    attachment, registration = registration_of(scene)
+    registration.run()
+    assert int(scene.api.cuDevicePrimaryCtxReset(0)[0]) == 0
+    registration.close()
+    address = attachment.address
+    attachment.close()
+    assert not is_mapped(address)
+
+
+@in_child()
+def test_a_dead_context_is_a_failure(scene: Scene) -> None:
+    _, registration = registration_of(scene)
+    assert int(scene.api.cuDevicePrimaryCtxReset(0)[0]) == 0
+    assert registration.start().wait(LONG_S)
+    assert registration.error is not None
+    assert registration.error.reason == "ContextGone"
+
+
+@in_child(without_driver=True)
+def test_without_a_driver_an_engine_serves_on(scene: Scene) -> None:
+    notes = Notes()
+    attachment = scene.attachment()
+    registration = Registration(attachment, board=notes)
+    assert registration.state == "Idle"
+    assert registration.start().wait(LONG_S)
+    assert registration.state == "Failed"
+    assert registration.error is not None
+    assert registration.error.reason == "DriverMissing"
+    assert "install the NVIDIA driver" in notes.told[1]
+    attachment.buffer[:4] = b"used"
+    registration.close()
+
+
+@in_child(unsupported=1)
+def test_a_device_that_cannot_register_is_a_failure(scene: Scene) -> None:
+    _, registration = registration_of(scene)
+    assert registration.start().wait(LONG_S)
+    assert registration.error is not None
+    assert registration.error.reason == "RegisterUnsupported"
+
+
+@in_child()
+def test_without_a_thread_an_engine_serves_on(scene: Scene) -> None:
+    notes = Notes()
+    _, registration = registration_of(scene, board=notes)
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("_thread.start_new_thread", refuse)
+        registration.start()
+    assert registration.wait(LONG_S)
+    assert registration.error is not None
+    assert registration.error.reason == "NoThread"
+    assert len(notes.told) == 1
+    registration.close()
+
+
+@in_child()
+def test_ctrl_c_takes_all_back_and_goes_on_its_way(scene: Scene) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    _, registration = registration_of(scene, on_registered=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        registration.run()
+    assert registration.state == "Failed"
+    assert len(scene.registered()) == 8
+    assert scene.unregistered() == scene.registered()[::-1]
+    registration.close()
+
+
+@in_child()
+def test_ctrl_c_during_a_call_takes_its_chunk_back_too(scene: Scene) -> None:
+    """The signal's handler runs as soon as the call has returned: the chunk is registered."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
+    _, registration = registration_of(scene)
+
+    def interrupt() -> None:
+        with scene.busy_driver():
+            at_the_driver.set()
+            wait_for(lambda: registration.progress.chunks == 1)
+            time.sleep(0.2)  # from there to the driver's lock
+            os.kill(os.getpid(), signal.SIGINT)
+
+    at_the_driver = threading.Event()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    at_the_driver.wait(LONG_S)
+    with pytest.raises(KeyboardInterrupt):
+        registration.run()
+    thread.join()
+    assert scene.unregistered() == scene.registered()
+    registration.close()
+
+
+@in_child()
+def test_ctrl_c_in_a_display_does_not_make_close_wait_for_ever(scene: Scene) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.state == "Registered":
+            raise KeyboardInterrupt
+
+    _, registration = registration_of(scene, on_progress=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        registration.run()
+    closing = threading.Thread(target=registration.close, daemon=True)
+    closing.start()
+    closing.join(LONG_S)
+    assert registration.state == "Closed"
+    assert scene.unregistered() == scene.registered()[::-1]
+
+
+@in_child()
+def test_what_is_not_an_error_of_ours_is_told_all_the_same(scene: Scene) -> None:
+    notes = Notes()
+
+    class Broken:
+        def turn(self, **_: object) -> contextlib.AbstractContextManager[None]:
+            raise ZeroDivisionError("by mistake")
+
+    _, registration = registration_of(scene, board=notes, turnstile=Broken())
+    assert registration.start().wait(LONG_S)
+    assert registration.error is not None
+    assert registration.error.reason == "RegistrationFailed"
+    assert "ZeroDivisionError: by mistake" in notes.told[1]

@@ -1,0 +1,196 @@
+"""The gate: closed until all are ready, and for good once one is not to be."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hostprep.cuda.board import BoardView, RankView
+from hostprep.cuda.board_layout import Slot
+from hostprep.cuda.gate import Gate, Report, judge
+from hostprep.errors import BadInputError
+from hostprep.linux.processes import ProcessId
+from tests.support.processes import wait_until
+
+pytestmark = pytest.mark.unit
+
+HANG_S = 30.0
+_STATES = ["Joined", "Initializing", "Ready", "Failed"]
+
+
+def view(world: int, *ranks: tuple[int, str, bool], removed: bool = False) -> BoardView:
+    return BoardView(
+        world=world,
+        generation=bytes(16),
+        created_at_s=0.0,
+        ranks=tuple(
+            RankView(rank, Slot(1, state, ProcessId(1, 1, 1), 0.0, reason="no room"), alive)
+            for rank, state, alive in ranks
+        ),
+        gate=None,
+        removed=removed,
+    )
+
+
+@pytest.mark.parametrize(
+    ("reports", "board", "state", "why"),
+    [
+        ({}, None, "Closed", "0 of 2 ranks ready; waiting for 0 (not reported), 1 (not reported)"),
+        ({0: "Ready"}, None, "Closed", "1 of 2 ranks ready; waiting for 1 (not reported)"),
+        ({0: "Ready", 1: "Ready"}, None, "Open", ""),
+        ({}, view(2, (0, "Ready", True), (1, "Ready", True)), "Open", ""),
+        ({1: "Ready"}, view(2, (0, "Ready", True)), "Open", ""),
+        ({1: "Ready"}, view(2, (0, "Ready", True), (1, "Initializing", True)), "Closed", "1 of 2"),
+        ({0: "Initializing", 1: "Ready"}, view(2, (0, "Ready", True)), "Closed", "1 of 2"),
+        ({0: "Failed"}, None, "Degraded", "rank 0 failed: out of luck"),
+        ({1: "Failed"}, view(2, (0, "Ready", True), (1, "Ready", True)), "Degraded", "rank 1"),
+        ({}, view(2, (0, "Failed", True)), "Degraded", "rank 0 failed: no room"),
+        ({}, view(2, (0, "Initializing", False)), "Degraded", "rank 0 ended before it was ready"),
+        ({}, view(2, (0, "Ready", True), (1, "Ready", False)), "Degraded", "rank 1 ended after"),
+        ({}, view(4, (0, "Ready", True)), "Degraded", "for 4 ranks, this gate for 2"),
+        ({}, view(2, (0, "Ready", True), removed=True), "Degraded", "removed"),
+        ({}, view(2, (0, "Ready", True), (1, "Ready", True), removed=True), "Open", ""),
+    ],
+)
+def test_what_follows_from_what_is_known(
+    reports: dict[int, str], board: BoardView | None, state: str, why: str
+) -> None:
+    said = {rank: Report(told, "out of luck") for rank, told in reports.items()}
+    verdict = judge(2, said, board)
+    assert verdict.state == state
+    assert why in verdict.why
+    assert bool(verdict.why) == (state != "Open")
+
+
+@given(
+    st.integers(1, 5),
+    st.dictionaries(st.integers(0, 4), st.sampled_from(_STATES)),
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from(_STATES), st.booleans()), max_size=5),
+)
+def test_it_never_opens_unless_all_that_is_known_says_ready(
+    world: int, reports: dict[int, str], ranks: list[tuple[int, str, bool]]
+) -> None:
+    reports = {rank: state for rank, state in reports.items() if rank < world}
+    unique = {rank[0]: rank for rank in ranks if rank[0] < world}
+    board = view(world, *(unique[rank] for rank in sorted(unique)))
+    verdict = judge(world, {rank: Report(state) for rank, state in reports.items()}, board)
+    all_ready = all(
+        {reports.get(rank, "Ready"), unique.get(rank, (0, "Ready", True))[1]} == {"Ready"}
+        and (rank in reports or rank in unique)
+        and unique.get(rank, (0, "", True))[2]
+        for rank in range(world)
+    )
+    assert (verdict.state == "Open") == all_ready
+
+
+def test_it_opens_once_by_the_engines_own_channel() -> None:
+    opened: list[int] = []
+    gate = Gate(3, on_open=lambda: opened.append(1))
+    for rank in range(3):
+        assert (gate.is_open, gate.state) == (False, "Closed")
+        gate.report(rank, "READY")
+    assert (gate.is_open, gate.state, gate.why) == (True, "Open", "")
+    assert gate.opened_after_s is not None
+    gate.report(1, "Failed", "too late")
+    gate.report(0, "Ready")
+    gate.close()
+    assert (gate.is_open, gate.state, opened) == (True, "Open", [1])
+
+
+def test_degraded_it_stays_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate(2)
+    with caplog.at_level(logging.WARNING):
+        gate.report(0, "failed", "CUDA_ERROR_OUT_OF_MEMORY")
+        gate.report(1, "failed", "too")
+        gate.report(0, "Ready")
+        gate.report(1, "Ready")
+    assert (gate.is_open, gate.state) == (False, "Degraded")
+    assert gate.why == "rank 0 failed: CUDA_ERROR_OUT_OF_MEMORY"
+    assert len(caplog.records) == 1
+    assert "GPU memory alone" in caplog.text
+
+
+def test_a_rank_that_began_again_is_not_ready() -> None:
+    gate = Gate(2)
+    gate.report(0, "Ready")
+    gate.report(0, "Initializing")
+    gate.report(1, "Ready")
+    assert not gate.is_open
+    gate.report(0, "Ready")
+    assert gate.is_open
+
+
+def test_the_engines_mistakes_do_not_become_the_gates(caplog: pytest.LogCaptureFixture) -> None:
+    def wrong(_: str) -> None:
+        raise ZeroDivisionError
+
+    gate = Gate(1, on_degraded=wrong)
+    gate.report(0, "Failed", "x")
+    assert gate.state == "Degraded"
+    assert "callback" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rank", "state"), [(2, "Ready"), (-1, "Ready"), (0, "Open"), (0, ""), (0, "Closed")]
+)
+def test_a_report_that_cannot_be_is_refused(rank: int, state: str) -> None:
+    gate = Gate(2)
+    with pytest.raises(BadInputError):
+        gate.report(rank, state)
+    assert gate.state == "Closed"
+
+
+@pytest.mark.parametrize("world", [0, -1, 1025])
+def test_a_world_that_cannot_be_is_refused(world: int) -> None:
+    with pytest.raises(BadInputError):
+        Gate(world)
+
+
+def test_a_deadline_degrades_it_and_names_who_is_missing() -> None:
+    gate = Gate(2, deadline_s=0.1)
+    gate.report(1, "Ready")
+    assert not gate.wait(HANG_S)
+    assert gate.state == "Degraded"
+    assert "not open within 0.1 s" in gate.why
+    assert "waiting for 0 (not reported)" in gate.why
+
+
+def test_a_board_that_cannot_be_read_degrades_it() -> None:
+    class Lost:
+        def read(self) -> BoardView | None:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        def announce(self, state: str, why: str = "") -> None:
+            pass
+
+    gate = Gate(1, Lost())
+    assert not gate.wait(HANG_S)
+    assert gate.state == "Degraded"
+    assert "No locks available" in gate.why
+
+
+def test_without_a_thread_to_watch_it_stays_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    said: list[str] = []
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    gate = Gate(1, deadline_s=600, on_degraded=said.append)
+    assert (gate.is_open, gate.state, len(said)) == (False, "Degraded", 1)
+    assert "can't start new thread" in gate.why
+
+
+def test_closing_it_ends_the_watching() -> None:
+    gate = Gate(1, deadline_s=600)
+    gate.close()
+    wait_until(
+        lambda: not any(thread.name == "hostprep-gate" for thread in threading.enumerate()),
+        timeout_s=HANG_S,
+    )
+    gate.report(0, "Ready")
+    assert not gate.is_open

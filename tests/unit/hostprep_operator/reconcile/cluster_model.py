@@ -1,0 +1,291 @@
+"""A cluster in memory: documents as the API server keeps them, and writes as it takes them.
+
+Every write is judged by `write_checks` before it is carried out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hostprep.api.times import format_time
+from hostprep_operator.reconcile.changes import (
+    CreateHostMemoryNode,
+    DeleteHostMemoryNode,
+    NodeChanges,
+    NodeView,
+    PatchHostMemoryNodeSpec,
+    PatchNode,
+    PatchNodeStatus,
+    PoolChanges,
+    Settings,
+    Write,
+)
+from hostprep_operator.reconcile.node import reconcile_node
+from hostprep_operator.reconcile.pool import reconcile_pool
+from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord, PoolRecord
+from tests.unit.hostprep_operator.reconcile.api_rules import (
+    ConflictError,
+    guard,
+    merge,
+    with_version,
+)
+
+Document = dict[str, Any]
+START_S = 1_700_000_000.0
+TAINT = "startup-taint.cluster-autoscaler.kubernetes.io/hostprep"
+
+
+@dataclass
+class Cluster:
+    """All objects, the clock, and what one operator remembers."""
+
+    now_s: float = START_S
+    nodes: dict[str, Document] = field(default_factory=dict)
+    pools: dict[str, Document] = field(default_factory=dict)
+    hmns: dict[str, Document] = field(default_factory=dict)
+    pods: dict[str, Document] = field(default_factory=dict)
+    machine_boots: dict[str, str] = field(default_factory=dict)
+    """What the machine knows; its Node may lag behind."""
+    unseen_pools: set[str] = field(default_factory=set)
+    """Pools that the operator's cache does not have (yet)."""
+    confirmed_gone: set[str] = field(default_factory=set)
+    grants: dict[str, frozenset[str]] = field(default_factory=dict)
+    settings: Settings = field(default_factory=Settings)
+    version: int = 0
+    writes: list[tuple[str, Write]] = field(default_factory=list)
+    check: Callable[[Cluster, str, Write], None] | None = None
+
+    # What people, cloud and kubelet do
+
+    def _metadata(self, name: str, **more: Any) -> Document:
+        self.version += 1
+        return {
+            "name": name,
+            "uid": f"uid-{self.version}",
+            "resourceVersion": str(self.version),
+            "creationTimestamp": format_time(self.now_s),
+            **more,
+        }
+
+    def add_node(
+        self, name: str, *, labels: Mapping[str, str] | None = None, tainted: bool = False
+    ) -> Document:
+        metadata = self._metadata(name, labels={"kubernetes.io/os": "linux", **(labels or {})})
+        boot = f"boot-{self.version}"
+        self.machine_boots.setdefault(name, boot)
+        taints = [{"key": "other.example/taint", "value": "x", "effect": "NoExecute"}]
+        if tainted:
+            taints.append({"key": TAINT, "value": "true", "effect": "NoSchedule"})
+        self.nodes[name] = {
+            "metadata": metadata,
+            "spec": {"taints": taints},
+            "status": {
+                "nodeInfo": {"bootID": self.machine_boots[name]},
+                "capacity": {"memory": "64Gi", "hugepages-2Mi": "16Gi"},
+                "allocatable": {"memory": "44Gi", "hugepages-2Mi": "0"},
+                "conditions": [self._condition("Ready", "True")],
+            },
+        }
+        return self.nodes[name]
+
+    def _condition(self, name: str, status: str) -> Document:
+        since = format_time(self.now_s)
+        return {"type": name, "status": status, "reason": "X", "lastTransitionTime": since}
+
+    def add_pool(self, name: str, **spec: Any) -> Document:
+        metadata = self._metadata(name, generation=1)
+        self.pools[name] = {"metadata": metadata, "spec": {"size": "8Gi", **spec}}
+        self.confirmed_gone.discard(name)
+        return self.pools[name]
+
+    def change_pool(self, name: str, **spec: Any) -> None:
+        pool = self.pools[name]
+        pool["spec"] = {**pool["spec"], **spec}
+        pool["metadata"]["generation"] += 1
+        self.touch(pool)
+
+    def add_agent(self, node: str, *, ready: bool = True) -> None:
+        self.pods[node] = {
+            "metadata": self._metadata(f"agent-{node}"),
+            "spec": {"nodeName": node},
+            "status": {"conditions": [self._condition("Ready", str(ready))]},
+        }
+
+    def touch(self, document: Document) -> None:
+        self.version += 1
+        document["metadata"]["resourceVersion"] = str(self.version)
+
+    def reboot(self, node: str) -> None:
+        """The machine; kubelet tells later (see kubelet)."""
+        self.version += 1
+        self.machine_boots[node] = f"boot-{self.version}"
+
+    def kubelet(self, node: str) -> None:
+        document = self.nodes[node]
+        document["status"]["nodeInfo"]["bootID"] = self.machine_boots[node]
+        self.touch(document)
+
+    def delete_node(self, name: str) -> None:
+        del self.nodes[name]
+        self.pods.pop(name, None)
+
+    def collect_garbage(self) -> None:
+        uids = {node["metadata"]["uid"] for node in self.nodes.values()}
+        for name, hmn in list(self.hmns.items()):
+            if hmn["metadata"]["ownerReferences"][0]["uid"] not in uids:
+                del self.hmns[name]
+
+    def agent_reports(
+        self, node: str, phases: Mapping[str, str] | None = None, **more: Any
+    ) -> None:
+        """Answer every entry; Ready where `phases` does not say else; Absent ones are gone."""
+        hmn = self.hmns.get(node)
+        if hmn is None:
+            return
+        pools = []
+        for entry in hmn["spec"]["pools"]:
+            phase = (phases or {}).get(entry["name"], "Ready")
+            if entry["state"] == "Absent":
+                if phase != "Releasing":
+                    continue
+            elif phase == "Releasing":
+                phase = "Ready"
+            answer = {key: entry[key] for key in ("name", "uid", "generation")}
+            pools.append({**answer, "phase": phase, "reason": phase, "readyBytes": 8 << 30, **more})
+        hmn["status"] = {
+            "observedGeneration": hmn["metadata"]["generation"],
+            "bootID": self.machine_boots[node],
+            "pools": pools,
+            "hugePages": [{"pageBytes": 2 << 20, "total": 8192, "held": 8192}],
+        }
+        self.touch(hmn)
+
+    # What the operator sees and does
+
+    def view(self, name: str) -> NodeView:
+        seen = [doc for key, doc in self.pools.items() if key not in self.unseen_pools]
+        node, hmn, pod = self.nodes.get(name), self.hmns.get(name), self.pods.get(name)
+        return NodeView(
+            name=name,
+            node=NodeRecord.from_json(node) if node else None,
+            hmn=HostMemoryNodeRecord.from_json(hmn) if hmn else None,
+            pools=tuple(PoolRecord.from_json(doc) for doc in seen),
+            gone_pools=frozenset(self.confirmed_gone),
+            agent=AgentRecord.from_json(pod) if pod else None,
+            granted=frozenset(p for p, nodes in self.grants.items() if name in nodes),
+            settings=self.settings,
+            now_s=self.now_s,
+        )
+
+    def look(self, name: str) -> NodeChanges:
+        """Reconcile, asking the API server for pools that nobody knows."""
+        changes = reconcile_node(self.view(name))
+        if changes.unknown_pools:
+            assert changes.writes == ()
+            self.unseen_pools -= changes.unknown_pools
+            self.confirmed_gone |= changes.unknown_pools - set(self.pools)
+            changes = reconcile_node(self.view(name))
+            assert not changes.unknown_pools
+        return changes
+
+    def reconcile(self, name: str, *, only: int | None = None) -> NodeChanges:
+        """Carry out the first writes (all of them by default), as the shell would."""
+        changes = self.look(name)
+        answered = ""
+        for write in changes.writes[:only]:
+            if isinstance(write, PatchNode | PatchNodeStatus):
+                guarded = with_version(write, answered) if answered else write
+                self.carry_out(name, guarded)
+                answered = self.nodes[name]["metadata"]["resourceVersion"]
+            else:
+                self.carry_out(name, write)
+        return changes
+
+    def reconcile_pool(self, name: str) -> PoolChanges:
+        pool = PoolRecord.from_json(self.pools[name])
+        changes = reconcile_pool(
+            pool,
+            [(view.node, view.hmn) for view in map(self.view, self.nodes) if view.node],
+            pools=[PoolRecord.from_json(document) for document in self.pools.values()],
+            grants=self.grants.get(name, frozenset()),
+            now_s=self.now_s,
+        )
+        self.grants[name] = changes.grants
+        if changes.status_patch is not None:
+            self.pools[name] = merge(self.pools[name], changes.status_patch)
+        return changes
+
+    def carry_out(self, name: str, write: Write) -> None:
+        if self.check is not None:
+            self.check(self, name, write)
+        match write:
+            case CreateHostMemoryNode(body):
+                self._create(name, body)
+            case DeleteHostMemoryNode(uid, version):
+                metadata = self.hmns[name]["metadata"]
+                guard(metadata, "uid", uid)
+                guard(metadata, "resourceVersion", version)
+                del self.hmns[name]
+            case PatchHostMemoryNodeSpec(patch, version):
+                hmn = self.hmns[name]
+                guard(hmn["metadata"], "resourceVersion", version)
+                self.hmns[name] = merge(hmn, patch)
+                self.hmns[name]["metadata"]["generation"] += 1
+                self.touch(self.hmns[name])
+            case PatchNode(patch):
+                assert set(patch) <= {"metadata", "spec"}
+                node = self.nodes[name]
+                guard(node["metadata"], "resourceVersion", patch["metadata"]["resourceVersion"])
+                self.nodes[name] = merge(node, patch)
+                self.touch(self.nodes[name])
+            case PatchNodeStatus(patch):
+                self._patch_conditions(name, patch)
+        self.writes.append((name, write))
+
+    def _create(self, name: str, body: Mapping[str, Any]) -> None:
+        if name in self.hmns:
+            raise ConflictError(name)
+        document = merge({}, body)
+        document["metadata"] |= self._metadata(name, generation=1)
+        self.hmns[name] = document
+
+    def _patch_conditions(self, name: str, patch: Mapping[str, Any]) -> None:
+        node = self.nodes[name]
+        guard(node["metadata"], "resourceVersion", patch["metadata"]["resourceVersion"])
+        conditions = {c["type"]: c for c in node["status"]["conditions"]}
+        for condition in patch["status"]["conditions"]:
+            if condition.get("$patch") == "delete":
+                conditions.pop(condition["type"], None)
+            else:
+                conditions[condition["type"]] = {**condition}
+        node["status"]["conditions"] = list(conditions.values())
+        self.touch(node)
+
+    def settle(self, rounds: int = 25) -> int:
+        """Reconcile everything until nothing is written; returns the number of writes."""
+        before = len(self.writes)
+        for _ in range(rounds):
+            count = len(self.writes)
+            statuses = [self.reconcile_pool(name).status_patch for name in self.pools]
+            for name in self.nodes:
+                self.reconcile(name)
+            if len(self.writes) == count and not any(statuses):
+                return count - before
+        raise AssertionError(f"never at rest: {self.writes[-4:]}")
+
+    # What can be read off a Node
+
+    def condition(self, name: str, kind: str = "hostprep.dev/HostMemoryReady") -> Document | None:
+        conditions = self.nodes[name]["status"]["conditions"]
+        return next((c for c in conditions if c["type"] == kind), None)
+
+    def marks(self, name: str) -> Document:
+        annotations = self.nodes[name]["metadata"].get("annotations") or {}
+        text = annotations.get("hostprep.dev/marks", "{}")
+        return dict(json.loads(text)) if text.endswith("}") else {}
+
+    def has_taint(self, name: str, key: str = TAINT) -> bool:
+        return any(t["key"] == key for t in self.nodes[name]["spec"].get("taints") or ())

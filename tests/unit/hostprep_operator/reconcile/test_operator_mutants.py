@@ -1,0 +1,123 @@
+"""Broken operators: each lacks one safety step, and the properties must notice.
+
+What would go unnoticed here would go unnoticed in the operator itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from hostprep.api.node_resource import Phase as PoolPhase
+from hostprep_operator.reconcile import assign, marking, node, removal, rollout, verdict
+from tests.unit.hostprep_operator.reconcile.operator_life import Life
+
+pytestmark = pytest.mark.unit
+
+
+def _patch_ready(monkeypatch: pytest.MonkeyPatch, ready: Callable[..., bool]) -> None:
+    for module in (assign, verdict, rollout):
+        monkeypatch.setattr(module, "pool_ready", ready)
+
+
+def _no_boot_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ready(node: Any, hmn: Any, entry: Any) -> bool:
+        report = hmn.status.pool(entry.name) if hmn and entry and not entry.absent else None
+        if report is None or report.phase is not PoolPhase.READY:
+            return False
+        return bool((report.uid, report.generation) == (entry.uid, entry.generation))
+
+    _patch_ready(monkeypatch, ready)
+    monkeypatch.setattr(verdict, "_rebooted", lambda judged: False)
+
+
+def _no_generation_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ready(node: Any, hmn: Any, entry: Any) -> bool:
+        report = hmn.status.pool(entry.name) if hmn and entry and not entry.absent else None
+        same_boot = hmn and node.boot_id == hmn.status.boot_id
+        return bool(report and same_boot and report.phase is PoolPhase.READY)
+
+    _patch_ready(monkeypatch, ready)
+
+
+def _absence_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def credulous(view: Any, record: Any) -> Any:
+        entries = {entry.name for entry in view.hmn.entries} if view.hmn else set()
+        seen = {pool.name for pool in view.pools}
+        return assign.assign(replace(view, gone_pools=frozenset(entries - seen)), record)
+
+    monkeypatch.setattr(node, "assign", credulous)
+
+
+def _wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reversed_(view: Any, judged: Any, chosen: Any) -> Any:
+        marked = marking.mark(view, judged, chosen)
+        return replace(marked, writes=tuple(reversed(marked.writes)))
+
+    monkeypatch.setattr(node, "mark", reversed_)
+
+
+def _drops_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assign, "_has_released", lambda hmn, entry: True)
+
+
+def _no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assign, "_updated", lambda *args, **_: assign._present(args[3]))
+
+
+def _all_taints(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (removal, marking):
+        monkeypatch.setattr(module, "without_taints", lambda node, *keys: ())
+
+
+def _forgets_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = marking._labels
+    monkeypatch.setattr(marking, "_labels", lambda *args: (labels(*args)[0], ()))
+
+
+def _retains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assign, "_retained", lambda entry, pool: True)
+
+
+def _opens_when_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = verdict.Verdict("True", "Ready", "")
+    monkeypatch.setattr(marking, "away", lambda view, record: ready)
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        _no_boot_check,
+        _no_generation_check,
+        _absence_from_the_cache,
+        _wrong_order,
+        _drops_too_early,
+        _no_turns,
+        _all_taints,
+        _forgets_labels,
+        _retains_nothing,
+        _opens_when_unknown,
+    ],
+)
+def test_a_broken_operator_is_caught(
+    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch)
+    quick = settings(
+        max_examples=300,
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+        derandomize=True,
+        database=None,
+        print_blob=False,
+        report_multiple_bugs=False,
+    )
+    with pytest.raises((AssertionError, KeyError)):
+        run_state_machine_as_test(Life, settings=quick)

@@ -1,0 +1,189 @@
+"""What may never be written, judged from the raw documents, without the code under test."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hostprep_operator.reconcile.changes import (
+    CreateHostMemoryNode,
+    DeleteHostMemoryNode,
+    PatchHostMemoryNodeSpec,
+    PatchNode,
+    PatchNodeStatus,
+    Write,
+)
+from tests.unit.hostprep_operator.reconcile.cluster_model import Cluster, Document
+
+READY = "hostprep.dev/HostMemoryReady"
+KEYS = (
+    "startup-taint.cluster-autoscaler.kubernetes.io/hostprep",
+    "example.com/memory",
+)
+
+
+def check_write(cluster: Cluster, name: str, write: Write) -> None:
+    """Raise AssertionError for a write that must not be."""
+    match write:
+        case PatchNode(patch):
+            _check_node_patch(cluster, name, patch)
+        case PatchNodeStatus(patch):
+            _check_conditions(cluster, name, patch)
+        case PatchHostMemoryNodeSpec(patch, _):
+            _check_entries(cluster, name, patch["spec"]["pools"])
+        case DeleteHostMemoryNode():
+            hmn, node = cluster.hmns[name], cluster.nodes[name]
+            if hmn["metadata"]["ownerReferences"][0]["uid"] == node["metadata"]["uid"]:
+                _check_entries(cluster, name, [])
+        case CreateHostMemoryNode(body):
+            assert all(entry["state"] == "Present" for entry in body["spec"]["pools"])
+            assert body["metadata"]["name"] == name
+
+
+def selects(pool: Document, node: Document) -> bool:
+    pairs = pool["spec"].get("nodeSelector") or {}
+    return all(node["metadata"]["labels"].get(k) == v for k, v in pairs.items())
+
+
+def required_pools(cluster: Cluster, name: str) -> dict[str, Document]:
+    """Pools that the operator can know of: in its cache, or in an entry."""
+    node, hmn = cluster.nodes[name], cluster.hmns.get(name)
+    entries = {entry["name"] for entry in hmn["spec"]["pools"]} if hmn else set()
+    return {
+        key: pool
+        for key, pool in cluster.pools.items()
+        if selects(pool, node)
+        and (pool["spec"].get("readiness") or {}).get("required", True)
+        and (key not in cluster.unseen_pools or key in entries)
+    }
+
+
+def why_not_ready(cluster: Cluster, name: str, pools: Mapping[str, Any]) -> str:
+    """Say why the memory of these pools is not verified for this boot; nothing where it is."""
+    node, hmn = cluster.nodes[name], cluster.hmns.get(name)
+    if hmn is None or hmn["metadata"]["ownerReferences"][0]["uid"] != node["metadata"]["uid"]:
+        return "it has no HostMemoryNode"
+    status = hmn.get("status") or {}
+    if status.get("bootID") != node["status"]["nodeInfo"]["bootID"]:
+        return "the status is of another boot"
+    entries = {entry["name"]: entry for entry in hmn["spec"]["pools"]}
+    reports = {report["name"]: report for report in status["pools"]}
+    for pool in pools:
+        entry, report = entries.get(pool), reports.get(pool)
+        if entry is None or entry["state"] != "Present":
+            return f"{pool} has no entry"
+        if report is None or report["phase"] != "Ready":
+            return f"{pool} is not Ready"
+        if any(report[key] != entry[key] for key in ("uid", "generation")):
+            return f"{pool}'s report answers another entry"
+    return ""
+
+
+def _check_node_patch(cluster: Cluster, name: str, patch: Mapping[str, Any]) -> None:
+    node = cluster.nodes[name]
+    before = node["spec"].get("taints") or []
+    after = patch["spec"]["taints"] or [] if "spec" in patch else before
+    assert [t for t in before if t["key"] not in KEYS] == [
+        t for t in after if t["key"] not in KEYS
+    ], "others' taints are not ours"
+    labels = patch["metadata"].get("labels") or {}
+    assert all(key.startswith("ready.hostprep.dev/") for key in labels)
+    for key, value in labels.items():
+        if value is not None:
+            pool = key.removeprefix("ready.hostprep.dev/")
+            why = why_not_ready(cluster, name, {pool: None})
+            assert not why, f"label of {pool}: {why}"
+    marks_before, marks = cluster.marks(name), _marks(patch, cluster.marks(name))
+    if marks.get("openedAt") and marks.get("openedBoot") != marks_before.get("openedBoot"):
+        _check_opening(cluster, name, marks)
+    gone = {t["key"] for t in before} - {t["key"] for t in after}
+    if gone and not _may_lose_taint(cluster, name, marks, gone):
+        raise AssertionError(f"{gone} removed: {why_not_ready(cluster, name, cluster.pools)}")
+
+
+def _marks(patch: Mapping[str, Any], before: Document) -> Document:
+    if "annotations" not in patch["metadata"]:
+        return before
+    return dict(json.loads(patch["metadata"]["annotations"]["hostprep.dev/marks"] or "{}"))
+
+
+def _check_opening(cluster: Cluster, name: str, marks: Document) -> None:
+    node, hmn = cluster.nodes[name], cluster.hmns[name]
+    why = why_not_ready(cluster, name, required_pools(cluster, name))
+    assert not why, f"opened, but {why}"
+    assert hmn["status"]["observedGeneration"] == hmn["metadata"]["generation"]
+    assert marks["openedBoot"] == node["status"]["nodeInfo"]["bootID"]
+    assert marks["hmn"] == f"{hmn['metadata']['uid']}/{hmn['metadata']['resourceVersion']}"
+    condition = cluster.condition(name)
+    assert condition is not None
+    assert condition["status"] == "True", "an opening says so before the taint goes"
+
+
+def _may_lose_taint(cluster: Cluster, name: str, marks: Document, gone: set[str]) -> bool:
+    # A pool that nothing on the node names, and that the operator has not heard of yet, does not
+    # select the node as far as it can know.
+    seen = required_pools(cluster, name).items()
+    required = {key: pool for key, pool in seen if key not in cluster.unseen_pools}
+    if not required:
+        return True
+    if marks.get("openedAt") and not marks.get("closedAt"):
+        return True  # open, and checked when it was opened
+    if any(_key_of(pool) not in gone for pool in required.values()):
+        return True  # a key that gives way to another pool's
+    policies = [pool["spec"].get("readiness") or {} for pool in required.values()]
+    return bool(marks.get("deadline")) and any(
+        policy.get("onDeadline") == "OpenWithout" for policy in policies
+    )
+
+
+def _key_of(pool: Document) -> str | None:
+    readiness = pool["spec"].get("readiness") or {}
+    if readiness.get("profile") in ("None", "NodeReadinessController"):
+        return None
+    return str(readiness.get("taintKey") or KEYS[0])
+
+
+def _check_conditions(cluster: Cluster, name: str, patch: Mapping[str, Any]) -> None:
+    for condition in patch["status"]["conditions"]:
+        assert condition["type"].startswith("hostprep.dev/")
+        if condition["type"] != READY or "$patch" in condition:
+            continue
+        if condition["status"] == "True":
+            required = required_pools(cluster, name)
+            why = why_not_ready(cluster, name, required)
+            assert required
+            assert not why, f"True, but {why}"
+        elif condition["status"] == "False":
+            marks = cluster.marks(name)
+            is_open = marks.get("openedAt") and not marks.get("closedAt")
+            assert not is_open, "a closing takes labels and brings the taint before it says so"
+
+
+def _check_entries(cluster: Cluster, name: str, after: list[Document]) -> None:
+    """Memory is released only of pools that are gone or select the node no more."""
+    hmn, node = cluster.hmns[name], cluster.nodes[name]
+    kept = {entry["name"]: entry for entry in after}
+    status = hmn.get("status") or {}
+    for entry in hmn["spec"]["pools"]:
+        key, now = entry["name"], kept.get(entry["name"])
+        pool = cluster.pools.get(key)
+        wanted = pool is not None and selects(pool, node)
+        if entry["state"] == "Absent" and key in cluster.unseen_pools:
+            wanted = False  # being released already, and the operator cannot know of its return
+        if wanted:
+            assert now is not None, f"{key} is wanted"
+            assert now["state"] == "Present", f"{key} is wanted"
+            _check_change(cluster, name, entry, now)
+        elif now is None and entry["state"] == "Absent":
+            assert key not in {report["name"] for report in status["pools"]}, "not released yet"
+            assert status["observedGeneration"] == hmn["metadata"]["generation"]
+        elif now is None:
+            retained = (entry.get("policy") or {}).get("deletionPolicy") == "Retain"
+            assert retained or (pool and pool["spec"].get("deletionPolicy") == "Retain")
+
+
+def _check_change(cluster: Cluster, name: str, entry: Document, now: Document) -> None:
+    """What serves changes only in its turn."""
+    if now != entry and not why_not_ready(cluster, name, {entry["name"]: None}):
+        assert name in cluster.grants.get(entry["name"], ()), "changed without a grant"

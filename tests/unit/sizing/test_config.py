@@ -1,0 +1,193 @@
+"""A config.json that cannot be: refused in one line, the field named, nothing guessed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hostprep.errors import BadInputError
+from hostprep.sizing.cache_types import TypeChoice
+from hostprep.sizing.config import MAX_CONFIG_BYTES, load_config
+from hostprep.sizing.families import read_model
+from hostprep.sizing.groups import groups_of
+from tests.unit.sizing.models import MODELS, limits, model_from
+
+pytestmark = pytest.mark.unit
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 8192,
+}
+MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 4096}
+GEMMA = {**LLAMA, "model_type": "gemma3_text", "sliding_window": 1024}
+
+
+def refusal(data: bytes) -> str:
+    with pytest.raises(BadInputError) as caught:
+        read_model(load_config(data, source="config.json"), name="m")
+    assert "\n" not in str(caught.value)
+    assert caught.value.remedy
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "is not JSON"),
+        (b"{", "is not JSON"),
+        (b"\xff\xfe\x00", "is not JSON"),
+        (b"[]", "holds no object"),
+        (b"null", "holds no object"),
+        (b'{"num_hidden_layers": NaN}', "NaN is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b" " * (MAX_CONFIG_BYTES + 1), "larger than 4 MiB"),
+        (b'{"text_config": 5}', "text_config is no object"),
+        (b'{"model_type": "llama", "num_hidden_layers": ' + b"9" * 5000 + b"}", "is not JSON"),
+    ],
+)
+def test_what_is_no_config_is_refused(data: bytes, words: str) -> None:
+    assert words in refusal(data)
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "words"),
+    [
+        (LLAMA, {"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+        (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        (LLAMA, {"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000"),
+        (LLAMA, {"num_hidden_layers": "32"}, "num_hidden_layers is '32'"),
+        (LLAMA, {"num_hidden_layers": True}, "num_hidden_layers is True"),
+        (LLAMA, {"num_hidden_layers": 1.5}, "num_hidden_layers is 1.5"),
+        (LLAMA, {"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        (LLAMA, {"num_attention_heads": None}, "num_attention_heads is missing"),
+        (LLAMA, {"num_key_value_heads": 5}, "num_key_value_heads is 5, which does not divide 32"),
+        (LLAMA, {"num_key_value_heads": 64}, "num_key_value_heads is 64"),
+        (LLAMA, {"head_dim": None, "hidden_size": 4097}, "hidden_size is 4097"),
+        (LLAMA, {"head_dim": None, "hidden_size": None}, "head_dim, hidden_size are missing"),
+        (LLAMA, {"dtype": "float7"}, "dtype: there is no data type 'float7'"),
+        (LLAMA, {"dtype": 16}, "dtype is 16"),
+        (MISTRAL, {"sliding_window": 0}, "sliding_window is 0"),
+        (MISTRAL, {"sliding_window": 8193}, "sliding_window is 8193, larger than max_position"),
+        (GEMMA, {"layer_types": ["full_attention"]}, "layer_types has 1 items for 32 layers"),
+        (GEMMA, {"layer_types": ["new_attention"] * 32}, "layer_types names 'new_attention'"),
+        (GEMMA, {"layer_types": [1] * 32}, "layer_types is not a list of strs"),
+        (GEMMA, {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+        (GEMMA, {"num_kv_shared_layers": 32}, "num_kv_shared_layers is 32 of 32 layers"),
+        ({**LLAMA, "sliding_window": 512}, {}, "layer_types is missing"),
+    ],
+)
+def test_a_field_that_cannot_be_is_named(
+    base: dict[str, Any], changes: dict[str, Any], words: str
+) -> None:
+    assert words in refusal(json.dumps({**base, **changes}).encode())
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"model_type": "deepseek_v3", "num_hidden_layers": 2},
+            "kv_lora_rank is missing",
+        ),
+        (
+            {"model_type": "deepseek_v4", "num_hidden_layers": 2, "head_dim": 512},
+            "compress_ratios is missing",
+        ),
+        (
+            {"model_type": "qwen3_next", "num_hidden_layers": 2, "full_attention_interval": 2},
+            "linear_num_key_heads is missing",
+        ),
+        (
+            {"model_type": "nemotron_h", "num_hidden_layers": 2, "hybrid_override_pattern": "MX"},
+            "hybrid_override_pattern has 2 letters for 2 layers, or others than",
+        ),
+        ({"model_type": "mamba2", "num_hidden_layers": 2}, "mamba_num_heads is missing"),
+        ({"model_type": "mamba", "num_hidden_layers": 2, "hidden_size": 4}, "expand is missing"),
+    ],
+)
+def test_the_field_that_a_family_lacks_is_named(fields: dict[str, Any], words: str) -> None:
+    assert words in refusal(json.dumps(fields).encode())
+
+
+def test_an_unknown_architecture_is_refused_with_what_was_missing() -> None:
+    words = refusal(b'{"model_type": "retnet", "num_hidden_layers": 24, "state_size": 8}')
+    assert "model_type 'retnet' is not known" in words
+    assert "missing: num_attention_heads, num_key_value_heads, head_dim" in words
+    assert "state_size would have to be understood" in words
+
+
+def test_hidden_size_will_do_in_place_of_head_dim() -> None:
+    words = refusal(b'{"model_type": "new", "num_hidden_layers": 2, "hidden_size": 8}')
+    assert "not known; missing: num_attention_heads, num_key_value_heads; give" in words
+    assert words.endswith('write "model_type": "llama", and what is missing')
+    words = refusal(json.dumps({**LLAMA, "model_type": "new", "head_dim": None}).encode())
+    assert "missing" not in words
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"max_length": 20, "eos_token_id": 2}, {"text_config": {"hidden_size": 8}}]
+)
+def test_a_file_that_is_no_models_config_is_told_so(fields: dict[str, Any]) -> None:
+    words = refusal(json.dumps(fields).encode())
+    assert "is no model's config.json: model_type, architectures, num_hidden_layers are" in words
+
+
+def test_a_model_that_says_its_class_is_one() -> None:
+    nested = {"architectures": ["NewForCausalLM"], "text_config": {"hidden_size": 8}}
+    words = refusal(json.dumps(nested).encode())
+    assert "model_type is missing; missing: num_hidden_layers" in words
+
+
+def test_a_model_that_does_not_say_what_it_is_is_not_guessed() -> None:
+    fields = {key: value for key, value in LLAMA.items() if key != "model_type"}
+    assert "model_type is missing" in refusal(json.dumps(fields).encode())
+
+
+def test_fields_of_a_part_are_named_with_their_path() -> None:
+    nested = {"model_type": "gemma3", "text_config": {**GEMMA, "num_hidden_layers": 0}}
+    assert "text_config.num_hidden_layers is 0" in refusal(json.dumps(nested).encode())
+
+
+@pytest.mark.parametrize("name", ["int4", "", "x" * 500, "float32\n"])
+def test_an_unknown_data_type_of_the_cache_is_refused(name: str) -> None:
+    with pytest.raises(BadInputError, match="--kv-dtype: there is no data type"):
+        model_from(LLAMA, types=TypeChoice(kv=name))
+
+
+def test_a_latents_format_is_for_latents() -> None:
+    with pytest.raises(BadInputError, match="--kv-dtype: fp8_ds_mla"):
+        model_from(LLAMA, types=TypeChoice(kv="fp8_ds_mla"))
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=5,
+)
+
+
+@given(
+    name=st.sampled_from(sorted(path.stem for path in MODELS.glob("*.json"))),
+    data=st.data(),
+)
+def test_a_spoilt_config_is_a_model_or_bad_input_in_one_line(
+    name: str, data: st.DataObject
+) -> None:
+    fields = json.loads((MODELS / f"{name}.json").read_text())
+    part = fields.get("text_config", fields)
+    for key in data.draw(st.lists(st.sampled_from(sorted(part)), min_size=1, max_size=2)):
+        part[key] = data.draw(_JSON)
+    try:
+        groups_of(model_from(fields), limits())
+    except BadInputError as error:
+        assert "\n" not in str(error)  # noqa: PT017

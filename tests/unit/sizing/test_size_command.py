@@ -1,0 +1,292 @@
+"""`hostprep size` as people and programs see it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hostprep.api.pool_resource import load_pools
+from hostprep.cli.main import main
+from hostprep.cli.size_models import model_name
+from hostprep.layout import Layout
+from tests.unit.sizing.models import MODELS
+
+pytestmark = pytest.mark.unit
+
+LLAMA = str(MODELS / "llama-3.1-8b.json")
+GEMMA = str(MODELS / "gemma-3-27b.json")
+FLASH = str(MODELS / "deepseek-v4-flash.json")
+MAMBA = str(MODELS / "mamba2-2.7b.json")
+BLOCKS = ["--tokens-per-block", "32"]
+SERVED = ["--max-batch-size", "64", "--max-seq-len", "8192"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["size", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["size", *arguments]) == 2
+    told = capsys.readouterr()
+    assert told.err.count("\n") == 1
+    assert not told.out
+    return told.err
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    return json.loads(run(capsys, *arguments, "-o", "json"))["models"]
+
+
+def test_the_table_tells_groups_slots_and_what_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    told = run(capsys, GEMMA, *SERVED, "--gpu-memory", "60Gi", "--host-memory", "300Gi")
+    for words in (
+        "gemma-3-27b (gemma3_text): 64 requests of up to 8192 tokens",
+        "one request of 8192 tokens may never end",
+        "64 at once can come to a standstill",
+        "window-1024",
+        "first to fill: ",
+        "SHARE",
+        "GPU:",
+        "Host:",
+    ):
+        assert words in told
+
+
+def test_every_example_has_its_table_in_one_go(capsys: pytest.CaptureFixture[str]) -> None:
+    paths = sorted(map(str, MODELS.glob("*.json")))
+    told = run(capsys, *paths, *SERVED, "--tokens-per-block", "256")
+    for path in paths:
+        assert f"{Path(path).stem} (" in told
+
+
+def test_programs_get_both_tiers_and_the_layout(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = as_json(capsys, GEMMA, *SERVED, "--gpu-memory", "60Gi", "--host-memory", "300Gi")
+    assert found["smallest_bytes"] < found["floor_bytes"] <= 60 << 30
+    for tier in ("gpu", "host"):
+        sizes = [group["size_bytes"] for group in found[tier]["groups"]]
+        assert sum(sizes) <= found[tier]["size_bytes"]
+        assert sum(group["share"] for group in found[tier]["groups"]) == pytest.approx(1, abs=1e-5)
+        names = {group["name"]: group["requests"] for group in found[tier]["groups"]}
+        assert found[tier]["requests"] == min(names.values())
+        assert names[found[tier]["limiting_group"]] == min(names.values())
+    layout = Layout.parse(found["layout"], found["host"]["size_bytes"])
+    assert [group.name for group in layout.groups] == ["full", "window-1024"]
+
+
+def test_without_memory_the_floor_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = as_json(capsys, LLAMA, *SERVED)
+    assert found["gpu"] is None
+    assert found["host"]["size_bytes"] == found["floor_bytes"]
+    slots = [(group["slots"], group["min_slots"]) for group in found["host"]["groups"]]
+    assert slots == [(256, 256)]
+
+
+def test_the_models_own_length_is_the_longest_request(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = as_json(capsys, LLAMA, "--max-batch-size", "1")
+    assert found["limits"]["max_seq_len"] == 131_072
+
+
+def test_a_folder_is_a_models_name_where_the_file_is_config_json(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "Llama-3.1-8B-Instruct"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(Path(LLAMA).read_bytes())
+    told = run(capsys, str(folder / "config.json"), *SERVED, "-o", "yaml")
+    assert yaml.safe_load(told)["metadata"]["name"] == "llama-3-1-8b-instruct"
+
+
+@pytest.mark.parametrize("given", ["config.json", "./config.json", "../my model/config.json"])
+def test_a_path_need_not_name_the_folder(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: str,
+) -> None:
+    (tmp_path / "my model").mkdir()
+    (tmp_path / "my model" / "config.json").write_bytes(Path(LLAMA).read_bytes())
+    monkeypatch.chdir(tmp_path / "my model")
+    assert run(capsys, given, *SERVED).startswith("my model (llama)")
+    (pool,) = load_pools(run(capsys, given, *SERVED, "-o", "yaml"), source="told")
+    assert pool.name == "my-model"
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/config.json", "config"),
+        ("/a/b/../config.json", "a"),
+        ("/a/llama.json", "llama"),
+        ("/\udcff\n/config.json", "??"),
+        ("/" + "m" * 200 + "/config.json", "m" * 128),
+    ],
+)
+def test_a_models_name_is_a_line_that_a_pool_can_have(path: str, name: str) -> None:
+    assert model_name(Path(path)) == name
+
+
+def test_a_folder_of_no_letters_is_a_pool_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / ("模" * 70)
+    folder.mkdir()
+    (folder / "config.json").write_bytes(Path(LLAMA).read_bytes())
+    told = run(capsys, str(folder / "config.json"), *SERVED, "-o", "yaml")
+    assert load_pools(told, source="told")[0].name == "kv"
+
+
+def test_links_of_a_cache_of_models_are_not_followed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "blobs" / "0f3a").write_bytes(Path(LLAMA).read_bytes())
+    link = tmp_path / "snapshot" / "config.json"
+    link.symlink_to("../blobs/0f3a")
+    assert run(capsys, str(link), *SERVED).startswith("snapshot (llama)")
+
+
+def test_of_several_models_those_that_can_be_are_sized(capsys: pytest.CaptureFixture[str]) -> None:
+    paths = sorted(map(str, MODELS.glob("*.json")))
+    assert main(["size", *paths, "--max-batch-size", "64", *BLOCKS]) == 2
+    told = capsys.readouterr()
+    refused_lines = told.err.splitlines()
+    assert len(refused_lines) == 3
+    for name in ("deepseek-v4-flash", "deepseek-v4-pro", "mamba2-2.7b"):
+        path = str(MODELS / f"{name}.json")
+        paths.remove(path)
+        assert f"{name} (" not in told.out
+        assert sum(line.startswith(f"hostprep: {path}: ") for line in refused_lines) == 1
+    for path in paths:
+        assert f"{Path(path).stem} (" in told.out
+
+
+def test_programs_are_told_which_models_were_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["size", LLAMA, "/nowhere.json", FLASH, *SERVED, *BLOCKS, "-o", "json"]) == 2
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert [model["model"] for model in found["models"]] == ["llama-3.1-8b"]
+    messages = [one["error"] for one in found["refused"]]
+    assert messages[0] == "cannot read /nowhere.json: No such file or directory"
+    assert messages[1].startswith(f"{FLASH}: --tokens-per-block: is 32")
+    assert told.err.count("\n") == 2
+
+
+def test_blocks_are_as_large_as_compressed_caches_need(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = as_json(capsys, FLASH, *SERVED)
+    assert found["limits"]["tokens_per_block"] == found["layout"]["tokens_per_block"] == 128
+    assert "a block has 128 tokens and not 32" in found["notes"][0]
+    (found,) = as_json(capsys, FLASH, *SERVED, "--tokens-per-block", "256")
+    assert (found["limits"]["tokens_per_block"], found["notes"]) == (256, [])
+    (found,) = as_json(capsys, LLAMA, *SERVED)
+    assert (found["limits"]["tokens_per_block"], found["notes"]) == (32, [])
+
+
+def test_ratios_that_no_block_can_have_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    fields = json.loads(Path(FLASH).read_text(encoding="utf-8"))
+    ratios = fields["compress_ratios"]
+    fields["compress_ratios"] = [65_536 - index for index in range(len(ratios))]
+    (tmp_path / "odd.json").write_text(json.dumps(fields))
+    told = refused(capsys, str(tmp_path / "odd.json"), *SERVED)
+    assert "--tokens-per-block: is 32, no multiple of the 65536 tokens" in told
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ("1", "Below 1 GiB one request of 8192 tokens may never end\n"),
+        ("64", "never end; from there on 64 at once come to no standstill, though"),
+        ("300", "never end; below 1.2 GiB 300 at once can come to a standstill\n"),
+        ("257", "Below 1024 MiB one request of 8192 tokens may never end; below 1028 MiB 257 at"),
+    ],
+)
+def test_what_happens_with_less_is_told(
+    capsys: pytest.CaptureFixture[str], batch: str, words: str
+) -> None:
+    assert words in run(capsys, LLAMA, "--max-batch-size", batch, "--max-seq-len", "8192")
+
+
+def test_the_pool_is_one_that_prepare_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    told = run(capsys, GEMMA, *SERVED, "--tp", "4", "--host-memory", "80Gi", "-o", "yaml")
+    (spec,) = load_pools(told, source="pool.yaml")
+    (found,) = as_json(capsys, GEMMA, *SERVED, "--tp", "4", "--host-memory", "80Gi")
+    assert spec.sizing is not None
+    assert spec.sizing.to_json() == found["layout"]
+    assert (spec.name, spec.region_count) == ("gemma-3-27b", 4)
+
+
+def test_states_reach_the_pool(capsys: pytest.CaptureFixture[str]) -> None:
+    told = run(capsys, str(MODELS / "nemotron-h-8b.json"), *SERVED, "--name", "kv", "-o", "yaml")
+    kinds = {g["name"]: g.get("kind") for g in yaml.safe_load(told)["spec"]["sizing"]["groups"]}
+    assert kinds == {"full": None, "state": "Recurrent"}
+
+
+def test_several_models_are_several_pools(capsys: pytest.CaptureFixture[str]) -> None:
+    told = run(capsys, LLAMA, GEMMA, *SERVED, "-o", "yaml", "--backing", "HugeTLB1Gi")
+    specs = load_pools(told, source="pool.yaml")
+    assert [spec.name for spec in specs] == ["llama-3-1-8b", "gemma-3-27b"]
+    assert all((spec.region_bytes or 1) % (1 << 30) == 0 for spec in specs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([LLAMA, "--max-batch-size", "0"], "--max-batch-size: is 0"),
+        ([LLAMA, *SERVED, "--tp", "3"], "--tp: is 3"),
+        ([LLAMA, *SERVED, "--gpu-memory", "lots"], "--gpu-memory: size 'lots'"),
+        ([LLAMA, *SERVED, "--host-memory", "-1Gi"], "--host-memory: size '-1Gi'"),
+        ([LLAMA, *SERVED, "--host-tokens", "0"], "--host-tokens: is 0"),
+        ([LLAMA, *SERVED, "--host-tokens", str(1 << 45)], "group full would have"),
+        ([LLAMA, *SERVED, "--gpu-memory", "512Mi"], "give --gpu-memory 1024Mi"),
+        ([LLAMA, *SERVED, "--host-memory", "1Mi"], "--host-memory: 1 MiB a rank is less than"),
+        ([LLAMA, *SERVED, "--host-memory", "9Gi", "--host-tokens", "9"], "exclude each other"),
+        ([LLAMA, *SERVED, "--typical-seq-len", "8193"], "--typical-seq-len: is 8193"),
+        ([LLAMA, *SERVED, "--kv-dtype", "int3"], "--kv-dtype: there is no data type"),
+        ([LLAMA, *SERVED, "--index-dtype", "int3"], "--index-dtype: there is no data type"),
+        ([LLAMA, *SERVED, "--name", "kv"], "--name is for a pool"),
+        ([LLAMA, GEMMA, *SERVED, "--name", "kv", "-o", "yaml"], "--name is for one model"),
+        ([LLAMA, *SERVED, "--name", "K V", "-o", "yaml"], "hostprep: --name: pool name 'K V'"),
+        ([LLAMA, LLAMA, *SERVED, "-o", "yaml"], "two models have one name"),
+        ([LLAMA, *SERVED, "--regions", "0", "-o", "yaml"], "hostprep: --regions: '0' is no way"),
+        ([LLAMA, *SERVED, "--backing", "Huge", "-o", "yaml"], "hostprep: --backing: there is no"),
+        (["/nowhere/config.json", *SERVED], "cannot read /nowhere/config.json"),
+        ([str(MODELS), *SERVED], "cannot read"),
+        ([str(MODELS / "README.md"), *SERVED], "is not JSON"),
+        ([MAMBA, "--max-batch-size", "1"], "give --max-seq-len"),
+        ([LLAMA, GEMMA, *SERVED, "--tp", "0"], "hostprep: --tp: is 0"),
+        ([LLAMA, GEMMA, *SERVED, "--state-dtype", "int3"], "hostprep: --state-dtype: there is no"),
+        ([LLAMA, FLASH, *SERVED, *BLOCKS, "-o", "yaml"], f"{FLASH}: --tokens-per-block: is 32"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert words in refused(capsys, *arguments)
+
+
+def test_programs_are_told_errors_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["size", LLAMA, "--max-batch-size", "0", "-o", "json"]) == 2
+    assert json.loads(capsys.readouterr().out)["reason"] == "BadInput"
+
+
+def test_notes_say_what_is_odd(capsys: pytest.CaptureFixture[str]) -> None:
+    told = run(capsys, GEMMA, "--max-batch-size", "1", "--max-seq-len", "512")
+    assert "the window of 1024 never closes within 512 tokens" in told
+    told = run(capsys, GEMMA, "--max-batch-size", "1", "--max-seq-len", "200000")
+    assert "the model was made for 131072 tokens" in told
+
+
+def test_the_example_is_what_its_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    example = (MODELS.parent / "pool-sized.yaml").read_text(encoding="utf-8")
+    command = example.replace("#", "").replace("\\\n", " ").split("hostprep size ")[1]
+    arguments = command.split("\n")[0].split()
+    assert Path(arguments[0]).name == Path(GEMMA).name
+    told = run(capsys, GEMMA, *arguments[1:])
+    assert load_pools(told, source="told") == load_pools(example, source="example")
