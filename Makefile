@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # For `make cluster NODE=1`; not from the environment, where others mean something else by it.
 NODE =
 
-.PHONY: install demo test check lint unit kernel testbed cluster-tests node-tests engines-tests test-engines-all gpu-tests cluster node-shell bench vllm-cpu clean help
+.PHONY: install demo test check lint unit kernel testbed cluster-tests node-tests engines-tests test-engines-all gpu-tests cluster node-shell fresh bench vllm-cpu clean help
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -80,6 +80,9 @@ gpu-tests: $(STAMP)  ## the registering tests on a real CUDA driver, where there
 check: lint unit kernel  ## the quick part: lint, unit and kernel tiers, under 3 minutes
 
 test: check cluster-tests engines-tests node-tests  ## everything
+
+fresh:  ## all tiers in a Debian root where nothing is installed, fetched or built; as root
+	@scripts/fresh
 
 bench: $(STAMP)  ## the numbers against their rivals, in one run: table and chart in docs/
 	@$(PY) -m benchmarks
