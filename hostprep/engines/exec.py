@@ -15,6 +15,7 @@ from hostprep.client.request import Request
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.linux.files import from_os_error
 from hostprep.paths import PoolPaths
+from hostprep.zipapp import pass_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ def execute(
 ) -> None:
     """Claim the regions and replace this process by the command, which then holds the lease.
 
-    The leased descriptors are the one thing that is passed on open: the lease lives exactly as
-    long as the command or any child that inherits them. Does not return.
+    The leased descriptors are passed on open: the lease lives exactly as long as the command or
+    any child that inherits them. So are the locks that keep the zipapp that the command imports
+    from, and nothing else. Does not return.
     Raises HostprepError; the claim is given back then.
     """
     _find_program(command[0])
@@ -58,6 +60,7 @@ def execute(
     if launch is not None:
         command = launch.command
         variables.update(launch.variables)
+    variables.update(pass_on(variables))
     program = _find_program(command[0])
     try:
         os.execve(program, command, variables)  # noqa: S606 - that is the point

@@ -45,7 +45,7 @@ def start_beside(engine: str, arguments: Sequence[str], command: Sequence[str]) 
     `arguments`: the engine's address, then a name and a size in bytes for each region. The engine
     keeps the process id that its parent knows, and it alone gets all signals.
     """
-    home = os.path.dirname(os.path.dirname(os.path.abspath(hostprep.__file__)))
+    home = os.path.dirname(os.path.abspath(hostprep.__path__[0]))
     words = [sys.executable, "-m", "hostprep.engines.helper_process", engine, *arguments]
     quoted = " ".join(shlex.quote(word) for word in words)
     script = f'PYTHONPATH={shlex.quote(home)} {_ENGINE}=$$ {quoted} & exec "$@"'
@@ -54,14 +54,14 @@ def start_beside(engine: str, arguments: Sequence[str], command: Sequence[str]) 
 
 def main(arguments: Sequence[str]) -> int:
     """Give the engine its regions as soon as it answers. Returns the exit code."""
-    _close_inherited_leases()
     interface = _INTERFACES.get(arguments[0]) if arguments else None
     if interface is None:
         report(f"the first argument is one of {', '.join(_INTERFACES)}")
         return BadInputError.exit_code
     try:
         address, regions = _parse(arguments[1:])
-        check, add = interface.connect(address)
+        check, add = interface.connect(address)  # imports what it needs, while the zipapp is locked
+        _close_inherited_leases()
         engine = _engine_pid()
         _wait_until_ready(check, engine)
         for name, size_bytes in regions:

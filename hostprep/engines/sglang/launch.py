@@ -16,6 +16,7 @@ from hostprep.engines.launching import Launch, Options, Requirements, refuse_opt
 from hostprep.engines.options import OptionTable, ServerCommand, key_in_file
 from hostprep.engines.sglang.plugin import ENABLED, LocalRank, split_ranks
 from hostprep.errors import BadInputError, NotReadyError
+from hostprep.zipapp import STABLE_NAME
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,7 +82,6 @@ _ELSEWHERE = {
 }
 _OWN_MEMORY = ("mori", "shm", "tensorcast")
 """Storage backends that bring the host pools' memory (get_allocator_from_storage)."""
-_ZIPAPP = "hostprep.pyz"
 _POINTS = "entry_points.txt"
 _ENTRY = re.compile(rf"hostprep-[^/]+\.dist-info/{_POINTS}")
 _NO_EFFECT = ("SGLANG_HUGEPAGE_SIZE", "SGLANG_HICACHE_HOST_PARALLEL_ALLOC_THREADS")
@@ -244,9 +244,9 @@ def _check_plugin(paths: Sequence[str], root: str) -> None:
     """
     if not any(_offers(path) for path in paths if path):
         raise NotReadyError(
-            f"SGLang would not find our plugin: there is no {root}/{_ZIPAPP}, or an older one",
+            f"SGLang would not find our plugin: there is no {root}/{STABLE_NAME}, or an older one",
             reason="NoPlugin",
-            remedy=f"have the agent or `hostprep prepare` write {_ZIPAPP}, or install hostprep "
+            remedy=f"have the agent or `hostprep prepare` write {STABLE_NAME}, or install hostprep "
             "beside SGLang",
         )
 
