@@ -47,7 +47,6 @@ def engine_memory(
     config: Mapping[str, Any],
     *,
     size_bytes: int = 1,
-    largest_page_bytes: int | None = None,
     index: int = 0,
     processes: int = 1,
 ) -> Attachment:
@@ -59,9 +58,8 @@ def engine_memory(
     again, the same process gets the same attachment, until that is closed. Such a claim serves
     one process only, so that `processes` must be 1.
 
-    Raises BadInputError for a region smaller than `size_bytes` or of larger pages than
-    `largest_page_bytes`, and where there is neither a lease nor a pool's name; NotReadyError and
-    BusyError as `attach` and `join` do.
+    Raises BadInputError for a region smaller than `size_bytes`, and where there is neither a
+    lease nor a pool's name; NotReadyError and BusyError as `attach` and `join` do.
     """
     if _is_under_exec():
         lease = _lease_for(config)
@@ -69,7 +67,7 @@ def engine_memory(
     else:
         memory = _claim(config, size_bytes, processes)
     try:
-        _check(memory.region, memory.handoff.pool, size_bytes, largest_page_bytes)
+        _check(memory.region, memory.handoff.pool, size_bytes)
     except BadInputError:
         memory.close()
         raise
@@ -80,7 +78,6 @@ def engine_region(
     config: Mapping[str, Any],
     *,
     size_bytes: int = 1,
-    largest_page_bytes: int | None = None,
     index: int = 0,
     processes: int = 1,
 ) -> EngineRegion:
@@ -97,7 +94,7 @@ def engine_region(
         memory = _claim(config, size_bytes, processes)
         paths = PoolPaths(_root(config), memory.handoff.pool)
         found = EngineRegion(paths, memory.region, memory.lease_id)
-    _check(found.region, paths.pool, size_bytes, largest_page_bytes)
+    _check(found.region, paths.pool, size_bytes)
     return found
 
 
@@ -150,7 +147,7 @@ def _attach(root: str, pool: str, region: str, size_bytes: int) -> Attachment:
     if not region:
         return attach(pool, size_bytes=size_bytes, root=root)
     # Before it is taken: a region that was claimed in vain would have to be scrubbed.
-    _check(_region_of(PoolPaths(root, pool), region), pool, size_bytes, None)
+    _check(_region_of(PoolPaths(root, pool), region), pool, size_bytes)
     return attach(pool, region=region, root=root)
 
 
@@ -172,20 +169,13 @@ def _root(config: Mapping[str, Any]) -> str:
     return canonical_root(str(config.get("hostprep.root") or default_root()))
 
 
-def _check(region: Region, pool: str, size_bytes: int, largest_page_bytes: int | None) -> None:
+def _check(region: Region, pool: str, size_bytes: int) -> None:
     if region.size_bytes < size_bytes:
         raise BadInputError(
             f"the engine asks for {_both(size_bytes)}, and region {region.name} of pool {pool} "
             f"has {_both(region.size_bytes)}",
             reason="RegionTooSmall",
             remedy="ask for less, or claim a larger region (`hostprep exec --size`)",
-        )
-    if largest_page_bytes is not None and region.page_bytes > largest_page_bytes:
-        raise BadInputError(
-            f"the engine maps pages of {format_bytes(largest_page_bytes)} at most, and region "
-            f"{region.name} of pool {pool} has pages of {format_bytes(region.page_bytes)}",
-            reason="PagesTooLarge",
-            remedy="use a pool with smaller pages for it",
         )
 
 

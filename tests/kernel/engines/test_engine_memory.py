@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.backing import MIB, Backing
+from hostprep.backing import MIB
 from hostprep.engines.memory import engine_memory, engine_region
 from hostprep.errors import BadInputError, BusyError, NotReadyError
 from hostprep.node.apply.service import Node
@@ -79,14 +79,6 @@ def test_a_region_that_is_too_small_is_refused_with_both_numbers(node: Node) -> 
         assert "8 MiB" in str(refused.value)
     with engine_memory(_config(node), size_bytes=8 * MIB) as memory:
         assert memory.size_bytes == 8 * MIB
-
-
-def test_pages_too_large_for_the_engine_are_refused(node: Node) -> None:
-    node.prepare([pool_of(backing=Backing.HUGETLB_2MI)])
-    with pytest.raises(BadInputError, match="pages of 4 KiB at most.*pages of 2 MiB"):
-        engine_memory(_config(node), largest_page_bytes=4096)
-    with engine_memory(_config(node), largest_page_bytes=2 * MIB) as memory:
-        assert memory.page_bytes == 2 * MIB
 
 
 def test_a_configuration_that_means_other_memory_is_refused(node: Node) -> None:
