@@ -7,16 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from hostprep.backing import GIB, MIB, Backing
-from hostprep.client.handoff import Handoff, Region
-from hostprep.client.lease import Lease
+from hostprep.backing import GIB, MIB
 from hostprep.engines.catalogue import integration_of
 from hostprep.engines.launching import Launch, Options, Requirements
 from hostprep.engines.lmcache import launch
 from hostprep.engines.lmcache.launch import read_command, url_of
 from hostprep.engines.lmcache.server import Server
 from hostprep.errors import BadInputError, NotReadyError
-from hostprep.paths import PoolPaths
+from tests.support.leases import leases_of
 
 pytestmark = pytest.mark.unit
 
@@ -29,28 +27,8 @@ def _required(*options: str, told: Options | None = None) -> Requirements:
     return launch.requirements(LMCACHE, (*SERVER, *options), NOTHING, told or Options())
 
 
-def _leases(*sizes_bytes: int) -> list[Lease]:
-    regions = tuple(
-        Region(
-            name=f"node0-{index}",
-            path=f"mem/node0-{index}",
-            st_dev=1,
-            st_ino=index,
-            size_bytes=size,
-            backing=Backing.HUGETLB_2MI,
-            page_bytes=2 * MIB,
-            placement="node:0",
-            pinned=True,
-        )
-        for index, size in enumerate(sizes_bytes)
-    )
-    handoff = Handoff("kv", "", 1, "boot", "0", regions)
-    paths = PoolPaths("/run/hostprep", "kv")
-    return [Lease(paths, handoff, region, 9 + i, "1ea5e") for i, region in enumerate(regions)]
-
-
 def _completed(*options: str, sizes: Sequence[int] = (64 * MIB,)) -> Launch:
-    return launch.complete(LMCACHE, (*SERVER, *options), NOTHING, _leases(*sizes))
+    return launch.complete(LMCACHE, (*SERVER, *options), NOTHING, leases_of(*sizes))
 
 
 def test_the_whole_region_becomes_l1() -> None:

@@ -14,11 +14,12 @@ from hostprep.engines.mooncake import launch
 from hostprep.engines.mooncake.rest import Service
 from hostprep.engines.mooncake.segments import mount
 from hostprep.errors import BadInputError, FailedError, NotReadyError
-from tests.unit.engines.test_lmcache_launch import NOTHING, _leases
+from tests.support.leases import leases_of
 
 pytestmark = pytest.mark.unit
 
 MOONCAKE = integration_of("mooncake")
+NOTHING = {"PATH": "/nowhere"}
 SERVICE = ("mc_store_rest_server", "--port", "50073")
 
 
@@ -26,7 +27,7 @@ def test_its_regions_are_mounted_beside_it() -> None:
     assert launch.requirements(MOONCAKE, SERVICE, NOTHING, Options(count=2)) == Requirements(
         count=2
     )
-    done = launch.complete(MOONCAKE, SERVICE, NOTHING, _leases(64 * MIB, 32 * MIB))
+    done = launch.complete(MOONCAKE, SERVICE, NOTHING, leases_of(64 * MIB, 32 * MIB))
     names = [f"hostprep-1ea5e-{index}" for index in (0, 1)]
     assert done.links == tuple((f"/dev/shm/{name}", i) for i, name in enumerate(names))
     words = f"helper_process mooncake 50073 {names[0]} {64 * MIB} {names[1]} {32 * MIB} & exec "
@@ -44,7 +45,7 @@ def test_memory_of_its_own_besides_is_refused(tmp_path: Path) -> None:
             launch.requirements(MOONCAKE, told, NOTHING, Options())
     config.write_text('{"global_segment_size": 0}')
     assert launch.requirements(MOONCAKE, told, NOTHING, Options()) == Requirements(count=1)
-    assert launch.complete(MOONCAKE, told, NOTHING, _leases(MIB)).variables == {}
+    assert launch.complete(MOONCAKE, told, NOTHING, leases_of(MIB)).variables == {}
     with pytest.raises(BadInputError, match="4gb"):
         launch.requirements(MOONCAKE, SERVICE, {"MOONCAKE_GLOBAL_SEGMENT_SIZE": "4gb"}, Options())
 
@@ -83,7 +84,7 @@ class _Attachment:
     path = "/run/hostprep/kv/mem/node1-0"
     size_bytes = 64 * MIB
     numa_node = 1
-    region = _leases(64 * MIB)[0].region
+    region = leases_of(64 * MIB)[0].region
     closed = False
 
     def close(self) -> None:

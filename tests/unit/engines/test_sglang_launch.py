@@ -12,15 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.backing import GIB, MIB, Backing
-from hostprep.client.handoff import Handoff, Region
-from hostprep.client.lease import Lease
+from hostprep.backing import GIB
 from hostprep.engines.catalogue import integration_of
 from hostprep.engines.launching import Launch, Options, Requirements
 from hostprep.engines.sglang import launch
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.node.apply.zipapp import build_zipapp
-from hostprep.paths import PoolPaths
+from tests.support.leases import leases_of
 
 pytestmark = pytest.mark.unit
 
@@ -42,28 +40,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _leases(root: Path, count: int = 1) -> list[Lease]:
-    regions = tuple(
-        Region(
-            name=f"node0-{index}",
-            path=f"mem/node0-{index}",
-            st_dev=1,
-            st_ino=index,
-            size_bytes=8 * GIB,
-            backing=Backing.HUGETLB_2MI,
-            page_bytes=2 * MIB,
-            placement="node:0",
-            pinned=True,
-        )
-        for index in range(count)
-    )
-    handoff = Handoff("kv", "", 1, "boot", "0", regions)
-    paths = PoolPaths(str(root), "kv")
-    return [Lease(paths, handoff, region, 9 + i, "1ea5e") for i, region in enumerate(regions)]
-
-
 def _completed(root: Path, *options: str, environ: dict[str, str] | None = None) -> Launch:
-    return launch.complete(SGLANG, (*SERVER, *options), environ or NOTHING, _leases(root))
+    return launch.complete(
+        SGLANG, (*SERVER, *options), environ or NOTHING, leases_of(8 * GIB, root=str(root))
+    )
 
 
 def test_the_server_gets_its_cache_and_the_plugin(root: Path) -> None:
@@ -84,13 +64,16 @@ def test_what_is_there_stays(root: Path) -> None:
         "PYTHONPATH": "/x",
         "SGLANG_HUGEPAGE_SIZE": "2MB",
     }
-    done = launch.complete(SGLANG, words, environ, _leases(root))
+    done = launch.complete(SGLANG, words, environ, leases_of(8 * GIB, root=str(root)))
     assert done.command == words
     assert done.variables["SGLANG_PLUGINS"] == "mine,hostprep"
     assert done.variables["PYTHONPATH"] == f"{root}/hostprep.pyz:/x"
     assert "SGLANG_HUGEPAGE_SIZE has no effect" in done.notes[0]
     ours = {**NOTHING, "SGLANG_PLUGINS": "mine, hostprep"}
-    assert "SGLANG_PLUGINS" not in launch.complete(SGLANG, words, ours, _leases(root)).variables
+    assert (
+        "SGLANG_PLUGINS"
+        not in launch.complete(SGLANG, words, ours, leases_of(8 * GIB, root=str(root))).variables
+    )
 
 
 def test_a_decode_servers_pools_are_its_own_business(root: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.backing import MIB, Backing
-from hostprep.client.handoff import Handoff, Region
+from hostprep.backing import MIB
 from hostprep.client.lease import Lease
 from hostprep.engines.catalogue import integration_of
 from hostprep.engines.launching import Launch, Options, Requirements, reconcile_options
@@ -20,7 +19,7 @@ from hostprep.engines.vllm import launch as launcher
 from hostprep.engines.vllm.command_line import CONFIG
 from hostprep.engines.vllm.configuration import SIMPLE, TIERING, usable_bytes
 from hostprep.errors import BadInputError
-from hostprep.paths import PoolPaths
+from tests.support.leases import leases_of
 
 pytestmark = pytest.mark.unit
 
@@ -39,30 +38,12 @@ def _complete(
     return launcher.complete(integration_of(name), command, environ, leases)
 
 
-def _leases(*sizes_mib: int, root: str = "/run/hostprep") -> list[Lease]:
-    regions = tuple(
-        Region(
-            name=f"node0-{index}",
-            path=f"mem/node0-{index}",
-            st_dev=1,
-            st_ino=index,
-            size_bytes=size * MIB,
-            backing=Backing.HUGETLB_2MI,
-            page_bytes=2 * MIB,
-            placement="node:0",
-            pinned=True,
-        )
-        for index, size in enumerate(sizes_mib)
-    )
-    handoff = Handoff("kv", "", 1, "boot", "0", regions)
-    paths = PoolPaths(root, "kv")
-    return [Lease(paths, handoff, region, 9 + i, "1ea5e") for i, region in enumerate(regions)]
-
-
 def _completed(
     *options: str, sizes: tuple[int, ...] = (64,), name: str = "vllm", **environ: str
 ) -> Launch:
-    return _complete((*SERVE, *options), NOTHING | environ, _leases(*sizes), name)
+    return _complete(
+        (*SERVE, *options), NOTHING | environ, leases_of(*(size * MIB for size in sizes)), name
+    )
 
 
 def _config(launch: Launch) -> dict[str, Any]:
@@ -243,7 +224,7 @@ def test_the_larger_size_counts() -> None:
 
 def test_plugins_are_imported_from_this_very_hostprep(tmp_path: Path) -> None:
     (tmp_path / "hostprep.pyz").touch()
-    leases = _leases(64, root=str(tmp_path))
+    leases = leases_of(64 * MIB, root=str(tmp_path))
     for name in ("vllm-offloading", "vllm-simple"):
         launch = _complete(SERVE, NOTHING, leases, name)
         assert launch.variables == {"PYTHONPATH": f"{tmp_path}/hostprep.pyz"}
@@ -265,7 +246,7 @@ def _venv(folder: Path, version: str) -> str:
 
 
 def test_a_release_never_tried_is_a_note(tmp_path: Path) -> None:
-    leases = _leases(64)
+    leases = leases_of(64 * MIB)
     for version, noted in (("0.99.0", True), ("0.33.0", False), ("0.33.0+cpu", False)):
         script = _venv(tmp_path / version, version)
         launch = _complete((script, "serve", "m"), NOTHING, leases)
@@ -303,5 +284,5 @@ def test_a_command_that_changes_the_user_is_told_of_protected_links(
     monkeypatch.setattr(launcher, "_PROTECTED", str(sysctl))
     monkeypatch.setattr(launcher, "_FILE", f"{folder}/vllm_offload_{{}}.mmap")
     command = ("setpriv", "--reuid=1000", *SERVE)
-    notes = _complete(command, NOTHING, _leases(64)).notes
+    notes = _complete(command, NOTHING, leases_of(64 * MIB)).notes
     assert ["fs.protected_symlinks" in note for note in notes] == [True] * is_told

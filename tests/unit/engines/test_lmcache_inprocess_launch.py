@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from hostprep.backing import GIB, MIB, Backing
-from hostprep.client.handoff import Handoff, Region
-from hostprep.client.lease import Lease
+from hostprep.backing import GIB, MIB
 from hostprep.engines.catalogue import integration_of
 from hostprep.engines.launching import Launch, Options, Requirements
 from hostprep.engines.lmcache import launch, launch_inprocess
 from hostprep.engines.lmcache.settings import requested_size
 from hostprep.errors import BadInputError
-from hostprep.paths import PoolPaths
+from tests.support.leases import leases_of
 
 pytestmark = pytest.mark.unit
 
@@ -37,21 +35,8 @@ def _required(*options: str, **environ: str) -> Requirements:
 
 
 def _completed(*options: str, size_bytes: int = 64 * MIB, python: str = "") -> Launch:
-    region = Region(
-        name="node0-0",
-        path="mem/node0-0",
-        st_dev=1,
-        st_ino=1,
-        size_bytes=size_bytes,
-        backing=Backing.HUGETLB_2MI,
-        page_bytes=2 * MIB,
-        placement="node:0",
-        pinned=True,
-    )
-    handoff = Handoff("kv", "", 1, "boot", "0", (region,))
-    lease = Lease(PoolPaths("/run/hostprep", "kv"), handoff, region, 9, "1ea5e")
     begin = (python, "-m", *SERVE) if python else SERVE
-    return launch_inprocess.complete(INPROCESS, (*begin, *options), NOTHING, [lease])
+    return launch_inprocess.complete(INPROCESS, (*begin, *options), NOTHING, leases_of(size_bytes))
 
 
 @pytest.mark.parametrize(
