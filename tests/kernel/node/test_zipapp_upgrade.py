@@ -171,9 +171,9 @@ def test_the_helper_beside_an_engine_runs_from_a_version(node: Node, upgrade: _U
     (first,) = _versions(node)
     code = (
         "import os\n"
-        "from hostprep.engines.helper_process import beside\n"
+        "from hostprep.engines.helper_process import start_beside\n"
         "from hostprep.zipapp import pass_on\n"
-        "print(beside('m', [], ['true'])[2], flush=True)\n"
+        "print(start_beside('lmcache', [], ['true'])[2], flush=True)\n"
         "pass_on({})\n"
         "os.execvp('sleep', ['sleep', '600'])\n"
     )

@@ -1,4 +1,7 @@
-"""Which release of an engine a command would start, without starting or importing it."""
+"""The Python that a command would start: which release of an engine it has, how it imports us.
+
+Nothing is started or imported to find out.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-__all__ = ["installed_version", "site_folders", "untried"]
+import hostprep
+from hostprep.engines.catalogue import Integration
+from hostprep.zipapp import STABLE_NAME
 
 _FIRST_LINE_BYTES = 512
 
@@ -14,7 +19,7 @@ _FIRST_LINE_BYTES = 512
 def installed_version(program: str, names: Sequence[str], environ: Mapping[str, str]) -> str | None:
     """Return the version of the first of these distributions beside a program's interpreter.
 
-    The program is a Python, or a script whose first line names one. None where it cannot be told.
+    The program is a Python, or a script whose first line names one. None where it cannot be found.
     """
     pattern = re.compile(
         "(?:" + "|".join(re.escape(name) for name in names) + r")-(?P<version>[^-]+)\.dist-info"
@@ -48,13 +53,36 @@ def site_folders(program: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def untried(name: str, version: str | None, versions: Sequence[str]) -> tuple[str, ...]:
-    """Return a note for people where a release was never tried; none where it is not known."""
+def release_notes(
+    integration: Integration, program: str, environ: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return a note for people where the installed release was never tested; () where unknown."""
+    version = installed_version(program, integration.packages, environ)
     release = (version or "").partition("+")[0]
-    if not release or release in versions:
+    if not release or release in integration.versions:
         return ()
-    tried = ", ".join(versions) or "none"
-    return (f"{name} {version} has never been tried with this (tried: {tried}); going on",)
+    tried = ", ".join(integration.versions) or "none"
+    return (
+        f"{integration.engine} {version} has never been tried with this (tried: {tried}); going on",
+    )
+
+
+def python_path(root: str, program: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable by which a program's interpreter imports us; {} where it does anyway.
+
+    The zipapp comes first, ours or the one published below `root`: a folder in which hostprep
+    is installed among other packages would put those before the engine's own.
+    """
+    home = os.path.dirname(os.path.abspath(hostprep.__path__[0]))
+    if os.path.isdir(home):
+        if os.path.realpath(home) in map(os.path.realpath, site_folders(program, environ)):
+            return {}
+        published = f"{root}/{STABLE_NAME}"
+        home = published if os.path.isfile(published) else home
+    before = environ.get("PYTHONPATH", "")
+    if home in before.split(":"):
+        return {}
+    return {"PYTHONPATH": f"{home}:{before}" if before else home}
 
 
 def _interpreter(program: str, environ: Mapping[str, str]) -> str | None:

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from hostprep.engines.helper_process import beside
+from hostprep.engines.helper_process import start_beside
 
 pytestmark = pytest.mark.unit
 
-ADDING = "hostprep.engines.lmcache.add_l1"
-MOUNTING = "hostprep.engines.mooncake.add_memory"
+HELPER = "hostprep.engines.helper_process"
 HANG_S = 60.0
 
 
@@ -60,7 +59,7 @@ def server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 def _run(url: str, *engine: str) -> subprocess.CompletedProcess[str]:
     """Become `engine` beside the process; return when both have ended."""
-    command = beside(ADDING, [url, "/mem/one", "4096", "/mem/two", "8192"], engine)
+    command = start_beside("lmcache", [url, "/mem/one", "4096", "/mem/two", "8192"], engine)
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=HANG_S,
     )  # fmt: skip
@@ -94,22 +93,22 @@ def test_another_engine_that_answers_there_gets_nothing_of_a_dead_ones(
 
 
 @pytest.mark.parametrize(
-    ("module", "arguments", "code"),
+    ("engine", "arguments", "code"),
     [
-        (ADDING, ("nonsense",), 2),
-        (ADDING, (), 2),
-        (ADDING, ("http://127.0.0.1:1", "/mem/one"), 2),
-        (ADDING, ("http://127.0.0.1:1", "/mem/one", "much"), 2),
-        (ADDING, ("http://127.0.0.1:1", "/mem/one", "4096"), 1),
-        (MOUNTING, ("nonsense",), 2),
-        (MOUNTING, ("1", "one", "4096"), 1),
+        ("lmcache", ("nonsense",), 2),
+        ("lmcache", (), 2),
+        ("lmcache", ("http://127.0.0.1:1", "/mem/one"), 2),
+        ("lmcache", ("http://127.0.0.1:1", "/mem/one", "much"), 2),
+        ("lmcache", ("http://127.0.0.1:1", "/mem/one", "4096"), 1),
+        ("mooncake", ("nonsense",), 2),
+        ("mooncake", ("1", "one", "4096"), 1),
     ],
 )
 def test_started_by_hand_it_says_in_one_line_what_is_wrong(
-    module: str, arguments: tuple[str, ...], code: int
+    engine: str, arguments: tuple[str, ...], code: int
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-m", HELPER, engine, *arguments],
         capture_output=True, text=True, check=False, timeout=HANG_S,
     )  # fmt: skip
     assert done.returncode == code

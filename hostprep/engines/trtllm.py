@@ -1,4 +1,7 @@
-"""Configuration for TensorRT-LLM's KV cache connectors, whose memory another process prepares.
+"""TensorRT-LLM: configuration for its KV cache connectors, whose memory another process has.
+
+Its own host pools are anonymous memory and cannot be prepared: `hostprep exec --engine trtllm`
+says so.
 
 Names of TensorRT-LLM: tensorrt_llm/_torch/pyexecutor/connectors/registry.py and llm_args.py
 (`lmcache-mp` with `server_url`), the Mooncake store connector of its pull request 19235
@@ -9,19 +12,58 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 
+from hostprep.engines.catalogue import Integration
+from hostprep.engines.launching import Launch, Options, Requirements
 from hostprep.errors import BadInputError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["CONNECTORS", "connector_yaml", "lmcache", "mooncake", "mooncake_client"]
+    from hostprep.client.lease import Lease
 
 CONNECTORS = ("lmcache", "mooncake")
-
+_VARIABLES = {
+    "TLLM_KV_CACHE_MANAGER_V2_PREFAULT_THREADS": "pools are populated by all CPUs of their NUMA "
+    "node before any engine starts, so it has nothing to speed up",
+    "TLLM_KV_CACHE_MANAGER_V2_THP": "a pool's backings choose the pages: HugeTLB2Mi for certain "
+    "huge ones, THP for those it speaks of",
+}
+"""Its two variables for faster pools (issue 15430), and what takes their place."""
 _URL = re.compile(r"(?:tcp|ipc|grpc)://[!-~]+", re.ASCII)
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", re.ASCII)
+
+
+def requirements(
+    integration: Integration,
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    options: Options,
+) -> Requirements:
+    """Refuse: there is nothing to claim for it. Always raises BadInputError."""
+    del integration, command, options
+    set_here = [f"{name} is set: {why}" for name, why in _VARIABLES.items() if name in environ]
+    raise BadInputError(
+        "TensorRT-LLM allocates its host pools as anonymous memory, which cannot be prepared, "
+        "so there is nothing to claim for it" + "".join(f"; {words}" for words in set_here),
+        reason="NoMemoryOfItsOwn",
+        remedy="keep its KV cache in an LMCache server or a Mooncake store that has the prepared "
+        "memory: `hostprep engines trtllm --connector lmcache --server tcp://127.0.0.1:5555` "
+        "prints the configuration for `trtllm-serve --config FILE`",
+    )
+
+
+def complete(
+    integration: Integration,
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    leases: Sequence[Lease],
+) -> Launch:
+    """Return the command as it is. Never called: nothing is claimed."""
+    del integration, environ, leases
+    return Launch(command, {})
 
 
 def lmcache(server: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is said of LMCache's host memory inside of vLLM's processes, and by whom.
+"""Settings of LMCache's host memory: its sizes, and those inside of vLLM's processes.
 
 Names and their order: lmcache/v1/config.py and integration/vllm/vllm_v1_adapter.py, 0.5.6. vLLM's
 kv_connector_extra_config comes before the environment, and that before LMCache's file.
@@ -6,26 +6,27 @@ kv_connector_extra_config comes before the environment, and that before LMCache'
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from hostprep.engines.config_file import key_in_file
-from hostprep.engines.lmcache.sizes import bytes_of_gib
-from hostprep.engines.shares import Asker
-from hostprep.engines.vllm.offloading_settings import Settings
+from hostprep.backing import GIB
+from hostprep.cuda.chunks import ONE_CALL_LIMIT_BYTES
+from hostprep.engines.allocator import Requester
+from hostprep.engines.options import key_in_file
+from hostprep.engines.vllm.settings import Settings
 from hostprep.errors import BadInputError
+from hostprep.units import format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-__all__ = ["ASKER", "SIZE_KEY", "Asked", "read_settings", "size_asked"]
-
-ASKER = Asker("LMCache", "max_local_cpu_size (GiB a rank)")
+REQUESTER = Requester("LMCache", "max_local_cpu_size (GiB a rank)")
 SIZE_KEY = "lmcache.max_local_cpu_size"
 _FILE = "LMCACHE_CONFIG_FILE"
 _SIZE_VARIABLE = "LMCACHE_MAX_LOCAL_CPU_SIZE"
-_OF_OTHER_WAYS = {
+_WITHOUT_EFFECT = {
     "cpu_bytes_to_use": f"LMCache's size is {SIZE_KEY}, in GiB a rank",
     "cpu_bytes_to_use_per_rank": f"LMCache's size is {SIZE_KEY}, in GiB a rank",
     "hostprep.deadline_s": "LMCache takes its memory as it starts, by one call that nothing ends",
@@ -33,8 +34,8 @@ _OF_OTHER_WAYS = {
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What one rank is told to take."""
+class RequestedSize:
+    """What one rank is to take, and which setting says so."""
 
     size_bytes: int
     because: str
@@ -46,7 +47,7 @@ def read_settings(extra: Mapping[str, Any]) -> Settings:
     Raises BadInputError for unknown ones, and for what LMCache's memory cannot have.
     """
     settings = Settings.read(extra)
-    against = [(key, why) for key, why in _OF_OTHER_WAYS.items() if key in extra]
+    against = [(key, why) for key, why in _WITHOUT_EFFECT.items() if key in extra]
     if extra.get("hostprep.mode", "sync") != "sync":
         against.append(("hostprep.mode background", "LMCache takes its memory as it starts"))
     if against:
@@ -59,11 +60,11 @@ def read_settings(extra: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def size_asked(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Asked | None:
-    """Return what LMCache is told to take, in GiB whatever it calls them; None: nothing.
+def requested_size(extra: Mapping[str, Any], environ: Mapping[str, str]) -> RequestedSize | None:
+    """Return how much LMCache is to take, in GiB whatever it calls them; None where nothing says.
 
     Raises BadInputError for what is no size, and for one in LMCache's own file, which ours would
-    take the place of.
+    override.
     """
     if key_in_file(environ.get(_FILE), "max_local_cpu_size"):
         raise BadInputError(
@@ -76,5 +77,32 @@ def size_asked(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Asked | 
         (_SIZE_VARIABLE, environ.get(_SIZE_VARIABLE)),
     ):
         if given is not None:
-            return Asked(bytes_of_gib(given, name), f"{name} is {given}")
+            return RequestedSize(bytes_of_gib(given, name), f"{name} is {given}")
     return None
+
+
+def bytes_of_gib(given: Any, name: str) -> int:
+    """Return the bytes of a number of GiB, which LMCache calls GB. Raises BadInputError."""
+    try:
+        size = float(given) * GIB
+        size_bytes = int(size) if math.isfinite(size) else 0
+    except (TypeError, ValueError):
+        size_bytes = 0
+    if size_bytes <= 0:
+        raise BadInputError(
+            f"{name} {given!r} is no size",
+            reason="BadCommand",
+            remedy="give GiB, such as 64, or leave it out to use the whole region",
+        )
+    return size_bytes
+
+
+def check_one_call(size_bytes: int, *, owner: str, remedy: str) -> None:
+    """Raise BadInputError for more than CUDA registers by one call."""
+    if size_bytes >= ONE_CALL_LIMIT_BYTES:
+        raise BadInputError(
+            f"{owner} would have {format_bytes(size_bytes)}, registered with CUDA by one call, "
+            f"which fails from {format_bytes(ONE_CALL_LIMIT_BYTES)} on",
+            reason="RegionTooLarge",
+            remedy=remedy,
+        )

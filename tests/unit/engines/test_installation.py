@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import hostprep
-from hostprep.engines.importable import python_path
-from hostprep.engines.installed import installed_version, untried
+from hostprep.engines.catalogue import integration_of
+from hostprep.engines.installation import installed_version, python_path, release_notes
 
 pytestmark = pytest.mark.unit
 
@@ -49,7 +49,8 @@ def test_env_and_bare_names_are_looked_up(prefix: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_told_is_not_guessed(tmp_path: Path, first_line: str) -> None:
     assert installed_version(_script(tmp_path, first_line), NAMES, {"PATH": ""}) is None
     assert installed_version(str(tmp_path / "missing"), NAMES, {"PATH": ""}) is None
-    assert untried("vLLM", None, ("1",)) == ()
+    missing = str(tmp_path / "missing")
+    assert release_notes(integration_of("vllm"), missing, {"PATH": ""}) == ()
 
 
 def test_an_interpreter_that_has_us_installed_needs_no_path(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostprep.backing import GIB, MIB
-from hostprep.engines.vllm.simple_layout import Layout, lay_out, share_of
+from hostprep.engines.allocator import share_of
+from hostprep.engines.vllm.simple_region import Layout, lay_out
 from hostprep.errors import BadInputError
 
 pytestmark = pytest.mark.unit

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hostprep.backing import GIB, MIB
 from hostprep.cuda.chunks import ChunkPolicy, check_slice
-from hostprep.engines.vllm.offloading_layout import layout_of, row_bytes_of
-from hostprep.engines.vllm.offloading_settings import Settings
+from hostprep.engines.vllm.offloading_region import layout_of, row_bytes_of
+from hostprep.engines.vllm.settings import Settings
 from hostprep.errors import BadInputError
 
 pytestmark = pytest.mark.unit
@@ -55,13 +55,13 @@ def test_a_region_without_room_for_one_chunk_is_refused_with_both_numbers() -> N
 def test_nothing_need_be_said() -> None:
     settings = Settings.read({"spec_name": "HostprepOffloadingSpec", "block_size": 64})
     assert settings == Settings("auto", "background", 1800.0, None)
-    assert settings.does_register(is_cuda=True)
-    assert not settings.does_register(is_cuda=False)
+    assert settings.registers(is_cuda=True)
+    assert not settings.registers(is_cuda=False)
 
 
 def test_registering_can_be_asked_for_and_left_out() -> None:
-    assert Settings.read({"hostprep.register": "always"}).does_register(is_cuda=False)
-    assert not Settings.read({"hostprep.register": "never"}).does_register(is_cuda=True)
+    assert Settings.read({"hostprep.register": "always"}).registers(is_cuda=False)
+    assert not Settings.read({"hostprep.register": "never"}).registers(is_cuda=True)
 
 
 @pytest.mark.parametrize(
