@@ -38,8 +38,7 @@ from hostprep.client.claim import claim_lock
 from hostprep.client.tickets import has_waiters
 from hostprep.errors import BusyError, HostprepError
 from hostprep.linux.threads import Stopped
-from hostprep.node.apply.reconcile import PoolOutcome, Reconciler, work_of
-from hostprep.node.apply.service import Node
+from hostprep.node.apply.service import Node, PoolOutcome, Reconciler, work_of
 from hostprep.node.boot import BootUnit, keep_boot_unit
 from hostprep.node.plan.actions import Action, AdoptRegion, Plan, ScrubRegion
 from hostprep.paths import PoolPaths

@@ -10,25 +10,6 @@ from dataclasses import dataclass, field
 from hostprep.api.placement import Placement
 from hostprep.backing import MIB, Backing
 
-__all__ = [
-    "CgroupFacts",
-    "Facts",
-    "Gpu",
-    "HugePageTotals",
-    "HugePages",
-    "KernelFacts",
-    "LedgerEntry",
-    "MemoryFacts",
-    "Mount",
-    "NumaNode",
-    "PoolFacts",
-    "ProcessFacts",
-    "RegionFacts",
-    "RootFacts",
-    "ThpFacts",
-    "Zone",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:

@@ -16,8 +16,6 @@ from hostprep.linux.files import atomic_write
 from hostprep.node.facts import LedgerEntry
 from hostprep.paths import PoolPaths
 
-__all__ = ["Pending", "Record", "Recorder", "read_boot_ledger", "read_record"]
-
 _MAX_LEDGER_CHARACTERS = 1 << 16
 
 

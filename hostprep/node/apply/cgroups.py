@@ -22,8 +22,6 @@ from hostprep.node.observe.cgroups import parse_own_paths
 from hostprep.node.observe.host import HostRoot
 from hostprep.node.observe.mounts import MountEntry, observe_mount_entries
 
-__all__ = ["NAME", "host_cgroup", "remove_host_cgroup"]
-
 NAME = "hostprep"
 _FIRST_ROOT = "/proc/1/root"
 _HOST = HostRoot("/")

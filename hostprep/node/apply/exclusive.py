@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator
 from hostprep.errors import BadInputError, BusyError, HostprepError
 from hostprep.linux.files import closing_fd, from_os_error, open_folder, remove_file
 from hostprep.linux.locks import try_lock
-from hostprep.node.apply.debris import clear_debris, is_debris
-
-__all__ = ["AgentLock", "exclusive", "remove_root"]
+from hostprep.node.apply.folder import clear_debris, is_debris
 
 _NAME = ".lock"
 _AGENT = ".agent.lock"

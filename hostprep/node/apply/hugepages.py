@@ -18,8 +18,6 @@ from hostprep.linux.locks import hold_lock
 from hostprep.node.ledger import Pending, Record, Recorder
 from hostprep.units import format_bytes
 
-__all__ = ["HugePageControl"]
-
 _LOCK_TIMEOUT_S = 120.0
 _COMPACT = "import os, sys; os.write(os.open(sys.argv[1], os.O_WRONLY), b'1')"
 

@@ -12,15 +12,13 @@ from hostprep.api.slot_layout import SlotLayout
 from hostprep.client.handoff import AttachAdvice, Handoff, Region
 from hostprep.errors import FailedError, HostprepError
 from hostprep.linux.files import atomic_write
-from hostprep.node.apply.debris import clear_debris
+from hostprep.node.apply.folder import clear_debris
 from hostprep.node.apply.zipapp import NAME, build_zipapp
 from hostprep.node.facts import Facts, PoolFacts, RegionFacts
 from hostprep.node.ledger import Recorder
 from hostprep.node.observe.pools import as_region
-from hostprep.node.plan.layouts import layout_of
+from hostprep.node.plan.placement import layout_of
 from hostprep.paths import PoolPaths
-
-__all__ = ["attach_advice", "build_handoff", "publish", "publish_zipapp"]
 
 Write = Callable[..., None]
 """`atomic_write`, or what a test of the tests puts in its place."""

@@ -31,13 +31,10 @@ from hostprep.linux.locks import try_lock
 from hostprep.linux.memory import address_of, explain, map_shared, populate
 from hostprep.linux.numa import bind_memory, interleave_memory
 from hostprep.linux.threads import run_pieces
-from hostprep.node.apply.debris import clear_debris
-from hostprep.node.apply.errors import ShortfallError
+from hostprep.node.apply.folder import clear_debris
 from hostprep.node.facts import PoolFacts
-from hostprep.node.plan.actions import CreateRegion, RemoveRegion, Shortfall
+from hostprep.node.plan.actions import CreateRegion, RemoveRegion, Shortfall, ShortfallError
 from hostprep.paths import PoolPaths
-
-__all__ = ["create_region", "mark_damaged", "remove_region", "scrub_region"]
 
 _PIECE_BYTES = {
     Backing.HUGETLB_1GI: 1 << 30,

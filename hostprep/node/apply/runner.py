@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from hostprep.api.pool_spec import PoolSpec
 from hostprep.backing import GIB, Backing
@@ -20,10 +21,14 @@ from hostprep.client.sidecar import make_state_folder
 from hostprep.errors import BusyError
 from hostprep.linux.files import atomic_write, remove_file
 from hostprep.linux.threads import Halt, Stopped, undisturbed
-from hostprep.node.apply.errors import ShortfallError
-from hostprep.node.apply.folder import make_pool, remove_pool, set_access
+from hostprep.node.apply.folder import (
+    ensure_mount,
+    make_pool,
+    remove_mount,
+    remove_pool,
+    set_access,
+)
 from hostprep.node.apply.hugepages import HugePageControl
-from hostprep.node.apply.mounts import ensure_mount, remove_mount
 from hostprep.node.apply.progress import NoProgress, Progress
 from hostprep.node.apply.publish import publish
 from hostprep.node.apply.regions import create_region, mark_damaged, remove_region, scrub_region
@@ -45,15 +50,13 @@ from hostprep.node.plan.actions import (
     ReturnHugePages,
     ScrubRegion,
     Shortfall,
+    ShortfallError,
     UnmountMemory,
 )
 from hostprep.paths import PoolPaths
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hostprep.linux.threads import Stop
-
-__all__ = ["Runner"]
 
 
 class _New:
@@ -270,3 +273,36 @@ class Runner:
             self.huge_pages.settle(recorder)
             self._recorders[paths.pool] = recorder
         return recorder
+
+
+def roll_back(paths: PoolPaths, short: Shortfall, huge_pages: HugePageControl) -> None:
+    """Remove the pool's unfinished regions of what was short, its mount if it is empty, its pages.
+
+    Finished regions stay, and with them the pages under them: what is given back is never more
+    than what this pool added and what lies free on the node. So does what other nodes have of it.
+    """
+    backing = short.backing
+    for region in observe_pool(paths).regions:
+        is_there = short.node_id is None or region.placement.node in (None, short.node_id)
+        if region.backing is backing and not region.finished and is_there:
+            remove_file(paths.part_of(region.mount_dir, region.name))
+    pool = observe_pool(paths)
+    used = {region.mount_dir for region in pool.regions}
+    for mount in pool.mounts:
+        mount_dir = os.path.basename(mount.path)
+        is_hugetlb = mount.fs_type == "hugetlbfs"
+        if mount_dir not in used and is_hugetlb == backing.is_hugetlb:
+            remove_mount(paths, mount_dir)
+    record = read_record(paths)
+    if record is None or not backing.is_hugetlb:
+        return
+    recorder = Recorder(paths, record)
+    for entry in record.taken:
+        if entry.page_bytes == backing.page_bytes and short.node_id in (None, entry.node_id):
+            free = huge_pages.free_pages(entry.node_id, entry.page_bytes)
+            huge_pages.give_back(
+                recorder,
+                node_id=entry.node_id,
+                page_bytes=entry.page_bytes,
+                pages=min(entry.pages, free),
+            )

@@ -1,25 +1,30 @@
 """`boot: systemd`: the node's own copy of the boot scripts, and the one unit that runs them.
 
-Only what begins with our mark is ever changed or removed. systemd is told nothing: it reads the
-unit at the next boot, which is when there is something to do.
+Only files that begin with our mark are ever changed or removed. systemd is not notified: it reads
+the unit at the next boot, which is when there is something to do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hostprep.api.pool_spec import PoolSpec
 from hostprep.errors import HostprepError, NotReadyError
-from hostprep.linux.files import closing_fd, from_os_error
+from hostprep.linux.files import (
+    atomic_write,
+    closing_fd,
+    from_os_error,
+    open_beneath,
+    open_state_file,
+    read_limited,
+    remove_file,
+)
 from hostprep.linux.processes import sees_all_processes
-from hostprep.node.boot.host_files import HostFiles, not_ours, where_we_write
-from hostprep.node.boot.record import FILE_NAME, read_record, write_record
 from hostprep.node.boot.script import boot_script, systemd_unit
-
-__all__ = ["UNIT", "BootUnit", "host_folder", "keep_boot_unit"]
 
 UNIT = "hostprep-boot.service"
 _SCRIPTS = "etc/hostprep"
@@ -28,6 +33,13 @@ _WANTS = f"{_UNITS}/multi-user.target.wants"
 _TARGET = f"/{_UNITS}/{UNIT}"
 _OF_FILES = ("NoPermission", "ReadOnly", "NoSpace", "BadRoot", "Failed")
 _BY_HAND = "or put the script on the node yourself: hostprep boot --script"
+_MARK = "# Kept by the Hostprep agent, which changes and removes it: what you edit here is lost.\n"
+_MAX_BYTES = 1 << 20
+_NO_FILE_OF_OURS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV)
+"""What open(2) says of a path at which no regular file can be opened without following a link."""
+RECORD_NAME = "boot-scripts"
+"""In the agent's state folder, which outlives the boot: one pool a line."""
+_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +202,7 @@ def _left_behind(pool: str, error: HostprepError, state: str) -> str:
     return (
         f"/{_SCRIPTS}/{pool}.sh may still reserve pages at every boot: {error.message}; give the"
         " agent agent.hostPID=true and agent.mode=privileged, or remove the script yourself, and"
-        f" then its line in {state}/{FILE_NAME}"
+        f" then its line in {state}/{RECORD_NAME}"
     )
 
 
@@ -199,3 +211,164 @@ def _link(folder: int) -> str | None:
         return os.readlink(UNIT, dir_fd=folder)
     except OSError:
         return None
+
+
+class _NotOursError(NotReadyError):
+    """Something is in the way that the agent did not put there."""
+
+
+def not_ours(path: str) -> _NotOursError:
+    """Return the error for a path, relative to the node's root, where another's thing is."""
+    return _NotOursError(
+        f"/{path} is not the agent's",
+        reason="ForeignFile",
+        remedy="move it away, or set boot: none",
+    )
+
+
+def where_we_write() -> contextlib.AbstractContextManager[None]:
+    """Pass over folders that are not there, or that we would not write to."""
+    return contextlib.suppress(FileNotFoundError, _NotOursError)
+
+
+@dataclass(frozen=True)
+class HostFiles:
+    """Files below an open folder that is the node's root."""
+
+    root: int
+
+    def is_ours(self, folder: str, name: str) -> bool:
+        """Tell whether a file there begins with our mark. Raises OSError where that is unknown."""
+        return (self._read(folder, name) or b"").startswith(_MARK.encode())
+
+    def is_anothers(self, folder: str, name: str) -> bool:
+        """Tell whether something there is not ours. Raises OSError where that is unknown."""
+        try:
+            with closing_fd(self.open(folder)) as fd:
+                there = _exists(fd, name)
+        except (FileNotFoundError, _NotOursError):
+            return False
+        return there and not self.is_ours(folder, name)
+
+    def _read(self, folder: str, name: str) -> bytes | None:
+        """Return a file's bytes, None where there is no such file. Raises OSError.
+
+        Anything but a regular file, or a larger one than we write, has no bytes.
+        """
+        path = f"{folder}/{name}"
+        try:
+            fd = open_beneath(self.root, path, os.O_RDONLY | os.O_NONBLOCK)
+        except NotReadyError:  # a link
+            return b""
+        except OSError as error:
+            if error.errno in _NO_FILE_OF_OURS:
+                return None if error.errno == errno.ENOENT else b""
+            raise
+        with closing_fd(fd):
+            try:
+                return read_limited(fd, _MAX_BYTES)
+            except NotReadyError:
+                return b""
+
+    def write_ours(self, folder: str, name: str, text: str) -> None:
+        """Have our mark and `text` in a file, in folders that are made where they are missing.
+
+        Nothing is written that is there already. Raises NotReadyError where another's file is,
+        HostprepError, OSError.
+        """
+        data = (_MARK + text).encode()
+        before = self._read(folder, name)
+        if before == data:
+            return
+        if before is not None and not before.startswith(_MARK.encode()):
+            raise not_ours(f"{folder}/{name}")
+        with closing_fd(self.open(folder, make=True)) as fd, _named(fd, f"/{folder}"):
+            atomic_write(f"/proc/self/fd/{fd}/{name}", data)
+
+    def remove_ours(self, folder: str, name: str) -> None:
+        """Remove a file if it is ours, and what a killed run left of one."""
+        unfinished = f".{name}.new"
+        with where_we_write(), closing_fd(self.open(folder)) as fd, _named(fd, f"/{folder}"):
+            # Looked for first: on a read-only file system unlink(2) refuses what is not there.
+            gone = [unfinished] if _exists(fd, unfinished) else []
+            gone += [name] if self.is_ours(folder, name) else []
+            for one in gone:
+                remove_file(f"/proc/self/fd/{fd}/{one}")
+            if gone:
+                os.fsync(fd)
+
+    def remove_if_empty(self, folder: str) -> None:
+        """Remove a folder that nobody keeps anything in."""
+        parent, _, name = folder.rpartition("/")
+        with contextlib.suppress(OSError), closing_fd(self.open(parent)) as fd:
+            os.rmdir(name, dir_fd=fd)
+
+    def open(self, folder: str, *, make: bool = False) -> int:
+        """Open a folder of the node, following no link: links there are relative to its root.
+
+        Raises _NotOursError for a link on the way, OSError.
+        """
+        try:
+            return open_beneath(self.root, folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            if not make:
+                raise
+        except NotReadyError as error:
+            raise not_ours(folder) from error
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise not_ours(folder) from error
+            raise
+        parent, _, name = folder.rpartition("/")
+        with closing_fd(self.open(parent, make=True) if parent else os.dup(self.root)) as fd:
+            try:
+                os.mkdir(name, 0o755, dir_fd=fd)
+            except OSError as error:
+                raise from_os_error(error, f"make /{folder}") from error
+        return open_beneath(self.root, folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+@contextlib.contextmanager
+def _named(fd: int, folder: str) -> Iterator[None]:
+    """Name the folder in errors as people know it."""
+    try:
+        yield
+    except HostprepError as error:
+        error.message = error.message.replace(f"/proc/self/fd/{fd}", folder)
+        raise
+
+
+def _exists(folder: int, name: str) -> bool:
+    try:
+        os.lstat(name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def read_record(folder: str | None) -> frozenset[str]:
+    """Return the pools whose scripts stood on the node when it was last reached; none if unknown.
+
+    `folder` is the agent's state folder, or None where there is none.
+    """
+    if folder is None:
+        return frozenset()
+    try:
+        with closing_fd(open_state_file(f"{folder}/{RECORD_NAME}", os.O_RDONLY)) as fd:
+            return frozenset(read_limited(fd, _MAX_BYTES).decode("utf-8", "replace").split())
+    except (HostprepError, OSError):
+        return frozenset()
+
+
+def write_record(folder: str | None, pools: Collection[str]) -> None:
+    """Write down which pools have a script; nothing where that is known already.
+
+    A disk that is full or read-only is no failure of the boot unit: the next round tries again.
+    """
+    if folder is None or read_record(folder) == frozenset(pools):
+        return
+    text = "".join(f"{name}\n" for name in sorted(pools))
+    try:
+        atomic_write(f"{folder}/{RECORD_NAME}", text.encode(), mode=0o600)
+    except HostprepError:
+        return

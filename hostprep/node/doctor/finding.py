@@ -8,8 +8,6 @@ from enum import StrEnum
 
 from hostprep.node.facts import Facts
 
-__all__ = ["NOTHING_TO_DO", "Check", "Finding", "Severity", "all_well", "worst_first"]
-
 NOTHING_TO_DO = "nothing to do"
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from hostprep.node.observe.host import HostRoot, Warn
 
-__all__ = ["Hierarchy", "observe_cgroup", "parse_own_paths"]
-
 _INIT_NAMESPACE = f"cgroup:[{HOST_CGROUP_NAMESPACE}]"
 _NO_LIMIT = 1 << 62
 """Version 1 has no word for none: it shows the largest page-aligned number instead."""

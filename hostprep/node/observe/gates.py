@@ -10,8 +10,6 @@ from hostprep.cuda.board_view import BoardView, look
 from hostprep.cuda.gate import Verdict, judge
 from hostprep.paths import PoolPaths
 
-__all__ = ["SeenGate", "see_gate"]
-
 
 @dataclass(frozen=True, slots=True)
 class SeenGate:

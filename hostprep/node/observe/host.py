@@ -11,8 +11,6 @@ from hostprep.linux.procfs import parse_int
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["HostRoot", "Warn"]
-
 Warn: TypeAlias = "Callable[[str], None]"
 """Takes one sentence about what could not be seen; never raises."""
 

@@ -17,21 +17,24 @@ from hostprep.node.facts import (
 )
 from hostprep.node.observe.cgroups import observe_cgroup
 from hostprep.node.observe.gpus import observe_gpus
-from hostprep.node.observe.hugepages import observe_huge_page_totals
-from hostprep.node.observe.kernel import observe_kernel, observe_page_bytes
-from hostprep.node.observe.memory import observe_memory
-from hostprep.node.observe.mounts import MountEntry, observe_mount_entries, relevant_mounts
-from hostprep.node.observe.numa import observe_nodes
-from hostprep.node.observe.process import observe_process
-from hostprep.node.observe.rootfolder import observe_root
-from hostprep.node.observe.thp import observe_thp
+from hostprep.node.observe.kernel import observe_kernel, observe_page_bytes, observe_process
+from hostprep.node.observe.memory import (
+    observe_huge_page_totals,
+    observe_memory,
+    observe_nodes,
+    observe_thp,
+)
+from hostprep.node.observe.mounts import (
+    MountEntry,
+    observe_mount_entries,
+    observe_root,
+    relevant_mounts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hostprep.node.observe.host import HostRoot
-
-__all__ = ["Probes", "observe"]
 
 T = TypeVar("T")
 

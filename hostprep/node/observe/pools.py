@@ -25,8 +25,6 @@ from hostprep.node.observe.host import HostRoot
 from hostprep.node.observe.mounts import observe_mount_entries
 from hostprep.paths import POOL_MARKS, PoolPaths, check_pool_name
 
-__all__ = ["as_region", "observe_pool", "observe_pools", "pool_names", "read_mounts"]
-
 _PART = ".part"
 
 

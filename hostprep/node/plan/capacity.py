@@ -13,8 +13,6 @@ from hostprep.backing import GIB, MIB
 from hostprep.node.facts import Facts, NumaNode
 from hostprep.node.plan.placement import eligible_nodes
 
-__all__ = ["Budget", "NodeBudget"]
-
 _GIGANTIC_BLOCK = 4 * MIB
 """The buddy allocator's largest block on x86: free runs for 1 GiB pages are made of these."""
 

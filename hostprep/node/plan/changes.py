@@ -11,8 +11,6 @@ from hostprep.backing import Backing
 from hostprep.node.facts import RegionFacts
 from hostprep.node.plan.placement import Layout, cut, granule_bytes, pages_per_node
 
-__all__ = ["Changes", "Removal", "Slot", "compute_changes", "damage_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Removal:

@@ -12,15 +12,6 @@ from hostprep.api.placement import Placement
 from hostprep.backing import GIB, Backing
 from hostprep.node.facts import NumaNode, ProcessFacts, RegionFacts
 
-__all__ = [
-    "cpus_for",
-    "page_table_bytes",
-    "populate_s",
-    "reserve_s",
-    "scrub_s",
-    "threads_for",
-]
-
 _HUGE_BYTES_PER_S = 8 * GIB
 """A thread clearing pages of 2 MiB or 1 GiB."""
 _BASE_BYTES_PER_S = 2 * GIB

@@ -21,8 +21,7 @@ from hostprep.client.handoff_reader import read_handoff
 from hostprep.errors import NotReadyError
 from hostprep.node.apply.exclusive import AgentLock
 from hostprep.node.apply.hugepages import HugePageControl
-from hostprep.node.apply.reconcile import PoolOutcome, Reconciler, work_of
-from hostprep.node.apply.service import Node
+from hostprep.node.apply.service import Node, PoolOutcome, Reconciler, work_of
 from hostprep.node.facts import RegionFacts
 from hostprep.node.observe.pools import observe_pools
 from hostprep.paths import PoolPaths

@@ -116,7 +116,7 @@ def test_a_release_killed_between_unmount_and_rmdir_converges(
 ) -> None:
     node.prepare([pool_of()])
     with monkeypatch.context() as patch:
-        patch.setattr("hostprep.node.apply.mounts.os.rmdir", _die)
+        patch.setattr("hostprep.node.apply.folder.os.rmdir", _die)
         with pytest.raises(_Killed):
             node.release([POOL])
     assert os.path.isdir(f"{node.root}/{POOL}/mem")
