@@ -53,7 +53,7 @@ def make_pool(paths: PoolPaths, action: MakePool) -> None:
 def _make_pool_folder(paths: PoolPaths, action: MakePool) -> None:
     """Make the folder in one step: a pool's, and its group's, from its first instant.
 
-    An engine that looks in before it has its mode would be told that it has no permission.
+    An engine that opens it before it has its mode would report a permission error.
     """
     remove_file(paths.making)
     os.mkdir(paths.making, 0o700)
@@ -64,9 +64,9 @@ def _make_pool_folder(paths: PoolPaths, action: MakePool) -> None:
 
 
 def _is_pool(paths: PoolPaths) -> bool:
-    """Tell whether the folder is a pool's already. Raises BadInputError for somebody else's.
+    """Return whether the folder is a pool's already. Raises BadInputError for a foreign one.
 
-    One of nothing but empty folders is taken as it is: kubelet and container runtimes make
+    One that holds nothing but empty folders is used as it is: kubelet and container runtimes make
     missing host paths (hostPath DirectoryOrCreate; containerd's WithMounts), and a pod that has
     it mounted would never see the one that took its place.
     """
@@ -95,7 +95,7 @@ def _set_modes(folder: str, action: MakePool) -> None:
 
 
 def set_access(paths: PoolPaths, action: MakePool, pool: PoolFacts) -> None:
-    """Give what is there already the group and mode that the pool has now."""
+    """Give mounts, regions and locks that exist the group and mode that the pool has now."""
     gid = -1 if action.gid is None else action.gid
     try:
         for mount in pool.mounts:
@@ -132,15 +132,18 @@ def remove_pool(paths: PoolPaths) -> None:
                 remedy="move it away, and run release again",
             )
     remove_file(paths.making)
-    # One step here too: what is left of it under that name, every later run clears away.
+    # One step here too: every later run removes what is left under that name.
     os.rename(paths.folder, paths.making)
     remove_file(paths.making)
 
 
 def ensure_mount(paths: PoolPaths, action: MountMemory) -> None:
-    """Have the mount that the action wants, whatever a killed run left. Raises HostprepError."""
+    """Make the mount of an action, or adjust one that is there. Raises HostprepError."""
     target = f"{paths.folder}/{action.mount_dir}"
-    _make_mount_point(target)
+    try:
+        os.makedirs(target, mode=0o755, exist_ok=True)
+    except OSError as error:
+        raise from_os_error(error, f"create {target}") from error
     if not action.own_mount:
         return
     here = _mounts_at(target)
@@ -169,7 +172,7 @@ def remove_mount(paths: PoolPaths, mount_dir: str) -> None:
     target = f"{paths.folder}/{mount_dir}"
     for _ in _mounts_at(target):
         unmount(target)
-    clear_debris(target)  # with folders in it for regions that were not there
+    clear_debris(target)  # with folders in it for regions that were missing
     if os.path.isdir(target):
         try:
             os.rmdir(target)
@@ -177,24 +180,17 @@ def remove_mount(paths: PoolPaths, mount_dir: str) -> None:
             raise from_os_error(error, f"remove {target}") from error
 
 
-def _make_mount_point(target: str) -> None:
-    try:
-        os.makedirs(target, mode=0o755, exist_ok=True)
-    except OSError as error:
-        raise from_os_error(error, f"create {target}") from error
-
-
 def _mounts_at(target: str) -> list[Mount]:
     return [entry for entry in read_mounts() if entry.path == target]
 
 
 def is_debris(path: str) -> bool:
-    """Tell whether a folder of root's or ours holds nothing but such folders; no link is one."""
+    """Return whether a folder of root's or ours holds nothing but such folders; no link is one."""
     if not os.path.isdir(path) or os.path.islink(path):
         return False
     try:
         return all(
-            not files and _is_owned(os.fstat(fd)) and not _has_link(fd, folders)
+            not files and os.fstat(fd).st_uid in (0, os.geteuid()) and not _has_link(fd, folders)
             for _, folders, files, fd in os.fwalk(path, onerror=_raise)
         )
     except OSError:
@@ -212,12 +208,8 @@ def clear_debris(path: str) -> None:
         os.rmdir(path)
 
 
-def _is_owned(status: os.stat_result) -> bool:
-    return status.st_uid in (0, os.geteuid())
-
-
 def _has_link(folder: int, names: list[str]) -> bool:
-    """Tell whether one of them is a link: os.fwalk counts those to folders among the folders."""
+    """Return whether one of them is a link: os.fwalk counts those to folders among the folders."""
     modes = (os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode for name in names)
     return any(stat.S_ISLNK(mode) for mode in modes)
 

@@ -24,8 +24,8 @@ from hostprep.node.plan.actions import (
     UnmountMemory,
 )
 
-Tell = Callable[[str, int, int], None]
-"""Told the pool, the bytes done and the bytes to be done; from several threads."""
+OnProgress = Callable[[str, int, int], None]
+"""Takes the pool, the bytes done and the bytes to be done; called from several threads."""
 
 _KIND_OF: dict[type[Action], str] = {
     DropHandoff: "Withdraw",
@@ -42,47 +42,42 @@ _KIND_OF: dict[type[Action], str] = {
 }
 
 
-class Progress(Protocol):
+class ProgressReporter(Protocol):
     """Called from several threads."""
 
     def begin(self, action: Action) -> None:
-        """Hear that an action starts."""
+        """Report that an action starts."""
 
     def advance(self, action: Action, size_bytes: int) -> None:
-        """Hear that so many more bytes of the action are done."""
+        """Report that so many more bytes of the action are done."""
 
     def end(self, action: Action, *, took_s: float) -> None:
-        """Hear that the action is done, after so many seconds."""
+        """Report that the action is done, after so many seconds."""
 
 
 class NoProgress:
-    """Says nothing."""
+    """Reports nothing."""
 
     def begin(self, action: Action) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def advance(self, action: Action, size_bytes: int) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def end(self, action: Action, *, took_s: float) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
 
-class Meter:
-    """The Progress of one pool's part of a plan."""
+class ProgressTracker:
+    """Tracks one pool's part of a plan: seconds by kind of step, bytes populated, bytes done.
 
-    def __init__(
-        self,
-        pool: str,
-        tell: Tell,
-        scrubbing: set[tuple[str, str]],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Keep `scrubbing` at the (pool, region) that are being zeroed now."""
+    Keeps `scrubbing` at the (pool, region) pairs that are being zeroed now.
+    """
+
+    def __init__(self, pool: str, on_progress: OnProgress, scrubbing: set[tuple[str, str]]) -> None:
         self._pool = pool
-        self._tell = tell
+        self._on_progress = on_progress
         self._scrubbing = scrubbing
-        self._clock = clock
         self._lock = threading.Lock()
         self._total_bytes = 0
         self._done_bytes = 0
@@ -119,10 +114,10 @@ class Meter:
             self._scrubbing.add((action.pool, action.region))
         if isinstance(action, CreateRegion):
             with self._lock:
-                now_s = self._clock()
+                now_s = time.monotonic()
                 self._populating = self._populating or (now_s, now_s)
                 self._seconds.setdefault("Populate", 0.0)
-            self._tell(self._pool, self._done_bytes, self._total_bytes)
+            self._on_progress(self._pool, self._done_bytes, self._total_bytes)
 
     def advance(self, action: Action, size_bytes: int) -> None:
         """Count bytes."""
@@ -131,9 +126,9 @@ class Meter:
             if isinstance(action, CreateRegion):
                 done = self._populated.get(action.backing, 0)
                 self._populated[action.backing] = done + size_bytes
-                began_s = self._populating[0] if self._populating else self._clock()
-                self._populating = (began_s, self._clock())
-        self._tell(self._pool, self._done_bytes, self._total_bytes)
+                began_s = self._populating[0] if self._populating else time.monotonic()
+                self._populating = (began_s, time.monotonic())
+        self._on_progress(self._pool, self._done_bytes, self._total_bytes)
 
     def end(self, action: Action, *, took_s: float) -> None:
         """Add the seconds of an action, other than populating and adopting."""

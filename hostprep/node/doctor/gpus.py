@@ -22,8 +22,8 @@ _NAME = "register"
 _NVIDIA = 0x10DE
 _LARGEST_CALL_BYTES = ChunkPolicy.most_bytes
 """Of our own registrations."""
-_TOLD_BY_OTHERS = frozenset({"LongTermPinLimit", "LargeArmPages"})
-"""Faults that the checks `kernel` and `base-pages` tell, whoever registers."""
+_OTHER_CHECKS = frozenset({"LongTermPinLimit", "LargeArmPages"})
+"""Faults that the checks `kernel` and `base-pages` report."""
 _COSTLY_SHARE = 0.25
 """Of the memory that is available now: a cost worth a warning."""
 
@@ -85,7 +85,7 @@ def _without_driver(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Registered:
     """What would be registered: a pool, or an example."""
 
     name: str
@@ -96,7 +96,7 @@ class _Wanted:
 def check_registering(
     facts: Facts, nvidia: NvidiaFacts, specs: Sequence[PoolSpec] = ()
 ) -> Iterator[Finding]:
-    """Tell what engines meet that register the pools with CUDA here. Pure: opens no file."""
+    """Report what engines meet that register the pools with CUDA here. Pure: opens no file."""
     if nvidia.module is None:
         yield _no_driver(facts)
         return
@@ -106,7 +106,7 @@ def check_registering(
     if any(device.uses_host_page_tables for device in (nvidia.cuda or CudaFacts()).devices):
         return  # nothing is locked and no table is made there: no cost, and no limit
     wanted = _wanted(facts, specs)
-    for one in wanted or (_Wanted("for every 100 GiB", 100 * GIB, 2 * MIB),):
+    for one in wanted or (_Registered("for every 100 GiB", 100 * GIB, 2 * MIB),):
         yield _cost(facts, nvidia, one)
     yield from _faults(facts, nvidia, wanted)
 
@@ -157,16 +157,16 @@ def _devices(cuda: CudaFacts) -> Iterator[Finding]:
             yield all_well(_NAME, f"{named} registers host memory")
 
 
-def _wanted(facts: Facts, specs: Sequence[PoolSpec]) -> tuple[_Wanted, ...]:
+def _wanted(facts: Facts, specs: Sequence[PoolSpec]) -> tuple[_Registered, ...]:
     """Return the pools that are asked for, or those that are held."""
     if specs:
         return tuple(
-            _Wanted(pool.name, pool.planned_bytes, min(b.page_bytes for b in pool.backings))
+            _Registered(pool.name, pool.planned_bytes, min(b.page_bytes for b in pool.backings))
             for pool in plan(specs, facts).pools
             if pool.planned_bytes and pool.backings
         )
     return tuple(
-        _Wanted(
+        _Registered(
             pool.name,
             sum(region.size_bytes for region in pool.regions),
             min(region.backing.page_bytes for region in pool.regions),
@@ -176,7 +176,7 @@ def _wanted(facts: Facts, specs: Sequence[PoolSpec]) -> tuple[_Wanted, ...]:
     )
 
 
-def _cost(facts: Facts, nvidia: NvidiaFacts, wanted: _Wanted) -> Finding:
+def _cost(facts: Facts, nvidia: NvidiaFacts, wanted: _Registered) -> Finding:
     """Slices are what Hostprep's engines register; all of it is what others do (FlexKV #259)."""
     ranks = max(1, sum(gpu.vendor_id == _NVIDIA for gpu in facts.gpus))
     slice_bytes = -(-wanted.size_bytes // ranks // wanted.page_bytes) * wanted.page_bytes
@@ -207,7 +207,9 @@ def _cost(facts: Facts, nvidia: NvidiaFacts, wanted: _Wanted) -> Finding:
     return Finding(Severity.INFO, _NAME, f"{what} (reckoned)", NOTHING_TO_DO)
 
 
-def _faults(facts: Facts, nvidia: NvidiaFacts, wanted: tuple[_Wanted, ...]) -> Iterator[Finding]:
+def _faults(
+    facts: Facts, nvidia: NvidiaFacts, wanted: tuple[_Registered, ...]
+) -> Iterator[Finding]:
     sizes = [one.size_bytes for one in wanted]
     found = known_faults(
         size_bytes=max(sizes, default=facts.memory.total_bytes),
@@ -217,9 +219,9 @@ def _faults(facts: Facts, nvidia: NvidiaFacts, wanted: tuple[_Wanted, ...]) -> I
         arch=facts.kernel.arch,
         base_page_bytes=facts.memory.page_bytes,
     )
-    told = [fault for fault in found if fault.name not in _TOLD_BY_OTHERS]
-    for fault in told:
+    shown = [fault for fault in found if fault.name not in _OTHER_CHECKS]
+    for fault in shown:
         yield Finding(Severity(fault.severity), _NAME, fault.what, fault.remedy)
-    if not told:
+    if not shown:
         chunk = format_bytes(_LARGEST_CALL_BYTES)
         yield all_well(_NAME, f"no known fault meets registrations of {chunk} at a time here")

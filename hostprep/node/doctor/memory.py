@@ -27,7 +27,7 @@ def fragmented_nodes(facts: Facts) -> tuple[NumaNode, ...]:
 
 
 def check_bad_memory(facts: Facts) -> Iterator[Finding]:
-    """Tell what the hardware reported: such a page ends whoever touches it, and its region."""
+    """Report hardware errors: such a page kills the process that touches it, and its region."""
     name, bad = "bad-memory", facts.memory.corrupted_bytes
     if bad:
         what = f"the kernel took {format_bytes(bad)} with hardware errors out of use since the boot"
@@ -72,7 +72,7 @@ def _grantable(facts: Facts, node: NumaNode) -> int:
 
 
 def check_huge_pages(facts: Facts) -> Iterator[Finding]:
-    """Tell what of the huge-page pools is somebody else's, or is not to be counted on."""
+    """Report huge pages that others use, or that cannot be counted on."""
     name = "huge-pages"
     found = False
     for pool in facts.huge_pages:
@@ -213,7 +213,7 @@ def check_shmem(facts: Facts) -> Iterator[Finding]:
 
 
 def check_huge_page_sizes(facts: Facts) -> Iterator[Finding]:
-    """Tell what hugetlbfs can be mounted with here."""
+    """Report what hugetlbfs can be mounted with here."""
     name, sizes = "huge-page-sizes", facts.kernel.hugepage_sizes
     shown = ", ".join(format_bytes(size) for size in sizes) or "none"
     if 2 * MIB not in sizes:

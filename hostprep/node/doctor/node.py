@@ -113,7 +113,7 @@ def _limits(facts: Facts) -> Iterator[Finding]:
 
 
 def check_privileges(facts: Facts) -> Iterator[Finding]:
-    """Tell what this process may not do, and what root would add."""
+    """Report what this process may not do, and what root would add."""
     process, name = facts.process, "privileges"
     if process.euid != 0:
         what = (
@@ -152,7 +152,7 @@ def check_root(facts: Facts) -> Iterator[Finding]:
 
 
 def check_probes(facts: Facts) -> Iterator[Finding]:
-    """Tell what could not be seen: the rest rests on less than it should."""
+    """Report what could not be seen: the rest rests on less than it should."""
     for warning in facts.warnings:
         remedy = "run it as root on the host, with /proc and /sys of the host mounted"
         yield Finding(Severity.WARNING, "probes", warning, remedy)
@@ -184,7 +184,7 @@ def _of_pool(facts: Facts, pool: PoolFacts) -> Iterator[Finding]:
 
 
 def check_page_tables(facts: Facts) -> Iterator[Finding]:
-    """Reckon what every process pays that maps a pool of base pages: 8 bytes a page."""
+    """Report what each process pays that maps a pool of base pages: 8 bytes a page."""
     for pool in facts.pools:
         size = held_page_table_bytes(pool.regions, facts.memory.page_bytes)
         if size:

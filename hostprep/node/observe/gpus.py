@@ -57,7 +57,7 @@ def _gpu(host: HostRoot, address: str) -> Gpu | None:
 
 @dataclass(frozen=True, slots=True)
 class CudaFacts:
-    """What CUDA says in this process; or why it says nothing, and what would help."""
+    """The devices that CUDA shows this process; or why it cannot, and the remedy."""
 
     devices: tuple[DeviceTraits, ...] = ()
     problem: str = ""
@@ -69,19 +69,19 @@ class NvidiaFacts:
     """NVIDIA's driver on this node."""
 
     module: str | None
-    """What the kernel module says of itself, with its release in it; None where none is loaded."""
+    """The kernel module's version text, with its release; None where none is loaded."""
     is_open: bool | None = None
-    """Whether it is the open kernel module; None where it does not say."""
+    """Whether it is the open kernel module; None where that is unknown."""
     translated: tuple[str, ...] = ()
     """PCI addresses of NVIDIA GPUs behind an IOMMU that translates."""
     cuda: CudaFacts | None = None
-    """None where it was not asked."""
+    """None where it was not queried."""
 
 
 def observe_nvidia(
-    host: HostRoot, gpus: tuple[Gpu, ...], *, ask: Callable[[], CudaFacts] | None = None
+    host: HostRoot, gpus: tuple[Gpu, ...], *, query: Callable[[], CudaFacts] | None = None
 ) -> NvidiaFacts:
-    """Return what is known of the driver; CUDA is asked only where a module is loaded."""
+    """Return what is known of the driver; CUDA is queried only where a module is loaded."""
     texts = [host.read_text(path) for path in VERSION_FILES]
     module = next((text.partition("\n")[0].strip() for text in texts if text), None)
     if module is None:
@@ -90,11 +90,11 @@ def observe_nvidia(
         module=module,
         is_open="Open Kernel Module" in texts[0] if texts[0] else None,
         translated=tuple(gpu.pci_address for gpu in gpus if _is_translated(host, gpu)),
-        cuda=ask() if ask is not None else None,
+        cuda=query() if query is not None else None,
     )
 
 
-def ask_cuda(load: Callable[[], Driver] | None = None) -> CudaFacts:
+def query_cuda(load: Callable[[], Driver] | None = None) -> CudaFacts:
     """Return the traits of every device that CUDA shows this process. Makes no context."""
     from hostprep.cuda.driver import load_driver
 

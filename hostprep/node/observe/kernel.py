@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import struct
-from typing import TYPE_CHECKING
 
 from hostprep.linux.procfs import (
     parse_cpu_list,
@@ -15,9 +14,7 @@ from hostprep.linux.procfs import (
     parse_keyed,
 )
 from hostprep.node.facts import KernelFacts, ProcessFacts
-
-if TYPE_CHECKING:
-    from hostprep.node.observe.host import HostRoot, Warn
+from hostprep.node.observe.host import HostRoot, Warn
 
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?!\d)", re.ASCII)
 _AT_PAGESZ = 6  # include/uapi/linux/auxvec.h

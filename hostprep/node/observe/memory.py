@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from hostprep.linux.procfs import parse_bracketed, parse_cpu_list, parse_huge_folder, parse_meminfo
 from hostprep.linux.zones import ZoneCounts, parse_zoneinfo
 from hostprep.node.facts import HugePages, HugePageTotals, MemoryFacts, NumaNode, ThpFacts, Zone
-
-if TYPE_CHECKING:
-    from hostprep.node.observe.host import HostRoot, Warn
+from hostprep.node.observe.host import HostRoot, Warn
 
 _NODES_FOLDER = "/sys/devices/system/node"
 _NODE = re.compile(r"node(\d{1,5})", re.ASCII)
@@ -23,7 +20,7 @@ MACHINE_FOLDER = "/sys/kernel/mm/hugepages"
 
 
 def observe_memory(host: HostRoot, page_bytes: int, warn: Warn) -> MemoryFacts:
-    """Return the machine's memory; zeros, hence nothing to be had, where it does not say."""
+    """Return the machine's memory; zeros, hence no capacity, where the kernel gives none."""
     info = parse_meminfo(host.read_text("/proc/meminfo") or "")
     missing = [key for key in ("MemTotal", "MemFree", "MemAvailable") if key not in info]
     if missing:
@@ -57,42 +54,29 @@ def observe_nodes(host: HostRoot, page_bytes: int, warn: Warn) -> tuple[NumaNode
     machine = parse_meminfo(host.read_text("/proc/meminfo") or "")
     matches = (_NODE.fullmatch(name) for name in host.list_dir(_NODES_FOLDER))
     node_ids = sorted(int(match[1]) for match in matches if match is not None)
-    if not node_ids:
-        return (_whole_machine(host, machine, zones, warn),)
-    nodes = tuple(_numa_node(host, node_id, zones, warn) for node_id in node_ids)
+
+    def numa_node(node_id: int, info: dict[str, int], cpus: str, huge_pages: str) -> NumaNode:
+        return NumaNode(
+            node_id=node_id,
+            cpus=_cpus(host, cpus, warn),
+            total_bytes=info.get("MemTotal", 0),
+            free_bytes=info.get("MemFree", 0),
+            reclaimable_bytes=reclaimable_bytes(info),
+            zones=zones.get(node_id, NodeZones()).zones,
+            huge_pages=observe_node_huge_pages(host, huge_pages, warn),
+        )
+
+    if not node_ids:  # a kernel built without NUMA
+        return (numa_node(0, machine, "/sys/devices/system/cpu/online", MACHINE_FOLDER),)
+    nodes = []
+    for node_id in node_ids:
+        folder = f"{_NODES_FOLDER}/node{node_id}"
+        info = parse_meminfo(host.read_text(f"{folder}/meminfo") or "")
+        if "MemTotal" not in info or "MemFree" not in info:
+            warn(f"{folder}/meminfo cannot be read: node {node_id} counts as empty")
+        nodes.append(numa_node(node_id, info, f"{folder}/cpulist", f"{folder}/hugepages"))
     unmanaged = {node_id: known.unmanaged_bytes for node_id, known in zones.items()}
-    return share_deferred(nodes, machine.get("MemTotal", 0), unmanaged)
-
-
-def _numa_node(host: HostRoot, node_id: int, zones: dict[int, NodeZones], warn: Warn) -> NumaNode:
-    folder = f"{_NODES_FOLDER}/node{node_id}"
-    info = parse_meminfo(host.read_text(f"{folder}/meminfo") or "")
-    if "MemTotal" not in info or "MemFree" not in info:
-        warn(f"{folder}/meminfo cannot be read: node {node_id} counts as empty")
-    return NumaNode(
-        node_id=node_id,
-        cpus=_cpus(host, f"{folder}/cpulist", warn),
-        total_bytes=info.get("MemTotal", 0),
-        free_bytes=info.get("MemFree", 0),
-        reclaimable_bytes=reclaimable_bytes(info),
-        zones=zones.get(node_id, NodeZones()).zones,
-        huge_pages=observe_node_huge_pages(host, f"{folder}/hugepages", warn),
-    )
-
-
-def _whole_machine(
-    host: HostRoot, info: dict[str, int], zones: dict[int, NodeZones], warn: Warn
-) -> NumaNode:
-    """Return node 0 of a kernel built without NUMA, which has no folder for it."""
-    return NumaNode(
-        node_id=0,
-        cpus=_cpus(host, "/sys/devices/system/cpu/online", warn),
-        total_bytes=info.get("MemTotal", 0),
-        free_bytes=info.get("MemFree", 0),
-        reclaimable_bytes=reclaimable_bytes(info),
-        zones=zones.get(0, NodeZones()).zones,
-        huge_pages=observe_node_huge_pages(host, MACHINE_FOLDER, warn),
-    )
+    return share_deferred(tuple(nodes), machine.get("MemTotal", 0), unmanaged)
 
 
 def _cpus(host: HostRoot, path: str, warn: Warn) -> tuple[int, ...]:
@@ -110,7 +94,7 @@ def share_deferred(
 
     Kernels that initialise struct pages on demand (small virtual machines) count all memory in
     /proc/meminfo at once, but in a node's own numbers only what was needed so far. The gap is
-    free and unfragmented. It is dealt out by what each node has present but not managed;
+    free and unfragmented. It is shared by what each node has present but not managed;
     elsewhere the two agree and nothing changes.
     """
     gap = machine_bytes - sum(node.total_bytes for node in nodes)
@@ -118,18 +102,15 @@ def share_deferred(
     if gap <= 0 or unmanaged <= 0:
         return nodes
     gap = min(gap, unmanaged)
+    shares = [gap * unmanaged_bytes.get(node.node_id, 0) // unmanaged for node in nodes]
     return tuple(
-        _with_deferred(node, gap * unmanaged_bytes.get(node.node_id, 0) // unmanaged)
-        for node in nodes
-    )
-
-
-def _with_deferred(node: NumaNode, deferred_bytes: int) -> NumaNode:
-    return replace(
-        node,
-        total_bytes=node.total_bytes + deferred_bytes,
-        free_bytes=node.free_bytes + deferred_bytes,
-        deferred_bytes=deferred_bytes,
+        replace(
+            node,
+            total_bytes=node.total_bytes + share,
+            free_bytes=node.free_bytes + share,
+            deferred_bytes=share,
+        )
+        for node, share in zip(nodes, shares)
     )
 
 
@@ -143,7 +124,7 @@ class NodeZones:
 
 
 def observe_zones(host: HostRoot, page_bytes: int, warn: Warn) -> dict[int, NodeZones]:
-    """Return the zones by NUMA node; without /proc/zoneinfo what is free counts as all there is."""
+    """Return the zones by NUMA node; without /proc/zoneinfo only free memory counts."""
     counts = parse_zoneinfo(host.read_text("/proc/zoneinfo") or "")
     buddies = parse_buddyinfo(host.read_text("/proc/buddyinfo") or "")
     if not counts:
@@ -154,24 +135,20 @@ def observe_zones(host: HostRoot, page_bytes: int, warn: Warn) -> dict[int, Node
     nodes: dict[int, NodeZones] = {}
     for (node_id, name), count in counts.items():
         known = nodes.get(node_id, NodeZones())
-        zone = _zone(name, count, buddies.get((node_id, name), ()), page_bytes)
+        zone = Zone(
+            name=name,
+            managed_bytes=count.managed * page_bytes,
+            free_bytes=count.free * page_bytes,
+            free_cma_bytes=count.nr_free_cma * page_bytes,
+            low_watermark_bytes=count.low * page_bytes,
+            free_blocks=buddies.get((node_id, name), ()),
+        )
         nodes[node_id] = NodeZones(
             zones=(*known.zones, zone) if count.managed else known.zones,
             unmanaged_bytes=known.unmanaged_bytes
             + max(0, count.present - count.managed) * page_bytes,
         )
     return nodes
-
-
-def _zone(name: str, count: ZoneCounts, blocks: tuple[int, ...], page_bytes: int) -> Zone:
-    return Zone(
-        name=name,
-        managed_bytes=count.managed * page_bytes,
-        free_bytes=count.free * page_bytes,
-        free_cma_bytes=count.nr_free_cma * page_bytes,
-        low_watermark_bytes=count.low * page_bytes,
-        free_blocks=blocks,
-    )
 
 
 def _from_buddies(blocks: tuple[int, ...]) -> ZoneCounts:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hostprep.node.facts import Mount, RootFacts
-from hostprep.node.observe.host import HostRoot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hostprep.node.observe.host import HostRoot, Warn
+from hostprep.node.observe.host import HostRoot, Warn
 
 _MEMORY_TYPES = frozenset({"hugetlbfs", "tmpfs", "cgroup", "cgroup2"})
 _ESCAPE = re.compile(r"\\([0-3][0-7]{2})", re.ASCII)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from hostprep.node.facts import (
     CgroupFacts,
@@ -17,6 +18,7 @@ from hostprep.node.facts import (
 )
 from hostprep.node.observe.cgroups import observe_cgroup
 from hostprep.node.observe.gpus import observe_gpus
+from hostprep.node.observe.host import HostRoot
 from hostprep.node.observe.kernel import observe_kernel, observe_page_bytes, observe_process
 from hostprep.node.observe.memory import (
     observe_huge_page_totals,
@@ -31,11 +33,6 @@ from hostprep.node.observe.mounts import (
     relevant_mounts,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hostprep.node.observe.host import HostRoot
-
 T = TypeVar("T")
 
 
@@ -47,7 +44,7 @@ class Probes:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What was said so far, each once, in order."""
+        """The warnings so far, each once, in order."""
         return tuple(self._warnings)
 
     def warn(self, message: str) -> None:

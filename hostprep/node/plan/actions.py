@@ -153,7 +153,7 @@ class CreateRegion(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubRegion(Action):
-    """Zero a dirty region that nobody holds."""
+    """Zero a dirty region that is not in use."""
 
     region: str
 
@@ -163,7 +163,7 @@ class ScrubRegion(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveRegion(Action):
-    """Delete a region that nobody holds; apply checks the lease again under the lock."""
+    """Delete a region that is not in use; apply checks the lease again under the lock."""
 
     region: str
     mount_dir: str

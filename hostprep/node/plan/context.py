@@ -11,13 +11,13 @@ from hostprep.backing import Backing
 from hostprep.node.facts import Facts, LedgerEntry, PoolFacts, RegionFacts
 from hostprep.node.plan.actions import Shortfall
 from hostprep.node.plan.capacity import Budget
-from hostprep.node.plan.changes import Changes, Slot
+from hostprep.node.plan.changes import Changes, PlannedRegion
 from hostprep.node.plan.placement import Layout, is_own_mount, pages_per_node
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """A backing cannot be had now: on one NUMA node, or (`node_id` None) wherever it was to be."""
+class Rejection:
+    """Why a backing cannot be had now: on one NUMA node, or on all (`node_id` None)."""
 
     backing: Backing
     why: str
@@ -25,12 +25,12 @@ class Refusal:
     reason: str = "BackingUnavailable"
     node_id: int | None = None
     less_would_do: bool = False
-    """Whether asking for less is another remedy: how one does that depends on the pool."""
+    """Whether asking for less is another remedy; how to do so depends on the pool."""
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """The new regions can be had: what changes, what it takes, and what is left for others."""
+class Candidate:
+    """A way to have the pool: what changes, what it takes, and what is left for other pools."""
 
     changes: Changes
     budget: Budget
@@ -42,7 +42,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class PlanContext:
     """One pool: what is asked for, what is there, and what may be taken."""
 
     spec: PoolSpec
@@ -59,54 +59,54 @@ class Question:
 
     @property
     def taken(self) -> tuple[LedgerEntry, ...]:
-        """Huge pages that the pool added in this boot; a reboot voids the record."""
+        """Huge pages that the pool added in this boot; a reboot voids the ledger."""
         if self.pool is None or self.pool.boot_id != self.facts.kernel.boot_id:
             return ()
         return self.pool.taken
 
     def pages(self, size_bytes: int, page_bytes: int, placement: Placement) -> dict[int, int]:
-        """Return the pages of a region on each node that this plan reckons with."""
+        """Return the pages of a region on each node that this plan counts with."""
         return pages_per_node(size_bytes, page_bytes, placement, self.layout.node_ids)
 
 
-def free_all(question: Question, changes: Changes) -> tuple[Budget, tuple[LedgerEntry, ...]]:
+def free_all(context: PlanContext, changes: Changes) -> tuple[Budget, tuple[LedgerEntry, ...]]:
     """Return the budget once removals and returns are done, and the returns.
 
-    Half-made regions that will be resumed count as removed too: their slot asks for the whole.
+    Half-made regions that will be resumed count as removed too: the plan asks for the whole.
     """
     gone = [removal.region for removal in changes.removed]
-    gone += [slot.resumed for slot in changes.new if slot.resumed is not None]
-    budget = free_regions(question, gone, question.budget)
-    budget = _own_reservations(question, gone, budget)
-    return return_pages(question, changes, budget)
+    gone += [planned.resumed for planned in changes.new if planned.resumed is not None]
+    budget = free_regions(context, gone, context.budget)
+    budget = _own_reservations(context, gone, budget)
+    return return_pages(context, changes, budget)
 
 
-def free_regions(question: Question, regions: Iterable[RegionFacts], budget: Budget) -> Budget:
+def free_regions(context: PlanContext, regions: Iterable[RegionFacts], budget: Budget) -> Budget:
     """Return the budget with those regions' resident memory back."""
     for region in regions:
         page = region.backing.page_bytes
-        for node_id, pages in _pages_back(question, region).items():
+        for node_id, pages in _pages_back(context, region).items():
             if node_id not in budget.nodes:
                 continue
             if region.backing.is_hugetlb:
                 budget = budget.with_pages(node_id, page, pages)
             else:
                 budget = budget.with_ordinary(node_id, pages * page, block_bytes=page)
-        if not region.backing.is_hugetlb and not is_own_mount(region.mount_dir, question.pool):
+        if not region.backing.is_hugetlb and not is_own_mount(region.mount_dir, context.pool):
             budget = budget.charged(root_bytes=-region.resident_bytes)
     return budget
 
 
-def _pages_back(question: Question, region: RegionFacts) -> dict[int, int]:
+def _pages_back(context: PlanContext, region: RegionFacts) -> dict[int, int]:
     """Return the pages per node that surely come back, rounded down where interleaved."""
     pages = region.resident_bytes // region.backing.page_bytes
     if region.placement.node is not None:
         return {region.placement.node: pages}
-    nodes = question.layout.node_ids
+    nodes = context.layout.node_ids
     return dict.fromkeys(nodes, pages // len(nodes))
 
 
-def _own_reservations(question: Question, gone: list[RegionFacts], budget: Budget) -> Budget:
+def _own_reservations(context: PlanContext, gone: list[RegionFacts], budget: Budget) -> Budget:
     """Give back what half-made hugetlbfs files have reserved and not yet faulted.
 
     The kernel keeps a shared mapping's reservation with the inode after its process died; it is
@@ -114,7 +114,7 @@ def _own_reservations(question: Question, gone: list[RegionFacts], budget: Budge
     a file may have reserved less than its size, and others' reservations stay untouched.
     """
     for page in {region.backing.page_bytes for region in gone if region.backing.is_hugetlb}:
-        of_size = [r for r in question.regions if r.backing.is_hugetlb]
+        of_size = [r for r in context.regions if r.backing.is_hugetlb]
         of_size = [region for region in of_size if region.backing.page_bytes == page]
         open_ends = sum(
             (region.size_bytes - region.resident_bytes) // page
@@ -122,26 +122,26 @@ def _own_reservations(question: Question, gone: list[RegionFacts], budget: Budge
             if region in gone and not region.finished
         )
         used = sum(region.resident_bytes // page for region in of_size)
-        added = sum(entry.pages for entry in question.taken if entry.page_bytes == page)
-        reserved = question.facts.huge(page).reserved
+        added = sum(entry.pages for entry in context.taken if entry.page_bytes == page)
+        reserved = context.facts.huge(page).reserved
         budget = budget.with_unreserved(page, max(0, min(open_ends, added - used, reserved)))
     return budget
 
 
 def return_pages(
-    question: Question, changes: Changes, budget: Budget
+    context: PlanContext, changes: Changes, budget: Budget
 ) -> tuple[Budget, tuple[LedgerEntry, ...]]:
     """Return pages that we added and that neither kept nor new regions need.
 
     Never more than the ledger has, and never one that is in use or reserved.
     """
     returns: list[LedgerEntry] = []
-    for entry in question.taken:
+    for entry in context.taken:
         if entry.node_id not in budget.nodes:
             continue
         free = budget.nodes[entry.node_id].free_pages.get(entry.page_bytes, 0)
         free = min(free, budget.unreserved_pages.get(entry.page_bytes, 0))
-        spare = entry.pages - _needed(question, changes, entry)
+        spare = entry.pages - _needed(context, changes, entry)
         pages = min(spare, free)
         if pages <= 0:
             continue
@@ -153,14 +153,14 @@ def return_pages(
     return budget, tuple(returns)
 
 
-def _needed(question: Question, changes: Changes, entry: LedgerEntry) -> int:
+def _needed(context: PlanContext, changes: Changes, entry: LedgerEntry) -> int:
     """Return the pages of the entry's size that the pool will use on the entry's node."""
     removed = {id(removal.region) for removal in changes.removed}
-    resumed = {id(slot.resumed) for slot in changes.new}
-    stay: list[RegionFacts | Slot] = [*changes.new]
-    stay += [region for region in question.regions if id(region) not in removed | resumed]
+    resumed = {id(planned.resumed) for planned in changes.new}
+    stay: list[RegionFacts | PlannedRegion] = [*changes.new]
+    stay += [region for region in context.regions if id(region) not in removed | resumed]
     return sum(
-        question.pages(found.size_bytes, entry.page_bytes, found.placement).get(entry.node_id, 0)
+        context.pages(found.size_bytes, entry.page_bytes, found.placement).get(entry.node_id, 0)
         for found in stay
         if found.backing.is_hugetlb and found.backing.page_bytes == entry.page_bytes
     )

@@ -1,7 +1,7 @@
 """What a plan costs: seconds, threads, and each engine process's page tables.
 
-The constants are measurements, so that a plan says minutes where it takes minutes; nothing is
-decided by them. Populating: the kernel clears pages at 10 GiB/s and more a core in blocks of
+The constants are measurements, so that a plan's times are right to an order of magnitude; no
+decision rests on them. Populating: the kernel clears pages at 10 GiB/s and more a core in blocks of
 2 MiB (docs/benchmarks: 16 to 22 on an EPYC of 2024; QEMU's preallocation: 1 to 4 on older ones),
 and at 2 to 4 GiB/s a core in pages of 4 KiB.
 """

@@ -1,4 +1,4 @@
-"""Where a pool's regions go: NUMA nodes, sizes, the folder for each backing, slot layouts."""
+"""Where a pool's regions go: NUMA nodes, sizes, the folder for each backing, planned layouts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any
 from hostprep.api.placement import INTERLEAVE, Placement
 from hostprep.api.pool_spec import PoolSpec, RegionLayout
 from hostprep.api.slot_layout import SlotLayout, layout_text
-from hostprep.backing import GIB, KIB, MIB, Backing
+from hostprep.backing import MIB, Backing
 from hostprep.node.facts import Facts, Mount, NumaNode, PoolFacts, RegionFacts
 from hostprep.node.plan.actions import Unmet
 
 _GRANULE = 2 * MIB
-_SUFFIXES = {"K": KIB, "M": MIB, "G": GIB}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +157,11 @@ def pages_per_node(
 
 
 def folders(pool: PoolFacts | None) -> dict[str, Backing | None]:
-    """Return the pool's memory folders and what each holds; None where it cannot be told."""
+    """Return the pool's memory folders and what each holds; None where that is unknown."""
     if pool is None:
         return {}
     found: dict[str, Backing | None] = {
-        _mount_dir(mount): backing_of_mount(mount)
+        _mount_dir(mount): mount.backing
         for mount in pool.mounts
         if _mount_dir(mount) == "mem" or _mount_dir(mount).startswith("mem-")
     }
@@ -193,17 +192,6 @@ def emptied(pool: PoolFacts | None, staying: Iterable[RegionFacts], used: set[st
     return [name for name in folders(pool) if name not in kept]
 
 
-def backing_of_mount(mount: Mount) -> Backing | None:
-    """Return the backing that a mount of ours gives."""
-    if mount.fs_type == "hugetlbfs":
-        text = mount.option("pagesize") or ""
-        size = int(text[:-1]) * _SUFFIXES.get(text[-1], 0) if text[:-1].isdecimal() else 0
-        return next((b for b in Backing if b.is_hugetlb and b.page_bytes == size), None)
-    if mount.fs_type == "tmpfs":
-        return Backing.THP if mount.option("huge") == "always" else Backing.BASE
-    return None
-
-
 def _mount_dir(mount: Mount) -> str:
     return mount.path.rsplit("/", 1)[-1]
 
@@ -212,7 +200,7 @@ def layout_of(region: RegionFacts, sizing: SlotLayout | None) -> dict[str, Any] 
     """Return the layout that a region is to be published with.
 
     A leased one keeps what it has: the ranks that join its holder must read what that read.
-    One that is too small (leased when the pool was sized anew) has none.
+    One that is too small (leased when the pool was sized again) has none.
     """
     if region.leased and region.layout:
         kept: dict[str, Any] = json.loads(region.layout)
@@ -223,5 +211,5 @@ def layout_of(region: RegionFacts, sizing: SlotLayout | None) -> dict[str, Any] 
 
 
 def right_layouts(regions: Iterable[RegionFacts], sizing: SlotLayout | None) -> bool:
-    """Tell whether all regions are published with the layouts that they are to have."""
+    """Return whether all regions are published with the layouts that they are to have."""
     return all(region.layout == layout_text(layout_of(region, sizing)) for region in regions)
