@@ -16,10 +16,9 @@ from hostprep.node.apply.cgroups import host_cgroup, remove_host_cgroup
 from hostprep.node.apply.exclusive import exclusive, remove_root
 from hostprep.node.apply.hugepages import HugePageControl
 from hostprep.node.apply.progress import NoProgress, OnProgress, ProgressReporter, ProgressTracker
-from hostprep.node.apply.publish import publish_zipapp
+from hostprep.node.apply.publish import publish_zipapp, unused_versions
 from hostprep.node.apply.regions import mark_damaged
 from hostprep.node.apply.runner import Runner, roll_back
-from hostprep.node.apply.zipapp import NAME as ZIPAPP
 from hostprep.node.facts import Facts
 from hostprep.node.ledger import LedgerWriter, read_ledger
 from hostprep.node.observe import observe
@@ -38,6 +37,7 @@ from hostprep.node.plan.actions import (
     Unmet,
 )
 from hostprep.paths import PoolPaths, canonical_root, check_pool_name
+from hostprep.zipapp import STABLE_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,8 @@ class Node:
         if not observe_pools(self.root):
             remove_host_cgroup(self.facts())
             remove_turnstiles(self.root)
-            remove_root(self.root, (ZIPAPP,))
+            with unused_versions(self.root) as versions:
+                remove_root(self.root, (STABLE_NAME, *versions))
 
     def _apply(self, specs: Sequence[PoolSpec], progress: ProgressReporter) -> ApplyResult:
         shortfalls: list[Shortfall] = []
