@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import hostprep
-from hostprep.register.board import RankBoard
-from hostprep.register.turnstile import Turnstile
+from hostprep.cuda.board import RankBoard
+from hostprep.cuda.turnstile import Turnstile
 from hostprep.slots import over
 from tests.support.agent_process import run_agent
 from tests.support.previous_version import (
@@ -297,7 +297,7 @@ with hostprep.attach("kv", region="node0-0", root=os.environ["ROOT"], wait_timeo
 """
 TURN = """
 import os, sys
-from hostprep.register.turnstile import Turnstile
+from hostprep.cuda.turnstile import Turnstile
 print("waits", flush=True)
 with Turnstile(os.environ["ROOT"]).turn():
     print("has it", flush=True)

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from hostprep.agent.desired import Source, read_saved, wanted_of
+from hostprep.api.pool_resource import spec_from_options
+from hostprep.api.pool_spec import PoolState, RegionLayout
 from hostprep.backing import MIB, Backing
-from hostprep.boot import keep_boot_unit
-from hostprep.boot.record import read_record as read_boot_scripts
-from hostprep.claim import Owner
-from hostprep.claim.sidecar import (
+from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.owner import Owner
+from hostprep.client.sidecar import (
     is_clean,
     mark_dirty,
     read_bad_mark,
@@ -26,16 +27,15 @@ from hostprep.claim.sidecar import (
     read_members,
     read_sidecar,
 )
-from hostprep.claim.tickets import has_waiters, left_by_earlier
-from hostprep.facts import LedgerEntry
-from hostprep.handoff import read_handoff
-from hostprep.kernel.processes import ProcessId
+from hostprep.client.tickets import has_waiters, left_by_earlier
+from hostprep.cuda.board import RankBoard
+from hostprep.cuda.turnstile import Turnstile
+from hostprep.linux.processes import ProcessId
+from hostprep.node.boot.install import _read_record as read_boot_scripts
+from hostprep.node.boot.install import sync_boot_unit
+from hostprep.node.facts import LedgerEntry
+from hostprep.node.ledger import PendingChange, read_boot_ledger, read_ledger
 from hostprep.paths import PoolPaths
-from hostprep.pool.resource import spec_from_options
-from hostprep.pool.spec import PoolState, RegionLayout
-from hostprep.record import Pending, read_boot_ledger, read_record
-from hostprep.register.board import RankBoard
-from hostprep.register.turnstile import Turnstile
 from tests.support.previous_version import (
     BOOT_ID,
     FIXTURE,
@@ -73,27 +73,27 @@ def _lease() -> dict[str, int]:
 
 
 def test_the_record_of_a_pool(root: Path, kv: PoolPaths) -> None:
-    record = read_record(kv)
+    record = read_ledger(kv)
     assert record is not None
     assert (record.boot_id, record.pool_uid, record.generation) == (BOOT_ID, "uid-of-kv", 1)
     assert record.taken == (LedgerEntry(0, 2 * MIB, 16),)
     assert record.pending is None
-    sized = read_record(PoolPaths(str(root), "sized"))
+    sized = read_ledger(PoolPaths(str(root), "sized"))
     assert sized is not None
     assert (sized.boot_id, sized.pool_uid, sized.taken) == (BOOT_ID, "", ())
 
 
 def test_the_record_of_a_change_that_was_cut_short(kv: PoolPaths) -> None:
     shutil.copyfile(FIXTURE / "agent-unfinished.json", kv.ledger)
-    record = read_record(kv)
+    record = read_ledger(kv)
     assert record is not None
-    assert record.pending == Pending(0, 2 * MIB, 16, 24)
+    assert record.pending == PendingChange(0, 2 * MIB, 16, 24)
     assert record.pending.outcome(21) == 5
 
 
 def test_the_boot_scripts_ledger_counts_for_its_boot_alone(root: Path) -> None:
     paths = PoolPaths(str(root), "early")
-    assert read_boot_ledger(paths, BOOT_ID) == (Pending(0, 2 * MIB, 16, 20),)
+    assert read_boot_ledger(paths, BOOT_ID) == (PendingChange(0, 2 * MIB, 16, 20),)
     assert read_boot_ledger(paths, "another boot") == ()
 
 
@@ -140,7 +140,7 @@ def test_the_boot_unit_is_the_agents_own_to_change(tmp_path: Path) -> None:
         spec_from_options(name="kv", size="64Mi", backings="HugeTLB2Mi", regions="4"),
         spec_from_options(name="early", size="8Mi", backings="HugeTLB2Mi", regions="1"),
     ]
-    kept = keep_boot_unit(specs, (), root="/run/hostprep", host=str(host), state=str(state))
+    kept = sync_boot_unit(specs, (), root="/run/hostprep", host=str(host), state=str(state))
     assert (kept.pools, kept.failures) == (("kv", "early"), ())
     assert "SIZE_KIB=65536" in (host / "etc/hostprep/kv.sh").read_text()
 
@@ -153,7 +153,7 @@ def test_the_boot_unit_is_the_agents_own_to_remove(tmp_path: Path, remembered: b
         shutil.copytree(FIXTURE / "agent", state, dirs_exist_ok=True)
 
     def keep(*unwanted: str) -> tuple[str, ...]:
-        kept = keep_boot_unit((), unwanted, root="/r", host=str(host), state=str(state))
+        kept = sync_boot_unit((), unwanted, root="/r", host=str(host), state=str(state))
         assert kept.failures == ()
         return kept.pools
 
