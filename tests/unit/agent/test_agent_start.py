@@ -1,12 +1,10 @@
-"""The start's order: what the worker waits for first, and a port that is open before its server."""
+"""The start: a port that is open before its server, and before anything is changed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,22 +19,6 @@ from hostprep.errors import BadInputError
 from tests.support.agent_process import run_agent
 
 pytestmark = pytest.mark.unit
-
-_LATER = (
-    "aiohttp.web",
-    "grpc",
-    "hostprep.agent.loop",
-    "prometheus_client",
-    "rich",
-    "structlog",
-)
-
-
-def test_what_the_worker_does_not_wait_for_is_read_later() -> None:
-    read = "import hostprep.cli.agent, hostprep.agent.supervisor, hostprep.agent.start"
-    code = f"import sys; {read}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not set(_LATER) & set(done.stdout.split())
 
 
 def test_who_asks_before_there_is_a_server_waits_for_it() -> None:
