@@ -14,15 +14,15 @@ from typing import Any
 from hostprep.agent.brain import Brain
 from hostprep.agent.desired import Desire, Source
 from hostprep.agent.devices import DeviceSide
-from hostprep.agent.health import HealthServer
-from hostprep.agent.kube import NodeApi
 from hostprep.agent.messages import Message, PoolDone, Progress, RoundDone
 from hostprep.agent.metrics import Metrics
+from hostprep.agent.node_api import NodeApi
 from hostprep.agent.reporter import Reporter
 from hostprep.agent.start import Beginning
 from hostprep.agent.supervisor import Supervisor
 from hostprep.api.node_resource import NodeStatus
 from hostprep.errors import BadInputError, HostprepError
+from hostprep.kube.health import HealthServer
 
 __all__ = ["run"]
 
@@ -78,7 +78,7 @@ class _Agent:
             settings.root, settings.kubelet_dir, metrics, self.log, self._wake.set
         )
         self.health = HealthServer(
-            self.place.listener, metrics, self._why_not_healthy, self._why_not_ready
+            self.place.listener, metrics.text, self._why_not_healthy, self._why_not_ready
         )
 
     async def run(self) -> int:

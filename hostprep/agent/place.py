@@ -6,10 +6,10 @@ import contextlib
 import os
 from dataclasses import dataclass
 
-from hostprep.agent.listener import Listener
-from hostprep.agent.logs import Logger
 from hostprep.agent.settings import Settings
 from hostprep.errors import BadInputError
+from hostprep.kube.listener import Listener
+from hostprep.kube.logs import Logger
 from hostprep.node.apply.exclusive import AgentLock
 
 __all__ = ["Place", "take_place"]

@@ -9,17 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hostprep.agent.backoff import Backoff
 from hostprep.agent.brain import Brain
-from hostprep.agent.kube import ApiError, NodeApi
-from hostprep.agent.logs import Logger
 from hostprep.agent.metrics import Metrics
+from hostprep.agent.node_api import NodeApi
 from hostprep.agent.reporting import due_at, merge_patch
 from hostprep.api.node_resource import NodeStatus
+from hostprep.kube.backoff import Backoff
+from hostprep.kube.errors import ApiError, ConflictError, NotFoundError
+from hostprep.kube.logs import Logger
 
 __all__ = ["Reporter"]
-
-_GONE = (404, 409)
 
 
 @dataclass
@@ -107,11 +106,12 @@ class Reporter:
             document = await api.patch_status(patch, uid=uid)
         except ApiError as error:
             self.metrics.writes.labels("failed").inc()
-            pause_s = self._backoff.next_s()
+            pause_s = max(self._backoff.next_s(), error.retry_after_s)
             self._retry_at_s = time.monotonic() + pause_s
             # Gone or made anew: the watch tells.
-            say = self.log.info if error.status in _GONE else self.log.warning
-            say("status_not_written", http_status=error.status, error=error.message)
+            is_gone = isinstance(error, NotFoundError | ConflictError)
+            say = self.log.info if is_gone else self.log.warning
+            say("status_not_written", http_status=error.status, error=error.answer)
             return pause_s
         self._backoff.reset()
         self._last_write_s = time.monotonic()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hostprep.agent.desired import Desire, read_saved, save
-from hostprep.agent.logs import Logger
 from hostprep.errors import HostprepError
+from hostprep.kube.logs import Logger
 
 __all__ = ["Saver"]
 

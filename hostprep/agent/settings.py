@@ -8,10 +8,10 @@ import re
 from dataclasses import dataclass, field
 
 from hostprep.agent.desired import prepare_folder
-from hostprep.agent.listener import parse_listen
 from hostprep.deviceplugin.devices import socket_name
 from hostprep.deviceplugin.plugins import plugins_folder
 from hostprep.errors import BadInputError
+from hostprep.kube.listener import parse_listen
 from hostprep.linux.files import closing_fd, from_os_error
 from hostprep.linux.locks import try_lock
 from hostprep.node.observe import HostRoot, observe

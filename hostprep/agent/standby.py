@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from hostprep.agent.health import HealthServer
-from hostprep.agent.listener import Listener
-from hostprep.agent.logs import Logger
 from hostprep.agent.looking import look
 from hostprep.agent.metrics import Metrics
 from hostprep.agent.place import Place
 from hostprep.agent.settings import Settings
 from hostprep.errors import BadInputError
+from hostprep.kube.health import HealthServer
+from hostprep.kube.listener import Listener
+from hostprep.kube.logs import Logger
 
 __all__ = ["Standby"]
 
@@ -54,7 +54,7 @@ class Standby:
         return place
 
     async def _wait(self, listener: Listener, busy: BadInputError) -> Place | None:
-        server = HealthServer(listener, Metrics(), lambda: None, self._why_not_ready)
+        server = HealthServer(listener, Metrics().text, lambda: None, self._why_not_ready)
         await server.start()
         why, wait_s = busy.message, self.settings.wait_s
         self.log.warning("stands_by", port=listener.port, why=why, wait_s=wait_s)

@@ -21,15 +21,14 @@ from asyncio.subprocess import Process
 from dataclasses import dataclass
 
 from hostprep.agent.desired import Desire, wanted_of
-from hostprep.agent.kube import NodeApi, Observed
-from hostprep.agent.kubeconfig import load_configuration
-from hostprep.agent.logs import Logger
 from hostprep.agent.messages import Round
+from hostprep.agent.node_api import NodeApi, Observed
 from hostprep.agent.place import Place, take_place
 from hostprep.agent.saving import Saver
 from hostprep.agent.settings import Settings
 from hostprep.agent.supervisor import send
 from hostprep.errors import BadInputError, HostprepError
+from hostprep.kube.logs import Logger
 
 __all__ = ["Beginning", "start"]
 
@@ -86,17 +85,15 @@ async def start(settings: Settings, log: Logger, worker: Process) -> int:
 
 async def _api(settings: Settings, saver: Saver, log: Logger) -> NodeApi | None:
     saved = saver.read()
-    configuration = await load_configuration(settings.kubeconfig)
-    if configuration is not None:
-        return NodeApi(settings.node_name, configuration, settings.kubeconfig, log)
-    if saved is None:
+    api = await NodeApi.connect(settings.node_name, settings.kubeconfig, log)
+    if api is None and saved is None:
         raise BadInputError(
             "there is no API server to ask, and nothing was saved of an earlier run",
             reason="NoInstruction",
             remedy="give --kubeconfig, or run it in a pod; without a cluster use"
             " `hostprep prepare`",
         )
-    return None
+    return api
 
 
 async def _instruct(beginning: Beginning) -> None:

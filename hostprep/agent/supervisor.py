@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hostprep.agent.backoff import Backoff
 from hostprep.agent.messages import Done, Message, Round, decode, encode
+from hostprep.kube.backoff import Backoff
 
 if TYPE_CHECKING:
-    from hostprep.agent.logs import Logger
+    from hostprep.kube.logs import Logger
 
 __all__ = ["Supervisor", "early_worker", "send", "start_worker"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
 from hostprep.cli.options import root_option
@@ -58,7 +60,7 @@ LEVELS = ("debug", "info", "warning", "error")
 @click.option(
     "--kubeconfig",
     type=click.Path(dir_okay=False),
-    help="Instead of KUBECONFIG, or of what a pod is given.",
+    help="Instead of KUBECONFIG, what a pod is given, or ~/.kube/config.",
 )
 @click.option(
     "--kubelet-dir",
@@ -100,7 +102,7 @@ def agent(
     kubeconfig: str | None,
     kubelet_dir: str,
     allow_cgroup_v1: bool,
-    log_format: str,
+    log_format: Literal["console", "json"],
     log_level: str,
     once: bool,
 ) -> int:
@@ -124,9 +126,9 @@ def agent(
         from hostprep.agent.supervisor import early_worker
 
         async with early_worker(root, state_dir) as worker:
-            from hostprep.agent.logs import make_logger
             from hostprep.agent.settings import Settings
             from hostprep.agent.start import start
+            from hostprep.kube.logs import make_logger, set_up_logs
 
             settings = Settings(
                 node_name=node_name,
@@ -140,8 +142,8 @@ def agent(
                 kubelet_dir=kubelet_dir,
                 once=once,
             )
-            log = make_logger(log_format, log_level, node=node_name)
-            return await start(settings, log, worker)
+            set_up_logs(style=log_format, level=log_level)
+            return await start(settings, make_logger("agent", node=node_name), worker)
 
     try:
         return asyncio.run(run())

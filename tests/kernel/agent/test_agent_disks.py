@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from hostprep.agent.desired import Desire, read_saved, save
-from hostprep.agent.logs import make_logger
 from hostprep.agent.saving import Saver
 from hostprep.agent.settings import Settings
 from hostprep.errors import BadInputError, FailedError
+from hostprep.kube.logs import make_logger, set_up_logs
 from tests.support.agent_values import desire_of, entry_of
 
 pytestmark = pytest.mark.kernel
@@ -46,7 +46,8 @@ def _settings(disk: Path) -> Settings:
 def test_a_full_disk_is_said_once_and_what_was_saved_stays(
     disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saver = Saver(str(disk), make_logger("json", "info"))
+    set_up_logs(style="json", level="info")
+    saver = Saver(str(disk), make_logger("agent"))
     saver.keep(_desire(1))
     large = _desire(1000)
     for _ in range(3):
@@ -59,7 +60,8 @@ def test_a_full_disk_is_said_once_and_what_was_saved_stays(
 
 
 def test_it_is_saved_once_there_is_room_again(disk: Path) -> None:
-    saver = Saver(str(disk), make_logger("json", "error"))
+    set_up_logs(style="json", level="error")
+    saver = Saver(str(disk), make_logger("agent"))
     (disk / "filler").write_bytes(bytes(28 << 10))
     saver.keep(_desire(40))
     assert saver.saved is None
