@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from hostprep.agent.logs import Logger
 from hostprep.agent.messages import DesiredPool, Failure
 from hostprep.api.codec import JsonObject, json_field
 from hostprep.api.node_resource import PoolEntry, entries_of
 from hostprep.api.pool_resource import spec_from_policy
 from hostprep.errors import BadInputError, FailedError, HostprepError
+from hostprep.kube.logs import Logger
 from hostprep.linux.files import atomic_write, remove_file
 
 FILE_NAME = "desired.json"

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from hostprep.agent.logs import Logger
 from hostprep.agent.messages import PoolObservation
 from hostprep.agent.metrics import Metrics
 from hostprep.client.handoff import Handoff
@@ -16,6 +15,7 @@ from hostprep.deviceplugin.devices import Device, device_of
 from hostprep.deviceplugin.manager import PluginEvents, PluginManager
 from hostprep.deviceplugin.views import make_view, refresh_views
 from hostprep.errors import HostprepError, NotReadyError
+from hostprep.kube.logs import Logger
 from hostprep.linux.inotify import WriterWatch
 from hostprep.node.apply.zipapp import NAME as ZIPAPP
 from hostprep.paths import PoolPaths, canonical_root

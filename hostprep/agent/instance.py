@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
-from hostprep.agent.health import HealthServer
-from hostprep.agent.listener import Listener
-from hostprep.agent.logs import Logger
 from hostprep.agent.metrics import Metrics
 from hostprep.agent.settings import Settings
 from hostprep.agent.verification import verify_node
 from hostprep.errors import BadInputError
+from hostprep.kube.health import HealthServer
+from hostprep.kube.listener import Listener
+from hostprep.kube.logs import Logger
 from hostprep.linux.files import closing_fd, from_os_error
 from hostprep.linux.locks import try_lock
 from hostprep.node.apply.exclusive import AgentLock
@@ -137,7 +137,7 @@ class _Standby:
 
     async def wait(self, busy: BadInputError) -> InstanceLock | None:
         """Try again until it works or SIGTERM comes; raise what is in the way in the end."""
-        server = HealthServer(self.listener, Metrics(), lambda: None, self._why_not_ready)
+        server = HealthServer(self.listener, Metrics().text, lambda: None, self._why_not_ready)
         await server.start()
         why, wait_s = busy.message, self.settings.wait_s
         self.log.warning("stands_by", port=self.listener.port, why=why, wait_s=wait_s)

@@ -12,19 +12,18 @@ from typing import Any
 
 from hostprep.agent.desired import DesiredState, DesiredStateStore, Source
 from hostprep.agent.devices import DevicePublisher
-from hostprep.agent.health import HealthServer
 from hostprep.agent.instance import InstanceLock, acquire_instance_lock
-from hostprep.agent.kube import NodeApi
-from hostprep.agent.kubeconfig import load_configuration
-from hostprep.agent.logs import Logger
 from hostprep.agent.messages import Message, PoolDone, Progress, ReconcileResult
 from hostprep.agent.metrics import Metrics
+from hostprep.agent.node_api import NodeApi
 from hostprep.agent.reporter import Reporter
 from hostprep.agent.settings import Settings
 from hostprep.agent.state import AgentState
 from hostprep.agent.supervisor import Supervisor
 from hostprep.api.node_resource import NodeStatus
 from hostprep.errors import BadInputError, HostprepError
+from hostprep.kube.health import HealthServer
+from hostprep.kube.logs import Logger
 
 _API_PATIENCE_S = 10.0
 _WORKER_PATIENCE_S = 60.0
@@ -47,10 +46,8 @@ async def run(settings: Settings, log: Logger) -> int:
     try:
         store = DesiredStateStore(settings.state_dir, log)
         saved = store.read()
-        configuration = await load_configuration(settings.kubeconfig)
-        if configuration is not None:
-            api = NodeApi(settings.node_name, configuration, settings.kubeconfig, log)
-        elif saved is None:
+        api = await NodeApi.connect(settings.node_name, settings.kubeconfig, log)
+        if api is None and saved is None:
             raise BadInputError(
                 "there is no API server to ask, and nothing was saved by an earlier run",
                 reason="NoInstruction",
@@ -103,7 +100,7 @@ class _Agent:
             settings.root, settings.kubelet_dir, metrics, self.log, self._wake.set
         )
         self.health = HealthServer(
-            self.lock.listener, metrics, self._why_not_healthy, self._why_not_ready
+            self.lock.listener, metrics.text, self._why_not_healthy, self._why_not_ready
         )
 
     async def run(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 import hostprep
 from hostprep.agent.messages import GateObservation, Observation, PoolObservation
@@ -15,7 +14,6 @@ from hostprep.backing import GIB, MIB
 from hostprep.cuda.board_layout import CLOSED, DEGRADED, OPEN
 from hostprep.deviceplugin.devices import HEALTHY, UNHEALTHY
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 _PREPARE_BUCKETS_S = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 900)
 _VERIFY_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
 _HEALTHS = (HEALTHY, UNHEALTHY)

@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hostprep.agent.backoff import Backoff
-from hostprep.agent.kube import ApiError, NodeApi
-from hostprep.agent.logs import Logger
 from hostprep.agent.metrics import Metrics
+from hostprep.agent.node_api import NodeApi
 from hostprep.agent.state import AgentState
 from hostprep.api.node_resource import NodeStatus, Phase, PoolStatus
+from hostprep.kube.backoff import Backoff
+from hostprep.kube.errors import ApiError, ConflictError, NotFoundError
+from hostprep.kube.logs import Logger
 
 PROGRESS_EVERY_S = 10.0
 _MOVING = (Phase.PREPARING, Phase.RESIZING, Phase.DEGRADED, Phase.RELEASING)
 _NOT_YET = ("", "Unfinished", "Unpublished")
-_GONE = (404, 409)
 
 
 @dataclass
@@ -102,11 +102,12 @@ class Reporter:
             document = await api.patch_status(patch, uid=uid)
         except ApiError as error:
             self.metrics.writes.labels("failed").inc()
-            pause_s = self._backoff.next_s()
+            pause_s = max(self._backoff.next_s(), error.retry_after_s)
             self._retry_at_s = time.monotonic() + pause_s
             # Where the object is gone or replaced, the watch says so.
-            log = self.log.info if error.status in _GONE else self.log.warning
-            log("status_not_written", http_status=error.status, error=error.message)
+            is_gone = isinstance(error, NotFoundError | ConflictError)
+            log = self.log.info if is_gone else self.log.warning
+            log("status_not_written", http_status=error.status, error=error.answer)
             return pause_s
         self._backoff.reset()
         self._last_write_s = time.monotonic()

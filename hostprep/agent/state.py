@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import hostprep
-from hostprep.agent.backoff import Backoff
 from hostprep.agent.desired import (
     DesiredState,
     Instruction,
@@ -29,6 +28,7 @@ from hostprep.agent.messages import (
 from hostprep.agent.metrics import Metrics
 from hostprep.agent.status import NodeContext, node_status
 from hostprep.api.node_resource import NodeStatus
+from hostprep.kube.backoff import Backoff
 from hostprep.node.boot import BootUnit
 
 _RETRY_FIRST_S = 5.0

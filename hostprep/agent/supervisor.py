@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hostprep.agent.backoff import Backoff
-from hostprep.agent.logs import Logger
 from hostprep.agent.messages import Done, Message, ReconcileRequest, decode, encode
+from hostprep.kube.backoff import Backoff
+from hostprep.kube.logs import Logger
 
 _MAX_LINE_BYTES = 16 << 20
 _STEADY_S = 60.0

@@ -12,9 +12,9 @@ import pytest
 
 from hostprep.agent.desired import DesiredState, DesiredStateStore, read_saved, save
 from hostprep.agent.instance import lock_state_dir
-from hostprep.agent.logs import make_logger
 from hostprep.agent.settings import Settings
 from hostprep.errors import BadInputError, FailedError
+from hostprep.kube.logs import make_logger, set_up_logs
 from tests.support.agent_values import desired_state_of, entry_of
 
 pytestmark = pytest.mark.kernel
@@ -46,7 +46,8 @@ def _settings(disk: Path) -> Settings:
 def test_a_full_disk_is_said_once_and_what_was_saved_stays(
     disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = DesiredStateStore(str(disk), make_logger("json", "info"))
+    set_up_logs(style="json", level="info")
+    store = DesiredStateStore(str(disk), make_logger("agent"))
     store.save(_desired(1))
     large = _desired(1000)
     for _ in range(3):
@@ -59,7 +60,8 @@ def test_a_full_disk_is_said_once_and_what_was_saved_stays(
 
 
 def test_it_is_saved_once_there_is_room_again(disk: Path) -> None:
-    store = DesiredStateStore(str(disk), make_logger("json", "error"))
+    set_up_logs(style="json", level="error")
+    store = DesiredStateStore(str(disk), make_logger("agent"))
     (disk / "filler").write_bytes(bytes(28 << 10))
     store.save(_desired(40))
     assert store.saved is None

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.agent.logs import make_logger
 from hostprep.agent.metrics import Metrics
 from hostprep.agent.reporter import Reporter
 from hostprep.agent.state import AgentState
 from hostprep.deviceplugin.manager import PluginManager
+from hostprep.kube.logs import make_logger, set_up_logs
 
 pytestmark = pytest.mark.unit
 
@@ -41,7 +41,8 @@ async def _ends_at_the_event(task: asyncio.Task[None], wake: asyncio.Event) -> b
 def test_the_reporter_ends() -> None:
     async def check() -> bool:
         state = AgentState(Metrics())
-        reporter = _Later(state, None, state.metrics, make_logger("json", "error"))
+        set_up_logs(style="json", level="error")
+        reporter = _Later(state, None, state.metrics, make_logger("agent"))
         return await _ends_at_the_event(asyncio.create_task(reporter.run()), reporter.wake)
 
     assert asyncio.run(check())

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hostprep.agent.instance import acquire_instance_lock, lock_state_dir
-from hostprep.agent.logs import make_logger
 from hostprep.agent.settings import Settings
+from hostprep.kube.logs import make_logger, set_up_logs
 
 pytestmark = pytest.mark.unit
 
@@ -30,7 +30,8 @@ def test_a_look_that_fails_is_said_and_the_next_one_counts(
     old = lock_state_dir(settings.state_dir)
 
     async def stand_by() -> float:
-        standing = asyncio.create_task(acquire_instance_lock(settings, make_logger("json", "info")))
+        set_up_logs(style="json", level="info")
+        standing = asyncio.create_task(acquire_instance_lock(settings, make_logger("agent")))
         said = ""
         while said.count("cannot_look") < 2:
             await asyncio.sleep(0.05)
