@@ -17,8 +17,8 @@ from hostprep.deviceplugin.views import make_view, refresh_views
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.kube.logs import Logger
 from hostprep.linux.inotify import WriterWatch
-from hostprep.node.apply.zipapp import NAME as ZIPAPP
 from hostprep.paths import PoolPaths, canonical_root
+from hostprep.zipapp import STABLE_NAME
 
 _HURRY_S = 3.0
 _HURRY_EVERY_S = 0.25
@@ -78,7 +78,7 @@ class DevicePublisher:
     def __post_init__(self) -> None:
         self.root = canonical_root(self.root)
         events = PluginEvents(registered=self._registered, failed=self._failed, gone=self._gone)
-        self.plugins = PluginManager(self.root, ZIPAPP, self.kubelet_dir, events)
+        self.plugins = PluginManager(self.root, STABLE_NAME, self.kubelet_dir, events)
 
     async def run(self) -> None:
         """Serve kubelet until cancelled."""

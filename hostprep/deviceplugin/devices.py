@@ -137,7 +137,8 @@ def allocation_of(
         <root>/<pool>/links         the view's
         <root>/<pool>/state/REGION  the pool's: marks and sidecar are replaced by renaming
         <root>/<pool>/mem/REGION    the file itself
-        <root>/hostprep.pyz         exec, wait and attach
+        <root>/hostprep.pyz         exec, wait and attach; not a version of it, whose file may be
+                                    gone when kubelet restarts the container and mounts it again
         <root>/turnstile            the node's, if any: engines of all pools take turns registering
 
     `turns`: the root has a turnstile; a mount of what does not exist would fail the pod. Paths are
