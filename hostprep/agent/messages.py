@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from typing import Any
 
 from hostprep.api import codec
 from hostprep.api.pool_spec import PoolSpec
@@ -213,7 +214,8 @@ def decode(line: bytes) -> Message:
     """Read a line. Raises ValueError for anything that is not a message."""
     try:
         document = json.loads(line)
-        message: Message = codec.decode(_KINDS[document["kind"]], document["message"])
+        kind: type[Any] = _KINDS[document["kind"]]
+        message: Message = codec.decode(kind, document["message"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a message: {line[:80]!r}") from error
     return message

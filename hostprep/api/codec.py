@@ -8,10 +8,10 @@ missing one becomes the field's default. A missing key without a default is an e
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _T = TypeVar("_T")
@@ -77,7 +77,7 @@ def encode(value: Any) -> Any:
     return [encode(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def decode(kind: Callable[..., _T], document: Mapping[str, Any]) -> _T:
+def decode(kind: type[_T], document: Mapping[str, Any]) -> _T:
     """Return a JSON object as that dataclass."""
     values = {}
     for one in _fields_of(kind):
@@ -103,8 +103,7 @@ class _Field:
     is_required: bool
 
 
-@cache
-def _fields_of(kind: Hashable) -> tuple[_Field, ...]:
+def _inspect(kind: Any) -> tuple[_Field, ...]:
     hints = get_type_hints(kind)
     found = []
     for one in fields(kind):
@@ -125,6 +124,9 @@ def _fields_of(kind: Hashable) -> tuple[_Field, ...]:
     return tuple(found)
 
 
+_fields_of: Callable[[Any], tuple[_Field, ...]] = cache(_inspect)
+
+
 def _decoder(kind: Any, fallback: Any = MISSING) -> _Convert:
     """Return what makes a value of that type from JSON."""
     origin, arguments = get_origin(kind), get_args(kind)
@@ -133,8 +135,8 @@ def _decoder(kind: Any, fallback: Any = MISSING) -> _Convert:
         return lambda value: None if value is None else some(value)
     if origin is tuple:
         return _tuple_decoder(arguments)
-    if is_dataclass(kind):
-        return lambda value: decode(kind, value)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return partial(decode, kind)
     if origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
         known = {word: word for word in arguments} or {one.value: one for one in kind}
         return lambda value: known[value] if fallback is MISSING else known.get(value, fallback)

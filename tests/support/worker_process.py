@@ -64,7 +64,7 @@ class WorkerProcess:
         assert self._process.stdin is not None
         self._number += 1
         self._process.stdin.write(
-            encode(ReconcileRequest(number=self._number, wanted=wishes, held=held))
+            encode(ReconcileRequest(number=self._number, pools=wishes, held=held))
         )
         self._process.stdin.flush()
 
@@ -115,7 +115,7 @@ def results_of(messages: list[Message]) -> dict[str, PoolResult]:
     last: dict[str, PoolResult] = {}
     for message in messages:
         if isinstance(message, ReconcileResult):
-            last |= {outcome.name: outcome for outcome in message.results}
+            last |= {result.name: result for result in message.results}
         elif isinstance(message, PoolDone):
-            last[message.outcome.name] = message.outcome
+            last[message.result.name] = message.result
     return last
