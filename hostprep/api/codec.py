@@ -135,6 +135,8 @@ def _decoder(kind: Any, fallback: Any = MISSING) -> _Convert:
         return lambda value: None if value is None else some(value)
     if origin is tuple:
         return _tuple_decoder(arguments)
+    if origin is Mapping:
+        return _mapping
     if isinstance(kind, type) and is_dataclass(kind):
         return partial(decode, kind)
     if origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
@@ -154,4 +156,10 @@ def _tuple_decoder(kinds: tuple[Any, ...]) -> _Convert:
 def _list(value: Any) -> Any:
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"{type(value).__name__} instead of a list")
+    return value
+
+
+def _mapping(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{type(value).__name__} instead of an object")
     return value
