@@ -16,6 +16,7 @@ from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get
 
 _T = TypeVar("_T")
 _Convert = Callable[[Any], Any]
+_PLAIN = (str, int, float, bool)
 _EMPTY: tuple[Any, ...] = (None, "", (), {})
 
 
@@ -63,18 +64,20 @@ def json_field(
 
 def encode(value: Any) -> Any:
     """Return a value as JSON has it: dataclasses as objects, enums by their value."""
-    if is_dataclass(value):
-        document = {}
-        for one in _fields_of(type(value)):
-            item = getattr(value, one.name)
-            if not (one.omit_empty and item in _EMPTY):
-                document[one.key] = one.encode(item)
-        return document
+    if value is None or type(value) in _PLAIN:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [encode(item) for item in value]
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, Mapping):
+    if not is_dataclass(value):
         return dict(value)
-    return [encode(item) for item in value] if isinstance(value, (list, tuple)) else value
+    document = {}
+    for one in _fields_of(type(value)):
+        item = getattr(value, one.name)
+        if not (one.omit_empty and item in _EMPTY):
+            document[one.key] = one.encode(item)
+    return document
 
 
 def decode(kind: type[_T], document: Mapping[str, Any]) -> _T:
@@ -142,7 +145,7 @@ def _decoder(kind: Any, fallback: Any = MISSING) -> _Convert:
     if origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
         known = {word: word for word in arguments} or {one.value: one for one in kind}
         return lambda value: known[value] if fallback is MISSING else known.get(value, fallback)
-    return kind if kind in (str, int, float, bool) else lambda value: value
+    return kind if kind in _PLAIN else lambda value: value
 
 
 def _tuple_decoder(kinds: tuple[Any, ...]) -> _Convert:
