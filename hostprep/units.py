@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from hostprep.errors import BadInputError
 
-__all__ = ["format_bytes", "format_quantity", "format_rate", "format_seconds", "parse_quantity"]
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
-_DECIMAL = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _QUANTITY = re.compile(
     r"(?P<number>[+-]?(?:\d{1,20}(?:\.\d{0,9})?|\.\d{1,9}))"
-    r"(?P<suffix>Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E|[eE][+]?\d{1,2})?",
+    r"(?P<suffix>Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]|[eE][+-]?\d{1,2})?",
     re.ASCII,
 )
 
@@ -27,18 +29,9 @@ def parse_quantity(text: str, *, zero: bool = False) -> int:
     Raises BadInputError when the text is no quantity, or not a positive one; `zero` allows 0.
     """
     match = _QUANTITY.fullmatch(text.strip())
-    if match is None:
+    if match is None or _is_sub_unit(match["suffix"] or ""):
         raise _bad(text, "is not a quantity of bytes")
-    from decimal import Decimal  # late: 3 ms that `hostprep exec` can do without
-
-    suffix = match["suffix"] or ""
-    number = Decimal(match["number"])
-    if suffix in _BINARY:
-        value = number * (1 << _BINARY[suffix])
-    elif suffix in _DECIMAL:
-        value = number.scaleb(_DECIMAL[suffix])
-    else:
-        value = number.scaleb(int(suffix[1:]))
+    value = _value_of(match)
     if value != value.to_integral_value():
         raise _bad(text, "is not a whole number of bytes")
     if value < 0 or (value == 0 and not zero):
@@ -46,6 +39,29 @@ def parse_quantity(text: str, *, zero: bool = False) -> int:
     if value >= 1 << 63:
         raise _bad(text, "is more than a file can hold")
     return int(value)
+
+
+def parse_capacity(text: object) -> int:
+    """Return a resource quantity of a Node or Pod in whole units, rounded down.
+
+    0 for anything that is no quantity: the text is the API server's own, and zero is common there.
+    """
+    match = _QUANTITY.fullmatch(str(text).strip())
+    value = 0 if match is None else int(_value_of(match))
+    return value if 0 < value < 1 << 63 else 0
+
+
+def _value_of(match: re.Match[str]) -> Decimal:
+    from decimal import Decimal  # late: 3 ms that `hostprep exec` can do without
+
+    suffix, number = match["suffix"] or "", Decimal(match["number"])
+    if suffix in _BINARY:
+        return number * (1 << _BINARY[suffix])
+    return number.scaleb(_DECIMAL[suffix] if suffix in _DECIMAL else int(suffix[1:]))
+
+
+def _is_sub_unit(suffix: str) -> bool:
+    return suffix in ("n", "u", "m") or "-" in suffix
 
 
 def _bad(text: str, why: str) -> BadInputError:

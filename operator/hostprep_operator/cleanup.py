@@ -18,14 +18,13 @@ import structlog
 
 from hostprep.cli.output import print_json, print_table, warn
 from hostprep.errors import FailedError
-from hostprep_operator.api_errors import ConflictError, RefusedError
-from hostprep_operator.credentials import load_configuration
-from hostprep_operator.kube import NO_SUCH_RESOURCE, Json, Kube
+from hostprep.kube.client import HOST_MEMORY_NODES, NODES, POOLS, Json, KubeClient, Resource
+from hostprep.kube.errors import ConflictError, NoSuchResourceError, RefusedError
+from hostprep_operator.api import connect
 from hostprep_operator.reconcile.changes import NodeView, Settings, Write
 from hostprep_operator.reconcile.node import reconcile_node
 from hostprep_operator.reconcile.removal import strip_node
 from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord
-from hostprep_operator.resources import HOST_MEMORY_NODES, NODES, POOLS, Resource
 from hostprep_operator.writes import Writer
 
 __all__ = ["CleanupOptions", "CleanupResult", "run_cleanup"]
@@ -84,10 +83,9 @@ async def run_cleanup(
     BadInputError without a way to the API server, FailedError when an operator works against it
     or a right is missing.
     """
-    configuration = await load_configuration(options.kubeconfig)
+    kube = await connect(options.kubeconfig)
     if not options.dry_run:
-        confirm(str(configuration.host))
-    kube = Kube(configuration)
+        confirm(str(kube.configuration.host))
     cleanup = _Cleanup(kube, options)
     try:
         await cleanup.run()
@@ -100,7 +98,7 @@ async def run_cleanup(
 class _Cleanup:
     """One run of the command."""
 
-    def __init__(self, kube: Kube, options: CleanupOptions) -> None:
+    def __init__(self, kube: KubeClient, options: CleanupOptions) -> None:
         self._kube = kube
         self._options = options
         self._writer = Writer(kube, seen=_ignore, vanished=_ignore)
@@ -251,9 +249,8 @@ class _Cleanup:
             async for page in self._kube.pages(resource, limit=_PAGE):
                 for item in page.items:
                     yield item
-        except RefusedError as error:
-            if error.reason != NO_SUCH_RESOURCE:
-                raise
+        except NoSuchResourceError:
+            return
 
     def _progress(self, line: str) -> None:
         if line != self._said:

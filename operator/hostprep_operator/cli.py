@@ -15,7 +15,7 @@ import hostprep
 from hostprep.cli.output import report
 from hostprep.cli.seconds import Seconds
 from hostprep.errors import BadInputError, HostprepError
-from hostprep_operator.logs import set_up_logs
+from hostprep.kube.logs import Style, set_up_logs
 
 __all__ = ["cli", "main"]
 
@@ -103,7 +103,7 @@ def run(**given: Any) -> int:
     from hostprep_operator.reconcile.changes import Settings
     from hostprep_operator.run import Options, run_operator
 
-    set_up_logs(as_json=given["log_format"] == "json", level=given["log_level"])
+    set_up_logs(style=given["log_format"], level=given["log_level"])
     options = Options(
         namespace=given["namespace"],
         settings=Settings(liveness=given["agent_liveness"], agent_grace_s=given["agent_grace"]),
@@ -138,7 +138,11 @@ def run(**given: Any) -> int:
 @_log_level
 @_kubeconfig
 def cleanup(
-    *, output: Literal["table", "json"], log_format: str, log_level: str, **given: Any
+    *,
+    output: Literal["table", "json"],
+    log_format: Style,
+    log_level: str,
+    **given: Any,
 ) -> int:
     """Give all memory back and leave no trace on any node; safe to run again.
 
@@ -148,7 +152,7 @@ def cleanup(
     """
     from hostprep_operator.cleanup import CleanupOptions, run_cleanup
 
-    set_up_logs(as_json=log_format == "json", level=log_level)
+    set_up_logs(style=log_format, level=log_level)
     options = CleanupOptions(
         keep_memory=given["keep_memory"],
         dry_run=given["dry_run"],

@@ -6,11 +6,10 @@ import asyncio
 
 import structlog
 
-from hostprep_operator.api_errors import RefusedError
+from hostprep.kube.client import POOLS, KubeClient
+from hostprep.kube.errors import RefusedError
 from hostprep_operator.intake import Intake
 from hostprep_operator.keys import Kind
-from hostprep_operator.kube import Kube
-from hostprep_operator.resources import POOLS
 
 __all__ = ["GonePools"]
 
@@ -27,7 +26,7 @@ _FORGET_S = 60.0
 class GonePools:
     """Asks the API server about pools that nodes name and nobody knows."""
 
-    def __init__(self, kube: Kube, intake: Intake) -> None:
+    def __init__(self, kube: KubeClient, intake: Intake) -> None:
         self._kube = kube
         self._intake = intake
         self._first_missed_s: dict[str, float] = {}

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from hostprep.errors import HostprepError
-from hostprep_operator.api_errors import ConflictError
+from hostprep.kube.client import HOST_MEMORY_NODES, NODES, POOLS, KubeClient
+from hostprep.kube.errors import ConflictError
 from hostprep_operator.cache import Cache
 from hostprep_operator.confirm import GonePools
 from hostprep_operator.events import Recorder, Regarding
 from hostprep_operator.intake import Intake
 from hostprep_operator.keys import Key, Kind
-from hostprep_operator.kube import Kube
 from hostprep_operator.metrics import Metrics
 from hostprep_operator.queue import KeyedQueue, QueueClosed
 from hostprep_operator.reconcile.changes import (
@@ -30,7 +30,6 @@ from hostprep_operator.reconcile.changes import (
 from hostprep_operator.reconcile.node import reconcile_node
 from hostprep_operator.reconcile.pool import reconcile_pool
 from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord
-from hostprep_operator.resources import HOST_MEMORY_NODES, NODES, POOLS
 from hostprep_operator.writes import Writer
 
 __all__ = ["Controller"]
@@ -48,7 +47,7 @@ class Controller:
     def __init__(
         self,
         *,
-        kube: Kube,
+        kube: KubeClient,
         cache: Cache,
         queue: KeyedQueue[Key],
         intake: Intake,

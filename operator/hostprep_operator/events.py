@@ -16,9 +16,8 @@ from typing import Any, Literal
 import structlog
 
 from hostprep.api.names import API_VERSION
-from hostprep_operator.api_errors import ApiError
-from hostprep_operator.kube import Kube
-from hostprep_operator.resources import EVENTS
+from hostprep.kube.client import EVENTS, KubeClient
+from hostprep.kube.errors import ApiError
 
 __all__ = ["EventType", "Recorder", "Regarding"]
 
@@ -65,7 +64,7 @@ _Sentence = tuple[Regarding, EventType, str, str]
 class Recorder:
     """Takes sentences at once, and posts them as fast as the server should hear them."""
 
-    def __init__(self, kube: Kube, *, identity: str) -> None:
+    def __init__(self, kube: KubeClient, *, identity: str) -> None:
         self._kube = kube
         self._identity = identity
         self._waiting: deque[_Sentence] = deque(maxlen=_WAITING)

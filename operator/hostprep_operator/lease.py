@@ -16,9 +16,8 @@ from typing import Any
 
 import structlog
 
-from hostprep_operator.api_errors import ApiError, ConflictError
-from hostprep_operator.kube import Json, Kube
-from hostprep_operator.resources import leases
+from hostprep.kube.client import Json, KubeClient, leases
+from hostprep.kube.errors import ApiError, ConflictError
 
 __all__ = ["Leader", "LeaseTimes"]
 
@@ -49,7 +48,7 @@ class Leader:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: KubeClient,
         *,
         namespace: str,
         name: str,

@@ -164,7 +164,7 @@ class Metrics:
         else:
             self._closed_since_s[node] = closed_since_s
 
-    def exposition(self) -> bytes:
+    def text(self) -> bytes:
         """Return everything in Prometheus' text format."""
         counts = Counts(self._node_states.values())
         for state in NODE_STATES:

@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
+from hostprep.kube.backoff import Backoff
+
 __all__ = ["KeyedQueue", "QueueClosed"]
 
 K = TypeVar("K", bound=Hashable)
 
-_FIRST_BACKOFF_S = 0.1
-_LONGEST_BACKOFF_S = 60.0
+_FIRST_BACKOFF_S = 0.2
+_LONGEST_BACKOFF_S = 120.0
 
 
 class QueueClosed(Exception):  # noqa: N818 - no error, an end
@@ -30,7 +32,6 @@ class KeyedQueue(Generic[K]):
     def __init__(self, *, jitter: Callable[[], float] = random.random) -> None:
         self._loop = asyncio.get_running_loop()
         self._jitter = jitter
-        """Returns 0 to 1: a backoff is stretched by up to that much of itself."""
         self._ready: dict[K, float] = {}
         """Key to since when it is ready."""
         self._urgent: deque[K] = deque()
@@ -39,7 +40,7 @@ class KeyedQueue(Generic[K]):
         self._again: dict[K, bool] = {}
         """Keys added while a worker has them; whether urgently."""
         self._timers: dict[K, asyncio.TimerHandle] = {}
-        self._failures: dict[K, int] = {}
+        self._backoffs: dict[K, Backoff] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._closed = False
 
@@ -82,16 +83,15 @@ class KeyedQueue(Generic[K]):
 
     def retry(self, key: K, *, at_least_s: float = 0.0) -> float:
         """Have a failed key looked at again, later each time; returns in how many seconds."""
-        failures = self._failures.get(key, 0)
-        self._failures[key] = failures + 1
-        backoff_s = min(_FIRST_BACKOFF_S * 2.0 ** min(failures, 20), _LONGEST_BACKOFF_S)
-        delay_s = max(backoff_s * (1.0 + self._jitter()), at_least_s)
+        if key not in self._backoffs:
+            self._backoffs[key] = Backoff(_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S, self._jitter)
+        delay_s = max(self._backoffs[key].next_s(), at_least_s)
         self.add_after(key, delay_s)
         return delay_s
 
     def forget_failures(self, key: K) -> None:
         """Let the next failure start with the shortest backoff again."""
-        self._failures.pop(key, None)
+        self._backoffs.pop(key, None)
 
     def close(self) -> None:
         """Hand out no more keys: whoever waits for one, or asks, gets QueueClosed."""

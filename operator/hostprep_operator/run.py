@@ -13,22 +13,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
-from kubernetes.aio.client import Configuration
 
+from hostprep.errors import BadInputError, FailedError
+from hostprep.kube.client import KubeClient
+from hostprep.kube.health import HealthServer
+from hostprep.kube.listener import CANNOT_LISTEN, Listener, parse_listen
+from hostprep_operator.api import connect
 from hostprep_operator.cache import Cache
 from hostprep_operator.controller import Controller
-from hostprep_operator.credentials import connection_info, load_configuration
 from hostprep_operator.events import Recorder
-from hostprep_operator.health import Health, HealthServer, parse_listen
+from hostprep_operator.health import Health
 from hostprep_operator.intake import Intake
 from hostprep_operator.keys import Key
-from hostprep_operator.kube import Kube
 from hostprep_operator.lease import Leader
 from hostprep_operator.metrics import Metrics
 from hostprep_operator.queue import KeyedQueue
 from hostprep_operator.reconcile.changes import Settings
 from hostprep_operator.sync import Sync
-from hostprep_operator.watch import Watches
+from hostprep_operator.watch import Watches, connection_info
 
 __all__ = ["Options", "run_operator"]
 
@@ -63,28 +65,43 @@ async def run_operator(options: Options) -> int:
     Raises BadInputError where the API server cannot be addressed or the port is none, and
     FailedError where it cannot listen.
     """
-    host, port = parse_listen(options.listen)
-    configuration = await load_configuration(options.kubeconfig)
-    operator = _Operator(options, configuration)
+    parse_listen(options.listen)
+    metrics = Metrics()
+    kube = await connect(options.kubeconfig, on_write=metrics.wrote)
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(operator.kube.close)
-        await operator.server.start(host, port)
+        stack.push_async_callback(kube.close)
+        listener = _listen(options.listen)
+        stack.callback(listener.close)
+        operator = _Operator(options, kube, listener, metrics)
+        await operator.server.start()
         stack.push_async_callback(operator.server.stop)
+        structlog.get_logger("health").info("listening", port=listener.port)
         return await operator.run()
+
+
+def _listen(address: str) -> Listener:
+    """Bind the port. Raises FailedError where it is taken: a restart may find it free."""
+    try:
+        return Listener.open(address)
+    except BadInputError as error:
+        if error.reason != CANNOT_LISTEN:
+            raise
+        raise FailedError(error.message, reason=error.reason, remedy=error.remedy) from error
 
 
 class _Operator:
     """One run of the program."""
 
-    def __init__(self, options: Options, configuration: Configuration) -> None:
+    def __init__(
+        self, options: Options, kube: KubeClient, listener: Listener, metrics: Metrics
+    ) -> None:
         self._options = options
-        self._configuration = configuration
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[Any]] = []
-        self.metrics = Metrics()
-        self.kube = Kube(configuration, on_write=self.metrics.wrote)
+        self.metrics = metrics
+        self.kube = kube
         self._health = Health()
-        self.server = HealthServer(self._health, self.metrics)
+        self.server = HealthServer(listener, metrics.text, self._health.alive, self._health.ready)
         self._identity = options.identity or socket.gethostname()
         self._leader = Leader(
             self.kube,
@@ -167,7 +184,7 @@ class _Operator:
             intake,
             namespace=self._options.namespace,
             watch_agents=self._options.watch_agents,
-            login=lambda: connection_info(self._configuration),
+            login=lambda: connection_info(self.kube.configuration),
             on_state=self._watching,
         )
         watching = asyncio.create_task(watches.run(on_started=self._catch_signals), name="watches")

@@ -13,13 +13,12 @@ import time
 
 import structlog
 
-from hostprep_operator.api_errors import ApiError, ExpiredError
+from hostprep.kube.client import HOST_MEMORY_NODES, NODES, POOLS, Json, KubeClient, Resource, pods
+from hostprep.kube.errors import ApiError, GoneError
 from hostprep_operator.cache import Cache
 from hostprep_operator.intake import Intake
 from hostprep_operator.keys import Kind
-from hostprep_operator.kube import Json, Kube
 from hostprep_operator.metrics import Metrics
-from hostprep_operator.resources import HOST_MEMORY_NODES, NODES, POOLS, Resource, pods
 from hostprep_operator.watch import AGENT_SELECTOR
 
 __all__ = ["Sync"]
@@ -40,7 +39,7 @@ class Sync:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: KubeClient,
         cache: Cache,
         intake: Intake,
         metrics: Metrics,
@@ -156,7 +155,7 @@ class Sync:
                 ):
                     version = page.resource_version
                     listed |= {_name(item): _version(item) for item in page.items}
-            except ExpiredError:
+            except GoneError:
                 continue
             return version, listed
 

@@ -8,25 +8,24 @@ write to the objects that it handles.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import kopf
 import structlog
+from kubernetes.aio.client.configuration import Configuration
 
 from hostprep.api.names import AGENT_COMPONENT, COMPONENT_LABEL, GROUP, VERSION
 from hostprep.api.names import NODE_PLURAL as HOST_MEMORY_NODES
 from hostprep.api.names import POOL_PLURAL as POOLS
+from hostprep.kube.backoff import Backoff
 from hostprep_operator.keys import Kind
 from hostprep_operator.settings import make_settings
-
-__all__ = ["AGENT_SELECTOR", "Taker", "Watches"]
 
 _log = structlog.get_logger("watch")
 
 AGENT_SELECTOR = f"app.kubernetes.io/name=hostprep,{COMPONENT_LABEL}={AGENT_COMPONENT}"
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 30.0
 _HEALTHY_S = 60.0
 _IDENTITY: Any = "hostprep-operator"
 """A type of kopf's that it does not export. It takes no part in kopf's peering."""
@@ -80,6 +79,31 @@ def _handler(taker: Taker, kind: Kind) -> Callable[..., Awaitable[None]]:
     return handle
 
 
+async def connection_info(configuration: Configuration) -> kopf.ConnectionInfo:
+    """Return kopf's form of it; called again whenever the server refuses the token."""
+    header = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+    scheme, _, token = (header or "").rpartition(" ")
+    return _ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        ca_data=None if configuration.ssl_ca_cert else configuration.ca_cert_data,
+        insecure=not configuration.verify_ssl,
+        scheme=scheme or None,
+        token=token or None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )
+
+
+class _ConnectionInfo(kopf.ConnectionInfo):
+    """Accepts certificates without a key identifier, as `load_configuration` does."""
+
+    def as_ssl_context(self) -> ssl.SSLContext:
+        context = super().as_ssl_context()
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        return context
+
+
 class Watches:
     """Kopf's operator, started again whenever it gives up."""
 
@@ -104,17 +128,17 @@ class Watches:
 
         Returns before stop() only where a signal came in the moment in which kopf's handlers stood.
         """
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(first_s=0.5, most_s=30.0)
         while not self._stop.is_set():
             began_s = asyncio.get_running_loop().time()
             if await self._run_once(on_started) or self._stop.is_set():
                 return
             if asyncio.get_running_loop().time() - began_s > _HEALTHY_S:
-                pause_s = _FIRST_PAUSE_S
+                backoff.reset()
+            pause_s = backoff.next_s()
             self._on_state(False)
-            _log.warning("watches ended; starting them again", in_s=pause_s)
+            _log.warning("watches ended; starting them again", in_s=round(pause_s, 1))
             await self._pause(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     def stop(self) -> None:
         """Have run() return."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from hostprep_operator.api_errors import ConflictError
+from hostprep.kube.client import HOST_MEMORY_NODES, NODES, Json, KubeClient
+from hostprep.kube.errors import ConflictError
 from hostprep_operator.keys import Kind
-from hostprep_operator.kube import Json, Kube
 from hostprep_operator.reconcile.changes import (
     CreateHostMemoryNode,
     DeleteHostMemoryNode,
@@ -16,7 +16,6 @@ from hostprep_operator.reconcile.changes import (
     PatchNodeStatus,
     Write,
 )
-from hostprep_operator.resources import HOST_MEMORY_NODES, NODES
 
 __all__ = ["Writer"]
 
@@ -31,7 +30,7 @@ def _always(_write: Write) -> bool:
 class Writer:
     """Writes to one node's objects; the answers go into the cache at once."""
 
-    def __init__(self, kube: Kube, *, seen: Seen, vanished: Vanished) -> None:
+    def __init__(self, kube: KubeClient, *, seen: Seen, vanished: Vanished) -> None:
         self._kube = kube
         self._seen = seen
         self._vanished = vanished

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.agent.messages import Done, Message, RoundDone
+from hostprep.agent.messages import Done, Message, ReconcileResult
 from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.backing import Backing
 from hostprep.client.handoff_reader import read_handoff
@@ -47,7 +47,7 @@ def _inodes(node: Node, pool: str = "kv") -> list[int]:
 
 
 def _is_quiet(messages: list[Message]) -> bool:
-    return [type(message) for message in messages] == [RoundDone]
+    return [type(message) for message in messages] == [ReconcileResult]
 
 
 @pytest.mark.parametrize("spec", [KV, _absent("kv")])
@@ -67,7 +67,7 @@ def test_other_wishes_stop_the_work_that_is_under_way(node: Node, worker: Worker
     large = pool_of(mib=1024, backing=Backing.BASE)
     worker.ask(*wanted(large))
     first = worker.hear()
-    assert isinstance(first, RoundDone)
+    assert isinstance(first, ReconcileResult)
     assert first.busy
 
     worker.ask(*wanted(_absent("kv")))

@@ -12,13 +12,21 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
-from hostprep.agent.brain import Brain
-from hostprep.agent.kube import NodeApi
-from hostprep.agent.logs import make_logger
-from hostprep.agent.messages import RoundDone
+from hostprep.agent.messages import ReconcileResult
 from hostprep.agent.metrics import Metrics
+from hostprep.agent.node_api import NodeApi
 from hostprep.agent.reporter import Reporter
-from tests.support.agent_values import desire_of, entry_of, look_of, outcome_of, pool_look, region
+from hostprep.agent.state import AgentState
+from hostprep.kube.client import KubeClient
+from hostprep.kube.logs import make_logger, set_up_logs
+from tests.support.agent_values import (
+    desired_state_of,
+    entry_of,
+    observation_of,
+    pool_observation,
+    region,
+    result_of,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -45,7 +53,8 @@ class _Answers:
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        api = NodeApi("n1", Configuration(f"http://127.0.0.1:{runner.addresses[0][1]}"), None)
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        api = NodeApi("n1", KubeClient(Configuration(url), throttled_tries=1))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 async for _ in api.watch():
@@ -98,7 +107,7 @@ def test_why_there_is_no_api_server_is_logged_once_for_each_reason_and_its_retur
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        api = NodeApi("n1", Configuration(url), None, log)
+        api = NodeApi("n1", KubeClient(Configuration(url)), log)
         await _watch_until(api, log.is_over)
         await runner.cleanup()
         return url, log
@@ -113,7 +122,7 @@ def test_why_there_is_no_api_server_is_logged_once_for_each_reason_and_its_retur
 
 def test_a_connection_that_is_refused_is_said_to_be() -> None:
     log = _Lines("api_away")
-    api = NodeApi("n1", Configuration("http://127.0.0.1:1"), None, log)
+    api = NodeApi("n1", KubeClient(Configuration("http://127.0.0.1:1")), log)
 
     asyncio.run(_watch_until(api, log.is_over))
 
@@ -157,15 +166,16 @@ def _object(uid: str, version: int) -> JsonObject:
 
 def test_a_late_answer_of_an_object_that_was_made_anew_does_not_hide_the_new_one() -> None:
     async def scene() -> list[str]:
-        brain = Brain(Metrics())
-        brain.set_desire(desire_of(entry_of()))
-        number = brain.request(now_s=0).number
-        done = RoundDone(
-            number, look_of(pool_look(region())), (outcome_of(entry_of()),), busy=False
+        state = AgentState(Metrics())
+        state.set_desired(desired_state_of(entry_of()))
+        number = state.request(now_s=0).number
+        done = ReconcileResult(
+            number, observation_of(pool_observation(region())), (result_of(entry_of()),), busy=False
         )
-        brain.take(done, now_s=0, wall_s=0)
+        state.take(done, now_s=0, wall_s=0)
         api = _SlowApi()
-        reporter = Reporter(brain, api, brain.metrics, make_logger("json", "error"))
+        set_up_logs(style="json", level="error")
+        reporter = Reporter(state, api, state.metrics, make_logger("agent"))
         api.reporter = reporter
         reporter.observe(_object("first", 4))
         await reporter.report()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hostprep.agent.listener import parse_listen
+from hostprep.agent.instance import lock_state_dir
 from hostprep.agent.settings import Settings
 from hostprep.errors import BadInputError
 from hostprep.node.observe import HostRoot
@@ -60,35 +60,16 @@ def test_a_root_that_cannot_be_is_refused(tmp_path: Path) -> None:
             _settings(tmp_path, root=root).check()
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (":9808", (None, 9808)),
-        ("127.0.0.1:0", ("127.0.0.1", 0)),
-        ("[::1]:80", ("::1", 80)),
-        ("localhost:80", ("localhost", 80)),
-    ],
-)
-def test_addresses_to_listen_on(text: str, expected: tuple[str | None, int]) -> None:
-    assert parse_listen(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "9808", ":", ":port", ":65536", ":-1"])
-def test_no_address_is_refused(text: str) -> None:
-    with pytest.raises(BadInputError, match="--listen"):
-        parse_listen(text)
-
-
 def test_only_one_agent_works_with_a_state_folder(tmp_path: Path) -> None:
     settings = _settings(tmp_path)
     settings.check()
-    first = settings.lock()
+    first = lock_state_dir(settings.state_dir)
     try:
         with pytest.raises(BadInputError, match=f"process {os.getpid()}"):
-            settings.lock()
+            lock_state_dir(settings.state_dir)
     finally:
         os.close(first)
-    os.close(settings.lock())
+    os.close(lock_state_dir(settings.state_dir))
 
 
 @pytest.mark.parametrize(

@@ -1,84 +1,23 @@
-"""The start's order: what the worker waits for first, and a port that is open before its server."""
+"""The start: a port that is open before its server, and before anything is changed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
-from hostprep.agent.health import HealthServer
-from hostprep.agent.kube import NodeApi
-from hostprep.agent.listener import Listener
-from hostprep.agent.metrics import Metrics
+from hostprep.agent.node_api import NodeApi
 from hostprep.errors import BadInputError
+from hostprep.kube.client import KubeClient
+from hostprep.kube.listener import Listener
 from tests.support.agent_process import run_agent
 
 pytestmark = pytest.mark.unit
-
-_LATER = (
-    "aiohttp.web",
-    "grpc",
-    "hostprep.agent.loop",
-    "prometheus_client",
-    "rich",
-    "structlog",
-)
-
-
-def test_what_the_worker_does_not_wait_for_is_read_later() -> None:
-    read = "import hostprep.cli.agent, hostprep.agent.supervisor, hostprep.agent.start"
-    code = f"import sys; {read}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not set(_LATER) & set(done.stdout.split())
-
-
-def test_who_asks_before_there_is_a_server_waits_for_it() -> None:
-    async def ask() -> tuple[int, str]:
-        listener = Listener.open("127.0.0.1:0")
-        server = HealthServer(listener, Metrics(), lambda: None, lambda: "not yet")
-        async with ClientSession(f"http://127.0.0.1:{listener.port}") as client:
-            asked = asyncio.create_task(client.get("/readyz"))
-            await asyncio.sleep(0.2)
-            assert not asked.done()
-            await server.start()
-            answer = await asked
-            said = answer.status, await answer.text()
-        await server.stop()
-        listener.close()
-        return said
-
-    assert asyncio.run(asyncio.wait_for(ask(), 30)) == (503, "not yet\n")
-
-
-def test_a_port_outlives_its_server_for_the_next_one() -> None:
-    async def ask_two() -> list[int]:
-        listener, statuses = Listener.open("127.0.0.1:0"), []
-        for why_not in (lambda: None, lambda: "stopping"):
-            server = HealthServer(listener, Metrics(), lambda: None, why_not)
-            await server.start()
-            async with ClientSession(f"http://127.0.0.1:{listener.port}") as client:
-                async with client.get("/readyz") as answer:
-                    statuses.append(answer.status)
-            await server.stop()
-        listener.close()
-        return statuses
-
-    assert asyncio.run(asyncio.wait_for(ask_two(), 30)) == [200, 503]
-
-
-def test_without_a_host_it_listens_on_every_address() -> None:
-    listener = Listener.open(":0")
-    families = [one.family for one in listener.sockets]
-    listener.close()
-    assert socket.AF_INET in families
-    assert len(families) == len(set(families))
 
 
 def test_a_port_that_others_have_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
@@ -94,12 +33,6 @@ def test_a_port_that_others_have_is_refused_before_anything_is_changed(tmp_path:
     assert "cannot listen on" in done.stderr
     assert not root.exists()
     assert [path.name for path in state.iterdir()] == ["agent.lock"]
-
-
-@pytest.mark.parametrize("host", ["256.1.1.1", "no such host", "." * 70])
-def test_an_address_that_is_none_is_refused(host: str) -> None:
-    with pytest.raises(BadInputError, match="cannot listen on"):
-        Listener.open(f"{host}:9808")
 
 
 _ITEM = {"metadata": {"name": "n1", "resourceVersion": "8"}}
@@ -119,7 +52,7 @@ class _Server:
         return web.Response(text=json.dumps({"type": "MODIFIED", "object": _ITEM}) + "\n")
 
 
-def test_a_watch_goes_on_from_what_was_asked_before() -> None:
+def test_a_watch_goes_on_from_the_version_of_the_list() -> None:
     async def watch() -> list[tuple[str, str]]:
         server = _Server()
         app = web.Application()
@@ -127,10 +60,12 @@ def test_a_watch_goes_on_from_what_was_asked_before() -> None:
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        api = NodeApi("n1", Configuration(f"http://127.0.0.1:{runner.addresses[0][1]}"), None)
-        first, version = await api.ask()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        api = NodeApi("n1", KubeClient(Configuration(url)))
+        observed = aiter(api.watch())
+        first = await anext(observed)
         assert api.connected
-        changed = await anext(aiter(api.watch(version)))
+        changed = await anext(observed)
         await api.close()
         await runner.cleanup()
         assert first.document == changed.document == _ITEM

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
+from hostprep.kube.client import KubeClient, Resource
 from hostprep_operator.events import Recorder, Regarding
-from hostprep_operator.kube import Kube
-from hostprep_operator.resources import Resource
 from tests.support.virtual_time import run_virtually
 
 pytestmark = pytest.mark.unit
 
 
-class _Server(Kube):
+class _Server(KubeClient):
     """Takes events in five milliseconds each."""
 
     def __init__(self) -> None:

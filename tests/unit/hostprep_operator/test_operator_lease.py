@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from hostprep_operator.api_errors import ConflictError, UnreachableError
-from hostprep_operator.kube import Kube
+from hostprep.kube.client import KubeClient
+from hostprep.kube.errors import ConflictError, UnreachableError
 from hostprep_operator.lease import Leader, LeaseTimes
 from tests.support.virtual_time import run_virtually
 
@@ -28,8 +28,8 @@ class _Server:
         self.down_for: set[str] = set()
         self.hangs = False
 
-    def for_replica(self, name: str) -> Kube:
-        return cast("Kube", _Client(self, name))
+    def for_replica(self, name: str) -> KubeClient:
+        return cast("KubeClient", _Client(self, name))
 
     def store(self, lease: JsonObject) -> JsonObject:
         self.version += 1

@@ -1,4 +1,4 @@
-"""Settings, addresses, errors, metrics and the command line of the operator."""
+"""Settings, metrics and the command line of the operator."""
 
 from __future__ import annotations
 
@@ -9,49 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.errors import BadInputError
-from hostprep_operator.api_errors import ConflictError, RefusedError, TooManyError
 from hostprep_operator.cli import main
-from hostprep_operator.health import Health, parse_listen
-from hostprep_operator.kube import NO_SUCH_RESOURCE, _error_of
+from hostprep_operator.health import Health
 from hostprep_operator.metrics import Metrics
 from hostprep_operator.settings import make_settings
 
 pytestmark = pytest.mark.unit
 
 OPERATOR = Path(__file__).parents[3] / "operator"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [(":9809", ("", 9809)), ("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:80", ("::1", 80))],
-)
-def test_listen_addresses_are_read(text: str, expected: tuple[str, int]) -> None:
-    assert parse_listen(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "9809", ":x", ":70000", "a b:1", "host:"])
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(BadInputError, match="no address"):
-        parse_listen(text)
-
-
-def test_a_missing_object_is_an_answer_and_a_missing_resource_is_an_error() -> None:
-    missing = b'{"kind":"Status","reason":"NotFound","details":{"name":"kv"}}'
-    assert _error_of(404, "", missing, "GET x") is None
-    error = _error_of(404, "", b"404 page not found\n", "GET x")
-    assert isinstance(error, RefusedError)
-    assert error.reason == NO_SUCH_RESOURCE
-
-
-def test_errors_are_told_apart() -> None:
-    assert isinstance(_error_of(409, "", b"{}", "PATCH x"), ConflictError)
-    error = _error_of(429, "7", b"{}", "PATCH x")
-    assert isinstance(error, TooManyError)
-    assert error.retry_after_s == 7
-    refused = _error_of(422, "", b'{"message":"spec.x: Invalid"}', "PATCH x")
-    assert isinstance(refused, RefusedError)
-    assert "spec.x: Invalid" in str(refused)
 
 
 def test_kopf_is_told_to_persist_nothing_and_to_keep_little() -> None:
@@ -76,10 +41,10 @@ def test_the_folder_operator_never_shadows_the_standard_library() -> None:
 def test_a_pool_that_is_gone_leaves_no_series() -> None:
     metrics = Metrics()
     metrics.pool_counts("kv", {"selected": 3, "ready": 2})
-    text = metrics.exposition().decode()
+    text = metrics.text().decode()
     assert 'hostprep_operator_pool_nodes{pool="kv",state="ready"} 2.0' in text
     metrics.drop_pool("kv")
-    assert 'pool="kv"' not in metrics.exposition().decode()
+    assert 'pool="kv"' not in metrics.text().decode()
 
 
 def test_the_longest_closed_node_is_told_in_seconds() -> None:
@@ -87,11 +52,11 @@ def test_the_longest_closed_node_is_told_in_seconds() -> None:
     metrics.node_state("a", "closed", 900.0)
     metrics.node_state("b", "closed", 400.0)
     metrics.node_state("c", "ready", None)
-    text = metrics.exposition().decode()
+    text = metrics.text().decode()
     assert "hostprep_operator_oldest_closed_seconds 600.0" in text
     assert 'hostprep_operator_nodes{state="closed"} 2.0' in text
     metrics.node_state("b", None, None)
-    assert "oldest_closed_seconds 100.0" in metrics.exposition().decode()
+    assert "oldest_closed_seconds 100.0" in metrics.text().decode()
 
 
 def test_readiness_says_what_is_missing() -> None:

@@ -1,4 +1,4 @@
-"""What the operator learns of what nobody told it, and what it makes of answers that are none."""
+"""How the operator notices what no watch reported."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from aiohttp import web
-from kubernetes.aio.client import Configuration
 
-from hostprep_operator.api_errors import UnreachableError
+from hostprep.kube.client import NODES, POOLS, KubeClient, Page, Resource
 from hostprep_operator.cache import Cache
 from hostprep_operator.intake import Intake
 from hostprep_operator.keys import Key, Kind
-from hostprep_operator.kube import Kube, Page
 from hostprep_operator.metrics import Metrics
 from hostprep_operator.queue import KeyedQueue
-from hostprep_operator.resources import NODES, POOLS, Resource
 from hostprep_operator.sync import Sync
 from tests.support.virtual_time import run_virtually
 
@@ -31,7 +27,7 @@ def _object(name: str, version: int) -> JsonObject:
     return {"metadata": {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version)}}
 
 
-class _Lists(Kube):
+class _Lists(KubeClient):
     """Lists of objects, without a server."""
 
     def __init__(self) -> None:
@@ -82,24 +78,3 @@ def test_lists_that_are_read_anew_all_the_time_do_not_put_off_comparing_everythi
         return len(world.cache.nodes)
 
     assert run_virtually(scene()) == 0
-
-
-def test_an_answer_that_is_no_json_is_trouble_on_the_way_and_not_the_end() -> None:
-    async def page(_request: web.Request) -> web.Response:
-        return web.Response(text="<html>please log in</html>")
-
-    async def scene() -> None:
-        app = web.Application()
-        app.router.add_get("/{any:.*}", page)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        kube = Kube(Configuration(f"http://127.0.0.1:{runner.addresses[0][1]}"))
-        try:
-            with pytest.raises(UnreachableError, match="no JSON"):
-                await kube.get(NODES, "n1")
-        finally:
-            await kube.close()
-            await runner.cleanup()
-
-    asyncio.run(scene())

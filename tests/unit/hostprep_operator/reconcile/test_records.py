@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hostprep.units import parse_capacity
 from hostprep_operator.marks import Marks
-from hostprep_operator.parsing import parse_bytes
 from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord, PoolRecord
 from tests.unit.hostprep_operator.reconcile.cluster_model import Cluster, Document
 
@@ -98,12 +98,12 @@ def test_equal_policies_are_one_object() -> None:
     ],
 )
 def test_quantities_of_nodes_are_read_tolerantly(text: object, size: int) -> None:
-    assert parse_bytes(text) == size
+    assert parse_capacity(text) == size
 
 
 @given(st.text())
 def test_no_quantity_is_too_odd_to_read(text: str) -> None:
-    assert parse_bytes(text) >= 0
+    assert parse_capacity(text) >= 0
 
 
 TIMES = st.none() | st.integers(0, 4_000_000_000).map(float)

@@ -1,6 +1,6 @@
-"""The agent's port: bound before anything is changed, answered once there is time for it.
+"""A port that is bound before anything is changed, and answered once a server is there for it.
 
-Whoever asks in between waits in the kernel's queue, as listen(2) has it, and is not refused.
+Until then clients wait in the kernel's queue, as listen(2) has it, and are not refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hostprep.errors import BadInputError
 
-__all__ = ["Listener", "parse_listen"]
+CANNOT_LISTEN = "CannotListen"
 
 
 def parse_listen(text: str) -> tuple[str | None, int]:
@@ -21,9 +21,11 @@ def parse_listen(text: str) -> tuple[str | None, int]:
     Raises BadInputError.
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    is_port = port.isascii() and port.isdigit() and int(port) <= 65535
+    if not colon or not is_port or " " in host:
         raise BadInputError(
-            f"--listen {text[:60]!r} is no address", remedy="write it like :9808 or 127.0.0.1:9808"
+            f"cannot listen on {text[:60]!r}: this is no address",
+            remedy="write --listen like :9808 or 127.0.0.1:9808",
         )
     return host.strip("[]") or None, int(port)
 
@@ -36,15 +38,15 @@ class Listener:
 
     @classmethod
     def open(cls, text: str) -> Listener:
-        """Listen on that address. Raises BadInputError where it cannot be had."""
+        """Listen on that address. Raises BadInputError; CannotListen where it cannot be had."""
         host, port = parse_listen(text)
         try:
             return cls(_listen(host, port))
         except (OSError, UnicodeError) as error:  # the latter: a host that is no name
             raise BadInputError(
                 f"cannot listen on {text}: {getattr(error, 'strerror', None) or error}",
-                reason="CannotListen",
-                remedy="give another --listen, such as 127.0.0.1:0",
+                reason=CANNOT_LISTEN,
+                remedy="choose another address with --listen, such as 127.0.0.1:0",
             ) from error
 
     @property
@@ -53,13 +55,13 @@ class Listener:
         return int(self.sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Let go of the port."""
+        """Release the port."""
         for one in self.sockets:
             one.close()
 
 
 def _listen(host: str | None, port: int) -> tuple[socket.socket, ...]:
-    """Listen on every address that the host stands for; None: on all."""
+    """Listen on every address of the host; None: on all."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     with contextlib.ExitStack() as stack:
         opened: list[socket.socket] = []

@@ -1,27 +1,27 @@
-"""How long to wait before trying again."""
+"""How long to wait before the next try."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
-
-__all__ = ["Backoff"]
 
 
 @dataclass(slots=True)
 class Backoff:
-    """Pauses that double from `first_s` to `most_s`, each shortened by chance to spread a crowd."""
+    """Pauses that double from `first_s` to `most_s`, each shortened at random by up to a half."""
 
     first_s: float
     most_s: float
+    jitter: Callable[[], float] = random.random
     failures: int = 0
 
     def next_s(self) -> float:
         """Count a failure; return how long to wait."""
         pause_s = min(self.most_s, self.first_s * 2.0 ** min(self.failures, 30))
         self.failures += 1
-        return pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+        return pause_s * (1.0 + self.jitter()) / 2.0
 
     def reset(self) -> None:
-        """Begin anew: it worked."""
+        """Start with the shortest pause again: it worked."""
         self.failures = 0

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from hostprep.agent.listener import Listener
-from hostprep.agent.metrics import CONTENT_TYPE, Metrics
-
-__all__ = ["HealthServer"]
+from hostprep.kube.listener import Listener
 
 WhyNot = Callable[[], str | None]
-"""Returns why it is not so, or None."""
+"""Returns what is wrong; None or nothing where all is well."""
 
 
 @dataclass(slots=True)
@@ -21,9 +19,10 @@ class HealthServer:
     """Answers while it is started; the port stays open before and after."""
 
     listener: Listener
-    metrics: Metrics
-    not_healthy: WhyNot
-    not_ready: WhyNot
+    metrics: Callable[[], bytes]
+    """Returns the metrics in Prometheus' text format."""
+    why_not_healthy: WhyNot
+    why_not_ready: WhyNot
     _runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -39,18 +38,18 @@ class HealthServer:
             await web.SockSite(self._runner, one.dup()).start()
 
     async def stop(self) -> None:
-        """Answer no more."""
+        """Answer no more, and close the connections."""
         if self._runner is not None:
             await self._runner.cleanup()
 
     async def _healthz(self, _request: web.Request) -> web.Response:
-        return _answer(self.not_healthy())
+        return _answer(self.why_not_healthy())
 
     async def _readyz(self, _request: web.Request) -> web.Response:
-        return _answer(self.not_ready())
+        return _answer(self.why_not_ready())
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self.metrics(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 def _answer(why_not: str | None) -> web.Response:
