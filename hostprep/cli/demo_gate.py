@@ -16,9 +16,9 @@ from typing import IO, Any, cast
 
 from hostprep.api.pool_resource import spec_from_options
 from hostprep.cli.demo_rank import Part
-from hostprep.cli.output import print_json, print_table, say
 from hostprep.client.attach import attach
 from hostprep.client.attachment import Attachment
+from hostprep.console import print_json, print_table, say
 from hostprep.cuda.board import BoardReader, board_path
 from hostprep.cuda.gate import Gate
 from hostprep.cuda.turnstile_folders import remove_turnstiles

@@ -12,12 +12,9 @@ from typing import Any, Literal, TypeVar
 import click
 
 import hostprep
-from hostprep.cli.output import report
-from hostprep.cli.seconds import Seconds
+from hostprep.console import Seconds, report
 from hostprep.errors import BadInputError, HostprepError
 from hostprep.kube.logs import Style, set_up_logs
-
-__all__ = ["cli", "main"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -19,8 +19,6 @@ from hostprep.api.names import API_VERSION
 from hostprep.kube.client import EVENTS, KubeClient
 from hostprep.kube.errors import ApiError
 
-__all__ = ["EventType", "Recorder", "Regarding"]
-
 EventType = Literal["Normal", "Warning"]
 
 _log = structlog.get_logger("events")

@@ -19,8 +19,6 @@ import structlog
 from hostprep.kube.client import Json, KubeClient, leases
 from hostprep.kube.errors import ApiError, ConflictError
 
-__all__ = ["Leader", "LeaseTimes"]
-
 _log = structlog.get_logger("lease")
 
 
@@ -97,7 +95,7 @@ class Leader:
             async with asyncio.timeout_at(min(began_s + self._times.renew_within_s / 2, until_s)):
                 won = await self._take()
         except ConflictError:
-            return False  # somebody was faster: look again
+            return False  # another replica was faster: read it again
         except (ApiError, TimeoutError) as error:
             _log.warning("lease not reached", error=str(error) or "timeout")
             return False

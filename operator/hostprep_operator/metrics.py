@@ -11,8 +11,6 @@ from prometheus_client.exposition import generate_latest
 
 import hostprep
 
-__all__ = ["CLOSING_CAUSES", "NODE_STATES", "POOL_STATES", "Metrics"]
-
 POOL_STATES = (
     "selected",
     "ready",
@@ -137,7 +135,7 @@ class Metrics:
         self._writes.labels(kind, result).inc()
 
     def failed(self, kind: str, reason: str) -> None:
-        """Count a look that failed."""
+        """Count a reconcile that failed."""
         self._errors.labels(kind, reason).inc()
 
     def pool_counts(self, pool: str, counts: Mapping[str, int]) -> None:

@@ -21,15 +21,6 @@ from hostprep_operator.reconcile.changes import (
 )
 from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord
 
-__all__ = [
-    "Assignment",
-    "assign",
-    "is_current",
-    "pool_ready",
-    "selecting",
-    "usable",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:

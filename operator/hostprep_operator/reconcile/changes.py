@@ -8,22 +8,6 @@ from typing import Any, Literal, TypeAlias
 
 from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord, PoolRecord
 
-__all__ = [
-    "Cause",
-    "CreateHostMemoryNode",
-    "DeleteHostMemoryNode",
-    "EventNote",
-    "NodeChanges",
-    "NodeFacts",
-    "NodeView",
-    "PatchHostMemoryNodeSpec",
-    "PatchNode",
-    "PatchNodeStatus",
-    "PoolChanges",
-    "Settings",
-    "Write",
-]
-
 Cause: TypeAlias = Literal["join", "reboot", "repair", "resize"]
 """Why a node was closed."""
 
