@@ -160,7 +160,7 @@ class PoolRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """A Node, as far as selecting, judging and marking it goes. Sizes in bytes, times in s."""
+    """A Node, as far as selecting and marking it goes. Sizes in bytes, times in s."""
 
     name: str
     uid: str
@@ -281,7 +281,7 @@ class StatusRecord:
         )
 
     def pool(self, name: str) -> PoolReport | None:
-        """Return what is said of that pool."""
+        """Return the report of that pool."""
         return next((report for report in self.pools if report.name == name), None)
 
 

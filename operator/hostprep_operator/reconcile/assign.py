@@ -146,7 +146,7 @@ def _has_released(hmn: HostMemoryNodeRecord, entry: PoolEntry) -> bool:
 
 
 def _retained(entry: PoolEntry, pool: PoolRecord | None) -> bool:
-    """Return what the pool says while it exists (the same, by UID), else what the node was told."""
+    """Return what the pool says while it exists (the same, by UID), else what the entry says."""
     if pool is not None and pool.uid == entry.uid:
         return pool.deletion_policy == "Retain"
     return entry.policy.get("deletionPolicy") == "Retain"

@@ -20,12 +20,18 @@ from hostprep.api.names import (
     MEMORY_ACCOUNTED,
     ready_label,
 )
-from hostprep.api.node_resource import HugePageStatus, Phase, PoolEntry
+from hostprep.api.node_resource import HugePageStatus, Phase
 from hostprep.units import format_bytes
 from hostprep_operator.marks import Marks
 from hostprep_operator.reconcile.assign import Assignment, pool_ready
 from hostprep_operator.reconcile.changes import NodeView
-from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord, PoolReport
+from hostprep_operator.records import (
+    HostMemoryNodeRecord,
+    NodeRecord,
+    PoolRecord,
+    PoolReport,
+    Readiness,
+)
 
 _SHOWN = 10
 _WORST = (Phase.FAILED, Phase.DEGRADED, Phase.RESIZING)
@@ -34,18 +40,9 @@ _WAITING = "Not known until the node's memory is prepared."
 _SUFFIXES = ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki"))
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the condition HostMemoryReady is to say."""
-
-    status: ConditionStatus
-    reason: str
-    message: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeContext:
-    """A managed node and all that the verdict on it rests on."""
+    """A managed node and all that its conditions rest on."""
 
     node: NodeRecord
     hmn: HostMemoryNodeRecord | None
@@ -58,8 +55,13 @@ class NodeContext:
     """Huge pages that the agent's Pod asks for, in bytes by resource; None between two Pods."""
 
     @property
+    def readiness(self) -> Readiness:
+        """How the node is marked: as its ruling pool says."""
+        return self.required[0].readiness
+
+    @property
     def status_boot(self) -> str:
-        """The boot that the agent speaks of; empty while it has said nothing."""
+        """The boot that the agent reports; empty while it has reported nothing."""
         return self.hmn.status.boot_id if self.hmn else ""
 
     @property
@@ -81,43 +83,53 @@ class NodeContext:
         known = self.is_observed or ready_label(pool.name) in self.marks.labels
         return known and pool_ready(self.node, self.hmn, self.assignment.entry(pool.name))
 
+    def report(self, pool: str) -> PoolReport | None:
+        """Return what the agent reports in this boot of exactly the pool's entry."""
+        hmn, entry = self.hmn, self.assignment.entry(pool)
+        if hmn is None or entry is None or self.status_boot != self.node.boot_id:
+            return None
+        report = hmn.status.pool(pool)
+        if report is None or (report.uid, report.generation) != (entry.uid, entry.generation):
+            return None
+        return report
 
-def derive_verdict(context: NodeContext, *, unaccounted: Condition | None) -> Verdict:
-    """Return the verdict on a node whose agent is alive.
+
+def derive_ready(context: NodeContext, *, unaccounted: Condition | None) -> Condition:
+    """Return HostMemoryReady of a node whose agent is alive.
 
     `unaccounted` is the accounting condition that a required pool asks for and that is not True.
     """
     waiting = [pool for pool in context.required if not context.is_ready(pool)]
     if _rebooted(context):
-        names = with_names(context.required)
-        return Verdict("False", "Rebooted", f"The node was booted again; being prepared: {names}.")
+        names = _names(context.required)
+        return _ready("False", "Rebooted", f"The node was booted again; being prepared: {names}.")
     if waiting or not _settled(context):
         return _preparing(context, waiting)
     missing = _not_advertised(context)
     if missing is not None:
         return missing
     if unaccounted is not None:
-        return Verdict("False", "NotAccounted", unaccounted.message)
-    return Verdict("True", "Ready", _sizes(context))
+        return _ready("False", "NotAccounted", unaccounted.message)
+    return _ready("True", "Ready", _sizes(context))
 
 
-def unreachable(view: NodeView, node: NodeRecord) -> Verdict | None:
-    """Return the verdict Unknown where nobody can speak for the node; None where somebody can."""
+def unreachable(view: NodeView, node: NodeRecord) -> Condition | None:
+    """Return HostMemoryReady as Unknown where no agent can report for the node; else None."""
     grace_s = view.settings.agent_grace_s
     if node.ready != "True" and view.now_s - node.ready_since_s >= grace_s:
-        return Verdict("Unknown", "NodeNotReady", "Kubelet does not say that the node is Ready.")
+        return _ready("Unknown", "NodeNotReady", "Kubelet does not say that the node is Ready.")
     since_s = _agent_unreachable_since_s(view, node)
     if since_s is None or (view.now_s - since_s < grace_s and not _was_unreachable(node)):
         return None
     if view.agent is None:
-        return Verdict("Unknown", "NoAgent", "No agent Pod runs on the node.")
-    return Verdict(
+        return _ready("Unknown", "NoAgent", "No agent Pod runs on the node.")
+    return _ready(
         "Unknown", "AgentNotReady", "The agent's Pod is not Ready: its last verification failed."
     )
 
 
 def unreachable_at_s(view: NodeView, node: NodeRecord) -> float | None:
-    """Return when the verdict becomes Unknown if nothing else happens."""
+    """Return when HostMemoryReady becomes Unknown if nothing else happens."""
     since_s = [_agent_unreachable_since_s(view, node)]
     if node.ready != "True":
         since_s.append(node.ready_since_s)
@@ -128,7 +140,7 @@ def unreachable_at_s(view: NodeView, node: NodeRecord) -> float | None:
 def reboot_seen(context: NodeContext) -> str:
     """Return the id of a boot that came after the one the marks speak of, or nothing.
 
-    Kubelet or the agent may be the first to tell: either closes the node.
+    Kubelet or the agent may be the first to report it: either closes the node.
     """
     marks, node = context.marks, context.node
     if marks.opened_s is None:
@@ -141,22 +153,8 @@ def reboot_seen(context: NodeContext) -> str:
     return ""
 
 
-def current_report(context: NodeContext, entry: PoolEntry | None) -> PoolReport | None:
-    """Return what the agent says in this boot of exactly this entry."""
-    hmn = context.hmn
-    if hmn is None or entry is None or context.status_boot != context.node.boot_id:
-        return None
-    report = hmn.status.pool(entry.name)
-    if report is None or (report.uid, report.generation) != (entry.uid, entry.generation):
-        return None
-    return report
-
-
-def with_names(pools: Iterable[PoolRecord]) -> str:
-    """Return the pools' names as a list for people, cut where it would be endless."""
-    names = [pool.name for pool in pools]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+def _ready(status: ConditionStatus, reason: str, message: str) -> Condition:
+    return Condition(type=HOST_MEMORY_READY, status=status, reason=reason, message=message)
 
 
 def _agent_unreachable_since_s(view: NodeView, node: NodeRecord) -> float | None:
@@ -168,7 +166,7 @@ def _agent_unreachable_since_s(view: NodeView, node: NodeRecord) -> float | None
 
 
 def _was_unreachable(node: NodeRecord) -> bool:
-    """Return whether it was said already: a restarted operator, or a new Pod, proves no life."""
+    """Whether the condition says so already: a restarted operator, or a new Pod, proves no life."""
     before = node.conditions.get(HOST_MEMORY_READY)
     return before is not None and before.reason in ("NoAgent", "AgentNotReady")
 
@@ -182,12 +180,12 @@ def _rebooted(context: NodeContext) -> bool:
 
 
 def _settled(context: NodeContext) -> bool:
-    """Return whether the status may be context: for an opening it must answer the newest spec."""
+    """Whether the status can be trusted: for an opening it must answer the newest spec."""
     marks = context.marks
     return context.is_observed or (marks.is_open and marks.opened_boot == context.node.boot_id)
 
 
-def _not_advertised(context: NodeContext) -> Verdict | None:
+def _not_advertised(context: NodeContext) -> Condition | None:
     """Return what keeps a node closed whose memory is ready while kubelet does not offer it yet.
 
     For an opening alone: a region between two owners is not allocatable for a moment, and while
@@ -199,7 +197,7 @@ def _not_advertised(context: NodeContext) -> Verdict | None:
         return None
     for pool in context.required:
         entry = context.assignment.entry(pool.name)
-        report = current_report(context, entry)
+        report = context.report(pool.name)
         if entry is None or report is None or not entry.uses_devices:
             continue
         offered, wanted = context.node.devices.get(pool.name, 0), max(report.regions, 1)
@@ -209,25 +207,32 @@ def _not_advertised(context: NodeContext) -> Verdict | None:
                 f" as {DEVICE_RESOURCE_PREFIX}{pool.name}. If it stays so, see the agent's log"
                 " (device_plugin_*) and the chart's agent.devicePlugin and agent.kubeletDir."
             )
-            return Verdict("False", "DevicesNotAdvertised", message)
+            return _ready("False", "DevicesNotAdvertised", message)
     return None
 
 
-def _preparing(context: NodeContext, waiting: list[PoolRecord]) -> Verdict:
+def _preparing(context: NodeContext, waiting: list[PoolRecord]) -> Condition:
     """Return the worst pool's own reason, else one sentence that holds until all are ready."""
     for phase in _WORST:
         for pool in waiting:
-            report = current_report(context, context.assignment.entry(pool.name))
+            report = context.report(pool.name)
             if report is not None and report.phase is phase:
-                said = report.message or "see its HostMemoryNode"
-                return Verdict("False", report.reason or phase.value, f"{pool.name}: {said}")
-    return Verdict("False", "Preparing", f"Being prepared: {with_names(context.required)}.")
+                message = report.message or "see its HostMemoryNode"
+                return _ready("False", report.reason or phase.value, f"{pool.name}: {message}")
+    return _ready("False", "Preparing", f"Being prepared: {_names(context.required)}.")
+
+
+def _names(pools: Iterable[PoolRecord]) -> str:
+    """Return the pools' names as a list for people, cut where it would be endless."""
+    names = [pool.name for pool in pools]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _sizes(context: NodeContext) -> str:
     parts = []
     for pool in context.required[:_SHOWN]:
-        report = current_report(context, context.assignment.entry(pool.name))
+        report = context.report(pool.name)
         if report is not None:
             backing = f" in {report.backing}" if report.backing else ""
             parts.append(f"{pool.name} {format_bytes(report.ready_bytes)}{backing}")
@@ -241,8 +246,8 @@ def _sizes(context: NodeContext) -> str:
 def accounting_conditions(context: NodeContext) -> tuple[Condition, Condition]:
     """Return MemoryAccounted and HugePagesAccounted.
 
-    While memory is being prepared the numbers move: then the conditions say what they said, or
-    that it is not known yet.
+    While memory is being prepared the numbers move: then the conditions stay as they are, or are
+    Unknown.
     """
     if (
         context.hmn is None
@@ -252,7 +257,7 @@ def accounting_conditions(context: NodeContext) -> tuple[Condition, Condition]:
         return _unknown(MEMORY_ACCOUNTED), _unknown(HUGE_PAGES_ACCOUNTED)
     before = context.node.conditions
     if context.placeholder is None and HUGE_PAGES_ACCOUNTED in before:
-        # An upgrade replaces the agent's Pod, and for a second nobody asks for the pages.
+        # An upgrade replaces the agent's Pod, and for a second no Pod asks for the pages.
         return _memory(context), before[HUGE_PAGES_ACCOUNTED]
     if any(_is_unsettled(context, pool.name) for pool in context.required):
         return (
@@ -274,7 +279,7 @@ def _unknown(name: str) -> Condition:
 
 
 def _is_unsettled(context: NodeContext, pool: str) -> bool:
-    report = current_report(context, context.assignment.entry(pool))
+    report = context.report(pool)
     return report is None or report.phase in _UNSETTLED
 
 
@@ -312,7 +317,7 @@ def _memory(context: NodeContext) -> Condition:
 def _huge_pages(context: NodeContext, placeholder: Mapping[str, int] | None) -> Condition:
     for size in context.hmn.status.huge_pages if context.hmn else ():
         resource = _resource(size)
-        # What the agent's own Pod asks for is promised to it, and used by nobody but the pools.
+        # What the agent's own Pod asks for is promised to it, and used by the pools only.
         promised = (placeholder or {}).get(resource, 0)
         offered = max(context.node.allocatable.get(resource, 0) - promised, 0)
         if size.held and offered + size.held * size.page_bytes > size.total * size.page_bytes:

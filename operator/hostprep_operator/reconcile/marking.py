@@ -32,15 +32,13 @@ from hostprep_operator.reconcile.changes import (
 )
 from hostprep_operator.reconcile.conditions import (
     NodeContext,
-    Verdict,
     accounting_conditions,
-    current_report,
-    derive_verdict,
+    derive_ready,
     reboot_seen,
     unaccounted,
     unreachable,
 )
-from hostprep_operator.records import OUR_CONDITIONS, NodeRecord, PoolRecord, Readiness
+from hostprep_operator.records import OUR_CONDITIONS, NodeRecord, PoolRecord
 
 _NUMBER = re.compile(r"\b\d+(?:\.\d+)?\b", re.ASCII)
 
@@ -71,27 +69,33 @@ class Marking:
     """The writes to the Node, and why."""
 
     writes: tuple[Write, ...]
-    verdict: Verdict
+    condition: Condition
+    """HostMemoryReady."""
     transition: Transition
 
 
 def mark(view: NodeView, context: NodeContext, chosen: tuple[PoolRecord, ...]) -> Marking:
     """Mark a node with required pools."""
     accounting = accounting_conditions(context)
-    verdict = unreachable(view, context.node) or derive_verdict(
+    condition = unreachable(view, context.node) or derive_ready(
         context, unaccounted=unaccounted(context, accounting)
     )
-    move = transition(view, context, verdict)
-    said = _with_deadline(context, verdict, move)
-    condition = Condition(
-        type=HOST_MEMORY_READY, status=said.status, reason=said.reason, message=said.message
-    )
+    move = transition(view, context, condition)
+    if move.without and condition.status == "False":
+        within_s = context.readiness.deadline_s
+        late = f"Not ready within {within_s:.0f} s: the node is open without it."
+        condition = replace(
+            condition, reason="DeadlineExceeded", message=f"{late} {condition.message}"
+        )
+    labels, keys = _labels(context, chosen, move.labels)
+    taints, key = _taints(context, move)
+    marks = replace(move.marks, labels=keys, taint=key)
+    patch = node_patch(context.node, labels=labels, taints=taints, marks=marks.to_text())
     status = _status_patch(view, context.node, (condition, *accounting))
-    patch = _patch(context, chosen, move)
-    condition_first = verdict.status == "True" or move.without
+    condition_first = condition.status == "True" or move.without
     order = (status, patch) if condition_first else (patch, status)
     writes = tuple(write for write in order if write is not None)
-    return Marking(writes=writes, verdict=said, transition=move)
+    return Marking(writes=writes, condition=condition, transition=move)
 
 
 def mark_labels_only(
@@ -108,26 +112,6 @@ def mark_labels_only(
         marks=Marks(labels=keys).to_text(),
     )
     return tuple(write for write in (patch, delete_conditions(node)) if write is not None)
-
-
-def _with_deadline(context: NodeContext, verdict: Verdict, move: Transition) -> Verdict:
-    if not move.without or verdict.status != "False":
-        return verdict
-    within_s = context.required[0].readiness.deadline_s
-    return Verdict(
-        "False",
-        "DeadlineExceeded",
-        f"Not ready within {within_s:.0f} s: the node is open without it. {verdict.message}",
-    )
-
-
-def _patch(
-    context: NodeContext, chosen: tuple[PoolRecord, ...], move: Transition
-) -> PatchNode | None:
-    labels, keys = _labels(context, chosen, move.labels)
-    taints, key = _taints(context, move)
-    marks = replace(move.marks, labels=keys, taint=key)
-    return node_patch(context.node, labels=labels, taints=taints, marks=marks.to_text())
 
 
 def _labels(
@@ -157,7 +141,7 @@ def _labels(
 
 def _taints(context: NodeContext, move: Transition) -> tuple[tuple[Mapping[str, Any], ...], str]:
     """Return the node's taints as they are to be, and the key that the marks record."""
-    node, key = context.node, context.required[0].readiness.taint
+    node, key = context.node, context.readiness.taint
     former = managed_taint(node, context.marks)
     if key is None and not context.marks.taint and move.taint != "remove":
         former = None  # nothing says that a taint of the usual key is of our making
@@ -175,7 +159,7 @@ def _taints(context: NodeContext, move: Transition) -> tuple[tuple[Mapping[str, 
 
 
 def _status_patch(view: NodeView, node: NodeRecord, wanted: tuple[Condition, ...]) -> Write | None:
-    """Return the patch of the conditions that have something new to say; None where none has."""
+    """Return the patch of the conditions that changed; None where none did."""
     conditions = merged(node.conditions.values(), wanted, now_s=view.now_s)
     changed = [c for c in conditions if not _is_said(node.conditions.get(c.type), c)]
     if not changed:
@@ -196,17 +180,17 @@ def _is_said(before: Condition | None, now: Condition) -> bool:
 # --- what becomes of a node
 
 
-def transition(view: NodeView, context: NodeContext, verdict: Verdict) -> Transition:
+def transition(view: NodeView, context: NodeContext, condition: Condition) -> Transition:
     """Return what becomes of the node."""
     marks = context.marks
-    if verdict.status == "True":
+    if condition.status == "True":
         return _open(view, context)
-    cause = _closing_cause(context, verdict)
+    cause = _closing_cause(context, condition)
     if cause is not None:
         return _close(view, context, cause)
-    if marks.is_open:  # Unknown: nobody says that the memory is gone
+    if marks.is_open:  # Unknown: no report says that the memory is gone
         return Transition(marks=marks, taint="remove", labels="leave")
-    return _stay_closed(view, context, verdict)
+    return _stay_closed(view, context, condition)
 
 
 def closed_since_s(view: NodeView, context: NodeContext) -> float:
@@ -231,18 +215,18 @@ def _open(view: NodeView, context: NodeContext) -> Transition:
         now_s=view.now_s,
         boot_id=node.boot_id,
         hmn=f"{hmn.uid}/{hmn.resource_version}",
-        taint=_ruling(context).taint or "",
+        taint=context.readiness.taint or "",
     )
     return Transition(marks=opened, taint="remove", labels="set", opened=True)
 
 
-def _closing_cause(context: NodeContext, verdict: Verdict) -> Cause | None:
+def _closing_cause(context: NodeContext, condition: Condition) -> Cause | None:
     """Return why the node is to be closed now; None where it is closed, or stays as it is."""
     marks = context.marks
     if reboot_seen(context):
         return "reboot"
     if marks.is_open:
-        return _change_cause(context) if verdict.status == "False" else None
+        return _change_cause(context) if condition.status == "False" else None
     before = context.node.conditions.get(HOST_MEMORY_READY)
     if marks.closed_s is None and (before is None or before.status == "True"):
         return "join"
@@ -250,22 +234,22 @@ def _closing_cause(context: NodeContext, verdict: Verdict) -> Cause | None:
 
 
 def _change_cause(context: NodeContext) -> Cause:
-    """Return `resize` where a pool is changing as it was told to, else `repair`."""
+    """Return `resize` where a pool is changing as its entry asks, else `repair`."""
     resizing = False
     for pool in context.required:
         if context.is_ready(pool):
             continue
-        report = current_report(context, context.assignment.entry(pool.name))
+        report = context.report(pool.name)
         if report is not None and report.phase in (Phase.DEGRADED, Phase.FAILED):
             return "repair"
-        told = context.status_boot == context.node.boot_id
+        is_this_boot = context.status_boot == context.node.boot_id
         changing = report is not None and report.phase in (Phase.RESIZING, Phase.READY)
-        resizing |= changing or (report is None and told)
+        resizing |= changing or (report is None and is_this_boot)
     return "resize" if resizing else "repair"
 
 
 def _close(view: NodeView, context: NodeContext, cause: Cause) -> Transition:
-    readiness, marks, node = _ruling(context), context.marks, context.node
+    readiness, marks, node = context.readiness, context.marks, context.node
     closed = marks.closed(
         now_s=view.now_s,
         boot_id=reboot_seen(context) or node.boot_id,
@@ -287,7 +271,7 @@ def _taints_at_join(context: NodeContext) -> bool:
     a taint of its NodePool's startupTaints there itself, and for one that is not listed there it
     makes another node every ten seconds (seen with 1.14.0, see docs/autoscalers.md).
     """
-    key, node = _ruling(context).taint, context.node
+    key, node = context.readiness.taint, context.node
     if key is None or KARPENTER_LABEL in node.labels:
         return False
     oldest_s = min(pool.created_s for pool in context.required)
@@ -296,26 +280,22 @@ def _taints_at_join(context: NodeContext) -> bool:
 
 def _join_needs_marks(context: NodeContext) -> bool:
     """Whether neither the HostMemoryNode's age nor the usual key tells what marks would."""
-    key = _ruling(context).taint
+    key = context.readiness.taint
     return context.hmn is not None or key not in (None, CLUSTER_AUTOSCALER_TAINT)
 
 
-def _stay_closed(view: NodeView, context: NodeContext, verdict: Verdict) -> Transition:
-    readiness, marks = _ruling(context), context.marks
+def _stay_closed(view: NodeView, context: NodeContext, condition: Condition) -> Transition:
+    readiness, marks = context.readiness, context.marks
     due = view.now_s >= closed_since_s(view, context) + readiness.deadline_s
     over = marks.deadline or due
     without = over and readiness.on_deadline == "OpenWithout"
     return Transition(
         marks=replace(marks, deadline=over),
         taint="remove" if without else "leave",
-        labels="only remove" if verdict.status == "False" else "leave",
+        labels="only remove" if condition.status == "False" else "leave",
         deadline=due and not marks.deadline,
         without=without,
     )
-
-
-def _ruling(context: NodeContext) -> Readiness:
-    return context.required[0].readiness
 
 
 # --- patches, and taking everything away

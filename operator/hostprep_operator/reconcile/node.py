@@ -1,7 +1,7 @@
 """One node: its HostMemoryNode's entries, and its marks. A pure function of what is there.
 
 Writes come in an order in which every prefix is safe: what closes a node precedes what changes
-its memory, and a reconcile that starts anew after any of them ends where this one would have.
+its memory, and a reconcile that starts again after any of them ends where this one would have.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from hostprep_operator.reconcile.changes import (
     NodeChanges,
     NodeFacts,
     NodeView,
-    Write,
 )
 from hostprep_operator.reconcile.conditions import NodeContext, reboot_seen, unreachable_at_s
 from hostprep_operator.reconcile.marking import (
@@ -59,7 +58,13 @@ def reconcile_node(view: NodeView) -> NodeChanges:
         writes = mark_labels_only(view, context, chosen)
         recheck_at_s = unreachable_at_s(view, node)
         return NodeChanges(writes=(*writes, *write), events=released, recheck_at_s=recheck_at_s)
-    return _managed(view, context, mark(view, context, chosen), write, released)
+    marking = mark(view, context, chosen)
+    return NodeChanges(
+        writes=(*marking.writes, *write),
+        events=(*released, *_events(context, marking)),
+        recheck_at_s=_recheck_at_s(view, context, marking),
+        facts=_facts(view, context, marking),
+    )
 
 
 def _placeholder(view: NodeView) -> Mapping[str, int] | None:
@@ -70,24 +75,9 @@ def _placeholder(view: NodeView) -> Mapping[str, int] | None:
 
 
 def _unknown_labels(view: NodeView, marks: Marks) -> frozenset[str]:
-    """Return the pools whose ready labels are on the node, and of which nobody knows."""
+    """Return the pools whose ready labels are on the node, and which the cache lacks."""
     named = {key.removeprefix(READY_LABEL_PREFIX) for key in marks.labels}
     return frozenset(named - {pool.name for pool in view.pools} - view.gone_pools)
-
-
-def _managed(
-    view: NodeView,
-    context: NodeContext,
-    marking: Marking,
-    write: tuple[Write, ...],
-    released: tuple[EventNote, ...],
-) -> NodeChanges:
-    return NodeChanges(
-        writes=(*marking.writes, *write),
-        events=(*released, *_events(context, marking)),
-        recheck_at_s=_recheck_at_s(view, context, marking),
-        facts=_facts(view, context, marking),
-    )
 
 
 def _recheck_at_s(view: NodeView, context: NodeContext, marking: Marking) -> float | None:
@@ -95,7 +85,7 @@ def _recheck_at_s(view: NodeView, context: NodeContext, marking: Marking) -> flo
     move = marking.transition
     if not move.marks.is_open and not move.marks.deadline:
         since_s = _closed_since_s(view, context, marking)
-        times.append(since_s + context.required[0].readiness.deadline_s)
+        times.append(since_s + context.readiness.deadline_s)
     return min((time for time in times if time is not None), default=None)
 
 
@@ -105,7 +95,7 @@ def _closed_since_s(view: NodeView, context: NodeContext, marking: Marking) -> f
 
 
 def _facts(view: NodeView, context: NodeContext, marking: Marking) -> NodeFacts:
-    move, status = marking.transition, marking.verdict.status
+    move, status = marking.transition, marking.condition.status
     seconds = None
     if move.opened and not context.marks.is_open:
         seconds = max(view.now_s - closed_since_s(view, context), 0.0)
@@ -129,15 +119,13 @@ def _released(assignment: Assignment) -> tuple[EventNote, ...]:
 
 
 def _events(context: NodeContext, marking: Marking) -> tuple[EventNote, ...]:
-    move, said = marking.transition, marking.verdict
+    move, message = marking.transition, marking.condition.message
     if move.opened:
-        return (
-            EventNote("Node", "Normal", "MemoryReady", f"Host memory is ready: {said.message}"),
-        )
+        return (EventNote("Node", "Normal", "MemoryReady", f"Host memory is ready: {message}"),)
     if move.cause is not None:
         closed = move.taint == "add" or _is_tainted(context)
         reason = "MemoryClosed" if closed else "MemoryNotReady"
-        message = f"{_why(move.cause, closed=closed)} {said.message}"
+        message = f"{_why(move.cause, closed=closed)} {message}"
         return (
             EventNote("Node", "Normal" if move.cause == "join" else "Warning", reason, message),
         )
@@ -147,7 +135,7 @@ def _events(context: NodeContext, marking: Marking) -> tuple[EventNote, ...]:
 
 
 def _is_tainted(context: NodeContext) -> bool:
-    key = context.required[0].readiness.taint
+    key = context.readiness.taint
     return any(taint.get("key") == key for taint in context.node.taints)
 
 
@@ -164,9 +152,9 @@ def _why(cause: Cause, *, closed: bool) -> str:
 
 def _late(context: NodeContext, marking: Marking) -> str:
     if marking.transition.without:
-        return f"Opened without host memory. {marking.verdict.message}"
-    within_s = context.required[0].readiness.deadline_s
+        return f"Opened without host memory. {marking.condition.message}"
+    within_s = context.readiness.deadline_s
     return (
         f"Host memory is not ready after {within_s:.0f} s; the node stays closed. "
-        f"{marking.verdict.message}"
+        f"{marking.condition.message}"
     )

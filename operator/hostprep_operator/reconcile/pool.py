@@ -32,11 +32,11 @@ class Member:
     """Its entry says what the pool says."""
     ready: bool
     changing: bool
-    """It served, was told to change, and does not serve again yet."""
+    """It served, its entry was changed, and it does not serve again yet."""
     report: PoolReport | None
     """Of this boot, whichever entry it answers."""
     known: bool = True
-    """Somebody can speak for the node. Where nobody can, a change would hold up all others."""
+    """Its HostMemoryReady is not Unknown. Where it is, a change would hold up all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,13 +252,13 @@ def status_patch_of(
     """Return the merge patch of the status; None where the pool says all of it already."""
     conditions = conditions_of(counters)
     before = pool.conditions
-    said = len(before) == len(conditions) and all(
+    unchanged = len(before) == len(conditions) and all(
         condition.type in before and before[condition.type].says_the_same_as(condition)
         for condition in conditions
     )
     size = format_quantity(counters.ready_bytes)
     numbers = (pool.observed_generation, pool.counts, pool.ready_size)
-    if said and numbers == (pool.generation, counters.counts, size):
+    if unchanged and numbers == (pool.generation, counters.counts, size):
         return None
     timed = merged(before.values(), conditions, now_s=now_s)
     return {

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from hostprep.api.conditions import Condition
+from hostprep.api.names import HOST_MEMORY_READY
 from hostprep.api.node_resource import Phase as PoolPhase
 from hostprep_operator.reconcile import assign, conditions, marking, node, pool
 from tests.unit.hostprep_operator.reconcile.operator_life import Life
@@ -84,7 +86,7 @@ def _retains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _opens_when_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    ready = conditions.Verdict("True", "Ready", "")
+    ready = Condition(type=HOST_MEMORY_READY, status="True", reason="Ready")
     monkeypatch.setattr(marking, "unreachable", lambda view, record: ready)
 
 
