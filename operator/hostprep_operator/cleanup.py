@@ -136,8 +136,8 @@ class _Cleanup:
         while True:
             if pools := [name for name, _ in await self._pools()]:
                 raise FailedError(
-                    f"somebody created {_some(pools)} meanwhile",
-                    remedy="see who does, then run this again",
+                    f"pools were created meanwhile: {_some(pools)}",
+                    remedy="find out who creates them, then run this again",
                 )
             state = await self._state()
             await self._each(
