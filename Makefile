@@ -1,4 +1,5 @@
 # Two commands do everything: `make demo` and `make test`. Both set up what they need first.
+# LONG=1 adds to any of them what is marked `long`, and more examples of each property.
 SHELL := /bin/sh
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -14,7 +15,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # For `make cluster NODE=1`; not from the environment, where others mean something else by it.
 NODE =
 
-.PHONY: install demo test check lint unit kernel testbed cluster-tests node-tests engines-tests test-engines-all gpu-tests cluster node-shell bench vllm-cpu clean help
+TIERS := $(PY) scripts/run_tiers.py
+
+.PHONY: install demo test test-all check lint unit kernel testbed cluster-tests node-tests engines-tests test-engines-all gpu-tests cluster node-shell fresh bench vllm-cpu clean help
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -34,14 +37,15 @@ demo: $(STAMP)  ## the main job on this machine's real memory
 lint: $(STAMP)
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/mypy
+	@$(VENV)/bin/mypy -n auto
 	@$(VENV)/bin/lint-imports
 
 unit: $(STAMP)  ## pure code: a process for each CPU
 	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m unit -n auto tests/unit
 
-kernel: $(STAMP)  ## real memory: one test at a time, since they count the machine's huge pages
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel tests/kernel
+# What counts the machine's huge pages and mounts runs in one process, what is `parallel` beside it.
+kernel: $(STAMP)  ## real memory, locks, cgroups, processes that are killed
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel -n 2 --dist loadgroup tests/kernel
 
 testbed: $(STAMP)  ## build what the cluster, node and engines tests need, once: half an hour on two cores
 	@$(PY) -m testbed build
@@ -49,10 +53,11 @@ testbed: $(STAMP)  ## build what the cluster, node and engines tests need, once:
 	@$(PY) -m testbed build --engines
 
 # Where the tier is required, what cannot be built is a failure; elsewhere its tests skip.
-# Two processes with control planes of their own: more than two would be in each other's way.
+# Processes with control planes of their own, three since they wait half of the time. The longest
+# files come first: see tests/cluster/conftest.py.
 cluster-tests: $(STAMP)  ## a real API server, built and started by testbed
 	@$(PY) -m testbed build || test -z "$(findstring cluster,$(REQUIRE))"
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m cluster -n 2 --dist loadfile tests/cluster
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m cluster -n 3 --dist loadfile --no-loadscope-reorder tests/cluster
 
 node-tests: $(STAMP)  ## a real kubelet and containerd in a virtual machine; as root
 	@$(PY) -m testbed build --node || test -z "$(findstring node,$(REQUIRE))"
@@ -77,9 +82,17 @@ node-shell: $(STAMP)  ## a shell in the node of `make cluster NODE=1`
 gpu-tests: $(STAMP)  ## the registering tests on a real CUDA driver, where there is a GPU
 	@HOSTPREP_GPU=1 $(PYTEST) -q -m gpu tests/kernel/cuda
 
-check: lint unit kernel  ## the quick part: lint, unit and kernel tiers, under 3 minutes
+check: $(STAMP)  ## lint and unit tests: while you work
+	@$(TIERS) lint unit
 
-test: check cluster-tests engines-tests node-tests  ## everything
+test: $(STAMP)  ## check, kernel and cluster tests: before you send a change
+	@$(TIERS) lint unit kernel cluster
+
+test-all: $(STAMP)  ## every tier but gpu: what CI runs
+	@$(TIERS) lint unit kernel cluster engines node
+
+fresh:  ## all tiers in a Debian root where nothing is installed, fetched or built; as root
+	@scripts/fresh
 
 bench: $(STAMP)  ## the numbers against their rivals, in one run: table and chart in docs/
 	@$(PY) -m benchmarks

@@ -23,8 +23,7 @@ from typing import TypeVar
 from benchmarks.slots_ageing import age, rows_of
 from benchmarks.slots_trace import BLOCKS, HITS, REQUESTS, TOKENS_PER_BLOCK, Trace
 from hostprep.slots import Group, Layout, Request, SlotPool
-from hostprep.slots.free import FreeSlots
-from hostprep.slots.runs import Listed
+from hostprep.slots.rows import FreeSlots, Listed
 
 T = TypeVar("T")
 

@@ -28,6 +28,12 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+_archive = getattr(__spec__.loader if __spec__ else None, "archive", None)
+if _archive is not None:  # imported from the zipapp: `hostprep.pyz` may be replaced under us
+    from hostprep.zipapp import stay
+
+    __path__ = [f"{stay(_archive)}/hostprep"]
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:

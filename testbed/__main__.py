@@ -17,6 +17,7 @@ from testbed import binaries, playground
 from testbed.cache import builder_lock, cache_folder
 from testbed.control_plane import ControlPlane, runs
 from testbed.engines import environments
+from testbed.karpenter import crd_files
 from testbed.node_parts import NodeParts, build_node_parts
 from testbed.nodes import this_machine
 from testbed.terminal import open_console
@@ -78,6 +79,8 @@ def build(
     start = time.monotonic()
     missing = [n for n in wanted if binaries.locate(n, kubernetes=kubernetes) is None]
     binaries.build(wanted, kubernetes=kubernetes, say=_say)
+    if "karpenter" in wanted:
+        crd_files(_say)
     if with_node:
         build_node_parts(_say)
     if missing:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from hostprep.errors import FailedError
 
-__all__ = ["KEYRING", "Source", "download_packages", "mirror", "parse_mirror", "release"]
+__all__ = ["KEYRING", "Source", "download_packages", "mirror", "release"]
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-_LISTS = ("/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +27,31 @@ class Source:
         return f"deb [signed-by={KEYRING}] {self.mirror} {self.suite} main"
 
 
-def parse_mirror(text: str) -> str | None:
-    """The first archive in a sources file of either form; None when there is none."""
-    for line in text.splitlines():
-        words = line.split()
-        if words[:1] == ["URIs:"] and len(words) > 1:
-            return words[1]
-        if words[:1] == ["deb"]:
-            return next((word for word in words[1:] if "://" in word), None)
-    return None
-
-
 def mirror() -> str:
     """`$DEBIAN_MIRROR`, else the archive that this machine uses. Raises FailedError without one."""
     given = os.environ.get("DEBIAN_MIRROR")
     if given:
         return given
-    for name in _LISTS:
-        path = Path(name)
-        found = parse_mirror(path.read_text(encoding="utf-8")) if path.exists() else None
-        if found:
-            return found
+    # First that of the machine's own suite: makers of programs have archives too.
+    own = release()
+    archives = sorted(_archives(), key=lambda archive: archive[0] != own)
+    if archives:
+        return archives[0][1]
     raise FailedError(
         "no mirror of Debian is known", remedy="set DEBIAN_MIRROR to one, such as your own cache"
     )
+
+
+def _archives() -> list[tuple[str, str]]:
+    """Suite and address of every archive that apt is configured for, in whichever file."""
+    command = ["apt-get", "indextargets", "--no-release-info", "--format", "$(RELEASE) $(REPO_URI)"]
+    command += ["Created-By: Packages", "Component: main"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return []
+    words = (line.split() for line in done.stdout.splitlines())
+    return [(line[0], line[1]) for line in words if len(line) == 2]
 
 
 def release() -> str:

@@ -13,20 +13,29 @@ from hypothesis import settings
 from hostprep.node.apply.service import Node
 from tests.support.machine import clean_node, machine_lock
 
-# No deadline: a noisy machine is no defect. HYPOTHESIS_PROFILE=long looks ten times as hard.
-settings.register_profile("quick", max_examples=50, deadline=None)
+_IS_LONG = os.environ.get("LONG", "") not in {"", "0"}
+
+# No deadline: a noisy machine is no defect.
+settings.register_profile("quick", max_examples=25, deadline=None)
 settings.register_profile("long", max_examples=1000, deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "long" if _IS_LONG else "quick"))
 
 _TIERS = ("gpu", "unit", "kernel", "cluster", "node", "engines")
 _outcomes: Counter[tuple[str, str]] = Counter()
 _seconds: defaultdict[str, float] = defaultdict(float)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is `long`, and keep together what counts the machine's pages and mounts."""
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in _TIERS):
             raise pytest.UsageError(f"{item.nodeid} belongs to no tier")
+        if item.get_closest_marker("kernel") and not item.get_closest_marker("parallel"):
+            item.add_marker(pytest.mark.xdist_group("machine"))
+    if not _IS_LONG:
+        long = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -17,8 +17,8 @@ from hostprep.deviceplugin.views import make_view, refresh_views
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.kube.logs import Logger
 from hostprep.linux.inotify import WriterWatch
-from hostprep.node.apply.zipapp import NAME as ZIPAPP
 from hostprep.paths import PoolPaths, canonical_root
+from hostprep.zipapp import STABLE_NAME
 
 __all__ = ["DevicePool", "DeviceSide", "devices_of"]
 
@@ -82,7 +82,7 @@ class DeviceSide:
         events = PluginEvents(
             registered=self._registered, failed=self._failed, gone=self._signed_off
         )
-        self.plugins = Plugins(self.root, ZIPAPP, self.kubelet_dir, events)
+        self.plugins = Plugins(self.root, STABLE_NAME, self.kubelet_dir, events)
 
     async def run(self) -> None:
         """Speak to kubelet until cancelled."""

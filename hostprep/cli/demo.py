@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 
 from hostprep.api.pool_resource import spec_from_options
 from hostprep.backing import GIB, MIB
+from hostprep.cli.demo_root import demo_node, turn
 from hostprep.cli.options import output_option, progress_option
 from hostprep.cli.plan import show_plan
 from hostprep.cli.progress import showing
@@ -29,7 +28,6 @@ __all__ = ["demo"]
 
 _POOL = "demo"
 _RANKS = 4
-_SHM = "/dev/shm"  # noqa: S108 - a folder of our own in it
 _COLD = """
 import ctypes, json, mmap, os, sys, time
 size, piece = int(sys.argv[1]), 2 << 20
@@ -80,53 +78,56 @@ def demo(size: str | None, progress: str, output: str, *, gate: bool) -> None:
     Gives everything back at the end. With --gate an engine of four ranks serves while they
     register, and then again with one that fails; at most 1Gi if no size is given.
     """
-    # One root for all runs: what a killed demo left, the next one adopts and gives back.
-    root = "/run/hostprep-demo" if os.geteuid() == 0 else f"{_SHM}/hostprep-demo-{os.getuid()}"
+    as_json = output == "json"
     if gate:
         from hostprep.cli.demo_gate import run_gate_demo
 
-        run_gate_demo(root, _gate_size(root, size), as_json=output == "json")
+        with demo_node() as node:
+            document = run_gate_demo(node, _gate_size(node, size), quiet=as_json)
+        if as_json:
+            print_json(document)
+        else:
+            say("\nAll of it was given back.")
         return
-    result = _run(root, size, progress, quiet=output == "json")
-    if output == "json":
+    with demo_node() as node:
+        result = _run(node, size, progress, quiet=as_json)
+    if as_json:
         print_json(result.document())
     else:
         _show(result)
 
 
-def _run(root: str, size: str | None, progress: str, *, quiet: bool) -> _Result:
-    node = Node(root)
-    size_bytes = size or str(_default_size(node.facts()))
-    spec = spec_from_options(name=_POOL, size=size_bytes, regions="Single")
-    wanted = node.plan([spec])
-    if not quiet:
-        show_plan(wanted)
-    try:
+def _run(node: Node, size: str | None, progress: str, *, quiet: bool) -> _Result:
+    with turn():
+        size_bytes = size or str(_default_size(node.facts()))
+        spec = spec_from_options(name=_POOL, size=size_bytes, regions="Single")
+        wanted = node.plan([spec])
+        if not quiet:
+            show_plan(wanted)
         begin_s = time.monotonic()
         with showing(progress) as shown:
             outcome = node.prepare([spec], progress=shown)
         prepare_s = time.monotonic() - begin_s
-        warn("demo: attaching, and starting cold, in turns, twice each")
-        attach = _child("-m", "hostprep", "attach", "--pool", _POOL, "--root", root, "-o", "json")
-        cold = _child("-c", _COLD, str(attach["size_bytes"]))
-        # The second runs count: the first ones also pay for this machine's own surprises, such
-        # as memory that a hypervisor hands out only when it is first touched. In between, prepare
-        # does what the agent does all the time: it scrubs what the last owner left.
+    warn("demo: attaching, and starting cold, in turns, twice each")
+    command = ("-m", "hostprep", "attach", "--pool", _POOL, "--root", node.root, "-o", "json")
+    attach = _child(*command)
+    cold = _child("-c", _COLD, str(attach["size_bytes"]))
+    # The second runs count: the first ones also pay for this machine's own surprises, such as
+    # memory that a hypervisor hands out only when it is first touched. In between, prepare does
+    # what the agent does all the time: it scrubs what the last owner left.
+    with turn():
         node.prepare([spec])
-        attach = _child("-m", "hostprep", "attach", "--pool", _POOL, "--root", root, "-o", "json")
-        cold = _child("-c", _COLD, str(attach["size_bytes"]))
-    finally:
-        if Path(root, _POOL).exists():
-            node.release([_POOL], force=True)
+    attach = _child(*command)
+    cold = _child("-c", _COLD, str(attach["size_bytes"]))
     return _Result(
         outcome.plan, attach["size_bytes"], prepare_s, cold["cold_s"], attach["attach_s"]
     )
 
 
-def _gate_size(root: str, size: str | None) -> int:
+def _gate_size(node: Node, size: str | None) -> int:
     """Return four equal slices of whole pages. Raises BadInputError."""
     slices = _RANKS * 2 * MIB
-    wanted = parse_quantity(size) if size else min(GIB, _default_size(Node(root).facts()))
+    wanted = parse_quantity(size) if size else min(GIB, _default_size(node.facts()))
     if wanted < slices:
         raise BadInputError(
             f"{format_bytes(wanted)} are not enough for {_RANKS} ranks",

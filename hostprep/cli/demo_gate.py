@@ -11,17 +11,16 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import IO, Any, cast
 
 from hostprep.api.pool_resource import spec_from_options
 from hostprep.cli.demo_rank import Part
+from hostprep.cli.demo_root import turn
 from hostprep.client.attach import attach
 from hostprep.client.attachment import Attachment
-from hostprep.console import print_json, print_table, say
+from hostprep.console import print_table, say
 from hostprep.cuda.board import BoardReader, board_path
 from hostprep.cuda.gate import Gate
-from hostprep.cuda.turnstile_folders import remove_turnstiles
 from hostprep.errors import FailedError
 from hostprep.node.apply.service import Node
 from hostprep.units import format_bytes, format_seconds
@@ -63,31 +62,23 @@ class _Scene:
     moments: list[_Moment] = field(default_factory=list)
 
 
-def run_gate_demo(root: str, size_bytes: int, *, as_json: bool) -> None:
-    """Prepare memory, play the engine twice, give everything back. Raises HostprepError."""
-    node = Node(root)
+def run_gate_demo(node: Node, size_bytes: int, *, quiet: bool) -> dict[str, Any]:
+    """Prepare memory and play the engine twice; return what happened. Raises HostprepError."""
     spec = spec_from_options(name=_POOL, size=str(size_bytes), regions="Single")
     scenes = []
-    try:
-        for title, failing in (
-            ("All ranks register", None),
-            ("Rank 2 fails, on purpose", _FAILING_RANK),
-        ):
+    for title, failing in (
+        ("All ranks register", None),
+        ("Rank 2 fails, on purpose", _FAILING_RANK),
+    ):
+        with turn():
             node.prepare([spec])  # before the second run: scrubs, as the agent does
-            with attach(_POOL, root=root) as attachment:
-                size_bytes = attachment.size_bytes
-                scenes.append(_play(title, root, attachment, failing))
-            if not as_json:
-                _show(scenes[-1], size_bytes)
-    finally:
-        remove_turnstiles(root)
-        if Path(root, _POOL).exists():
-            node.release([_POOL], force=True)
-    if as_json:
-        given = {"size_bytes": size_bytes, "world": WORLD, "delay_s_per_gib": DELAY_S_PER_GIB}
-        print_json({**given, "runs": [asdict(scene) for scene in scenes]})
-    else:
-        say("\nAll of it was given back.")
+        with attach(_POOL, root=node.root) as attachment:
+            size_bytes = attachment.size_bytes
+            scenes.append(_play(title, node.root, attachment, failing))
+        if not quiet:
+            _show(scenes[-1], size_bytes)
+    given = {"size_bytes": size_bytes, "world": WORLD, "delay_s_per_gib": DELAY_S_PER_GIB}
+    return {**given, "runs": [asdict(scene) for scene in scenes]}
 
 
 def _play(title: str, root: str, attachment: Attachment, failing: int | None) -> _Scene:

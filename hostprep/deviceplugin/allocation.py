@@ -8,7 +8,8 @@ docs/handoff.md has it, on the very files that the agent and other claimers lock
     <root>/<pool>/links         the view's
     <root>/<pool>/state/REGION  the pool's: marks and sidecar are replaced by renaming, in a folder
     <root>/<pool>/mem/REGION    the file itself
-    <root>/hostprep.pyz         exec, wait and attach
+    <root>/hostprep.pyz         exec, wait and attach; not a version of it, whose file may be gone
+                                when kubelet restarts the container and mounts it again
     <root>/turnstile            the node's, where it is: engines of all pools take turns registering
 """
 

@@ -13,6 +13,7 @@ from hostprep.client.request import Request
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.linux.files import from_os_error
 from hostprep.paths import PoolPaths
+from hostprep.zipapp import pass_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ class ExecOrder:
 def execute(order: ExecOrder) -> None:
     """Claim the regions and replace this process by the command, which then holds the lease.
 
-    The leased descriptors are the one thing that is passed on open: the lease lives exactly as
-    long as the command or any child that inherits them. Does not return.
+    The leased descriptors are passed on open: the lease lives exactly as long as the command or
+    any child that inherits them. So are the locks that keep the zipapp that the command imports
+    from, and nothing else. Does not return.
     Raises HostprepError; the claim is given back then.
     """
     _find(order.command[0])
@@ -64,6 +66,7 @@ def execute(order: ExecOrder) -> None:
     if launch is not None:
         command = launch.command
         variables.update(launch.variables)
+    variables.update(pass_on(variables))
     program = _find(command[0])
     try:
         os.execve(program, command, variables)  # noqa: S606 - that is the point

@@ -28,7 +28,7 @@ def beside(module: str, arguments: Sequence[str], command: Sequence[str]) -> tup
 
     The engine has the process id that its parent knows, and all signals reach it alone.
     """
-    home = os.path.dirname(os.path.dirname(os.path.abspath(hostprep.__file__)))
+    home = os.path.dirname(os.path.abspath(hostprep.__path__[0]))
     words = [sys.executable, "-m", module, *arguments]
     quoted = " ".join(shlex.quote(word) for word in words)
     script = f'PYTHONPATH={shlex.quote(home)} {_ENGINE}=$$ {quoted} & exec "$@"'

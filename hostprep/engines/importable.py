@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import hostprep
 from hostprep.engines.installed import site_folders
+from hostprep.zipapp import STABLE_NAME
 
 __all__ = ["python_path"]
 
@@ -17,11 +18,11 @@ def python_path(root: str, program: str, environ: Mapping[str, str]) -> dict[str
     The zipapp comes first, ours or the one published below `root`: a folder in which hostprep
     is installed among other packages would put those before the engine's own.
     """
-    home = os.path.dirname(os.path.dirname(os.path.abspath(hostprep.__file__)))
+    home = os.path.dirname(os.path.abspath(hostprep.__path__[0]))
     if os.path.isdir(home):
         if os.path.realpath(home) in map(os.path.realpath, site_folders(program, environ)):
             return {}
-        published = f"{root}/hostprep.pyz"
+        published = f"{root}/{STABLE_NAME}"
         home = published if os.path.isfile(published) else home
     before = environ.get("PYTHONPATH", "")
     if home in before.split(":"):

@@ -4,9 +4,8 @@ For connectors of any engine; standard library only. See docs/slots.md.
 """
 
 from hostprep.layout import ATTENTION, RECURRENT, Group, Layout
-from hostprep.slots.claims import BatchClaim, Claim
-from hostprep.slots.lease import over
-from hostprep.slots.model import (
+from hostprep.slots.pool import BatchClaim, Claim, GroupUsage, SlotPool, over
+from hostprep.slots.request import (
     OUTSIDE,
     REUSED,
     SHARED,
@@ -19,7 +18,6 @@ from hostprep.slots.model import (
     Request,
     ShortageError,
 )
-from hostprep.slots.pool import GroupUsage, SlotPool
 
 __all__ = [
     "ATTENTION",

@@ -6,12 +6,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from hostprep.layout import ATTENTION, Group
-from hostprep.slots.free import FreeSlots
 from hostprep.slots.index import HashIndex, Keys
-from hostprep.slots.lru import EvictionOrder
-from hostprep.slots.runs import Listed, in_a_row, runs
-
-__all__ = ["ABANDONED", "MISSING", "PENDING", "READY", "SlotGroup"]
+from hostprep.slots.rows import EvictionOrder, FreeSlots, Listed, in_a_row, runs
 
 MISSING = 0
 PENDING = 1
@@ -112,11 +108,11 @@ class SlotGroup:
 
     @property
     def available(self) -> int:
-        """Slots that nobody claims."""
+        """Unclaimed slots."""
         return self.free.count + self.order.count
 
     def empty(self, slots: Sequence[int]) -> None:
-        """Forget what is in slots that nobody claims and that are not in the order."""
+        """Forget what is in unclaimed slots and that are not in the order."""
         self.index.forget(slots)
         self.mark(slots, MISSING)
         self.free.give(slots)
@@ -146,7 +142,7 @@ class SlotGroup:
             states[slot] = state
 
     def settle(self, idle: Sequence[int]) -> None:
-        """Make slots that nobody claims any more evictable, in this order.
+        """Make unclaimed slots evictable, in this order.
 
         What never was written is forgotten.
         """

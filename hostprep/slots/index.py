@@ -5,7 +5,7 @@ a million objects for the garbage collector's lists; this has a fixed size and n
 hang off four times as many buckets as there are slots, so that few have a second entry.
 
 A look at a random place of a table of this size costs as much as many steps of Python. So a key
-gets its entry when its content is there, not when somebody begins to write it (`settle`), and
+gets its entry when its content is there, not when a claim begins to write it (`settle`), and
 loses it when the slot gets another one, not when it is evicted (`forget`).
 """
 
@@ -20,9 +20,7 @@ from struct import Struct
 
 from hostprep.errors import BadInputError
 from hostprep.layout import MAX_SLOTS
-from hostprep.slots.runs import runs
-
-__all__ = ["HashIndex", "Keys"]
+from hostprep.slots.rows import runs
 
 _SLOT = (1 << 31) - 1
 _MORE = 1 << 31

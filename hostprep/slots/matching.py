@@ -1,17 +1,43 @@
-"""What of a request is in the slots already: looked up for all groups, nothing changed."""
+"""First phase, lookup: which blocks of a request are in slots already. Nothing is changed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 
-from hostprep.layout import ATTENTION
+from hostprep.layout import ATTENTION, RECURRENT, Group
 from hostprep.slots.group import ABANDONED, MISSING, PENDING, READY, SlotGroup
-from hostprep.slots.index import Keys
-from hostprep.slots.model import OUTSIDE, REUSED, SHARED, STORED, WRITE, Request
-from hostprep.slots.runs import in_a_row
-from hostprep.slots.windows import needed_from, stored_range
+from hostprep.slots.index import HashIndex, Keys
+from hostprep.slots.request import OUTSIDE, REUSED, SHARED, STORED, WRITE, PartialMatch, Request
+from hostprep.slots.rows import in_a_row
 
-__all__ = ["Part", "match"]
+
+def needed_from(group: Group, tokens_per_block: int, blocks: int) -> int:
+    """Return the first block that the group needs to go on after so many full blocks.
+
+    The token at position p attends to the window's last tokens, its own included: to p - w + 1
+    and later. A recurrent group needs the state after the last block only.
+    """
+    if group.kind == RECURRENT:
+        return max(0, blocks - 1)
+    if group.window_tokens is None:
+        return 0
+    return max(0, blocks * tokens_per_block - group.window_tokens + 1) // tokens_per_block
+
+
+def stored_range(group: Group, tokens_per_block: int, blocks: int, tokens: int) -> tuple[int, int]:
+    """Return the blocks, first and end, that are worth keeping for whoever comes again.
+
+    Of a window: what is needed after the last block, and one more to the left, since a prompt
+    that ends on a block's edge is resumed a block earlier (its last token has to be computed):
+    ceil((window - 1) / tokens_per_block) + 1 blocks, the floor in `hostprep size`. Of a state:
+    the last one before the last token.
+    """
+    if group.kind == RECURRENT:
+        end = (tokens - 1) // tokens_per_block
+        return max(0, end - 1), end
+    return needed_from(group, tokens_per_block, max(0, blocks - 1)), blocks
+
 
 _KIND_OF_STATE = bytearray(range(256))
 _KIND_OF_STATE[MISSING] = WRITE
@@ -30,7 +56,7 @@ class Part:
         self.present = present
         """Slots of the blocks that are there, to be claimed."""
         self.first: Sequence[int] = ()
-        """Those that nobody claimed before."""
+        """Those that were unclaimed before."""
         self.missing: Sequence[int] = ()
         """Indices of the blocks that need a slot."""
         self.evicted: Sequence[bytes] = ()
@@ -55,13 +81,13 @@ def match(
     hashes = request.hashes
     begin = _begin(request, tokens_per_block)
     end = begin
-    looks = [_look(slots, tokens_per_block, request, keys, begin) for slots in groups]
+    lookups = [_lookup(slots, tokens_per_block, request, keys, begin) for slots in groups]
     limit = request.reuse_limit_tokens
     tokens = max(0, request.tokens - 1) if limit is None else min(limit, request.tokens)
     wanted = min(len(hashes), tokens // tokens_per_block - request.first_block)
     if wanted > begin:
-        end = _agree(looks, begin, wanted)
-    return end, [look.part(begin, end) for look in looks]
+        end = _agree(lookups, begin, wanted)
+    return end, [lookup.part(begin, end) for lookup in lookups]
 
 
 def _begin(request: Request, tokens_per_block: int) -> int:
@@ -70,26 +96,26 @@ def _begin(request: Request, tokens_per_block: int) -> int:
     return min(len(request.hashes), max(0, whole))
 
 
-def _agree(looks: Sequence[_All | _Some], begin: int, wanted: int) -> int:
+def _agree(lookups: Sequence[_FullLookup | _WindowLookup], begin: int, wanted: int) -> int:
     """Return the last block up to which every group can reuse."""
     end = wanted
     while True:
         before = end
-        for look in looks:
-            end = look.reusable(begin, end)
+        for lookup in lookups:
+            end = lookup.reusable(begin, end)
         if end in {before, begin}:
             return end
 
 
-def _look(
+def _lookup(
     slots: SlotGroup, tokens_per_block: int, request: Request, keys: Keys, begin: int
-) -> _All | _Some:
+) -> _FullLookup | _WindowLookup:
     if slots.group.kind == ATTENTION and slots.group.window_tokens is None:
-        return _All(slots, request, keys, begin)
-    return _Some(slots, tokens_per_block, request, keys)
+        return _FullLookup(slots, request, keys, begin)
+    return _WindowLookup(slots, tokens_per_block, request, keys)
 
 
-class _All:
+class _FullLookup:
     """A group that needs every block."""
 
     def __init__(self, group: SlotGroup, request: Request, keys: Keys, begin: int) -> None:
@@ -121,7 +147,7 @@ class _All:
         return Part(slots, kinds, present)
 
 
-class _Some:
+class _WindowLookup:
     """A group with a window, or with states: looked up from the end, no more than is needed."""
 
     def __init__(
@@ -132,7 +158,7 @@ class _Some:
         self._tokens_per_block = tokens_per_block
         self._request = request
         self._known = -1
-        """States are known from this block to where the first look ended."""
+        """States are known from this block to where the first lookup ended."""
         self._states = bytearray()
 
     def reusable(self, begin: int, end: int) -> int:
@@ -181,3 +207,112 @@ class _Some:
         low, high = max(0, low - first), max(0, high - first)
         slots[low:high], states, _ = self._group.find(self._keys.part(low, high))
         kinds[low:high] = states.translate(_KIND_OF_STATE)
+
+
+_MOST_LOOKED_AT = 16
+"""Blocks that follow one and the same block; more are not looked at: the time is bounded."""
+_TOKEN_BYTES = 4
+
+
+class PartialMatches:
+    """The tokens of the blocks of one group, found by the block before them."""
+
+    def __init__(self, groups: Sequence[SlotGroup], tokens_per_block: int, hash_bytes: int) -> None:
+        """Let the first group without a window lead; the first one, where all have windows."""
+        self._groups = groups
+        whole = [slots for slots in groups if slots.group.window_tokens is None]
+        self._leading = (whole or list(groups))[0]
+        count = self._leading.group.slots
+        self._tokens_per_block = tokens_per_block
+        self._width = tokens_per_block * _TOKEN_BYTES
+        self._tokens = bytearray(count * self._width)
+        self._by_parent = HashIndex(count, hash_bytes)
+        self._root = bytes(hash_bytes)
+        """Stands for the block before the first."""
+
+    def leads(self, group: SlotGroup) -> bool:
+        """Whether `learn` and `forget` are about this group's slots."""
+        return group is self._leading
+
+    def learn(self, request: Request, blocks: Iterable[int], slots: Iterable[int]) -> None:
+        """Remember the tokens of blocks that were written into these slots."""
+        if request.token_ids is None:
+            return
+        for block, slot in zip(blocks, slots):
+            parent = self._parent(request, block)
+            if parent is None:
+                continue
+            tokens = self._tokens_of(request, block)
+            if len(tokens) == self._width:
+                self._tokens[slot * self._width : slot * self._width + self._width] = tokens
+                self._by_parent.insert(Keys((parent,), len(parent)), (slot,))
+                self._by_parent.settle((slot,))
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Drop what was known of slots that are used again."""
+        self._by_parent.remove(slots)
+
+    def match(self, request: Request, block: int) -> PartialMatch | None:
+        """Return the longest match for the first block that cannot be reused whole."""
+        limit = self._limit(request, block)
+        parent = self._parent(request, block)
+        if limit < 1 or request.token_ids is None or parent is None:
+            return None
+        wanted = self._tokens_of(request, block)[: limit * _TOKEN_BYTES]
+        best: PartialMatch | None = None
+        for slot in self._by_parent.find_all(parent, _MOST_LOOKED_AT):
+            at = slot * self._width
+            tokens = _common(wanted, self._tokens[at : at + len(wanted)])
+            if tokens > (best.tokens if best else 0):
+                slots = self._in_all_groups(slot)
+                best = PartialMatch(block, tokens, slots) if slots else best
+        return best
+
+    def _limit(self, request: Request, block: int) -> int:
+        """Return how many of the block's tokens may be reused."""
+        begin = (request.first_block + block) * self._tokens_per_block
+        if begin < request.computed_tokens:
+            return 0
+        given = request.reuse_limit_tokens
+        most = request.tokens - 1 if given is None else min(given, request.tokens)
+        return min(self._tokens_per_block, most - begin)
+
+    def _parent(self, request: Request, block: int) -> bytes | None:
+        if block > 0:
+            return request.hashes[block - 1]
+        return self._root if request.first_block == 0 else None
+
+    def _tokens_of(self, request: Request, block: int) -> bytes:
+        begin = (request.first_block + block) * self._tokens_per_block
+        ids = request.token_ids or ()
+        return array("I", ids[begin : begin + self._tokens_per_block]).tobytes()
+
+    def _in_all_groups(self, slot: int) -> tuple[int, ...]:
+        """Return where each group has the block, or nothing if one has not."""
+        if self._leading.state[slot] != READY:
+            return ()
+        key = Keys((self._leading.index.key_of(slot),), self._leading.index.key_bytes)
+        found: list[int] = []
+        for group in self._groups:
+            slots, states, _ = group.find(key)
+            if states != _READY:
+                return ()
+            found += slots
+        return tuple(found)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the arrays take."""
+        return len(self._tokens) + self._by_parent.memory_bytes
+
+
+def _common(one: bytes | bytearray, other: bytes | bytearray) -> int:
+    """Return how many tokens both begin with."""
+    low, high = 0, min(len(one), len(other)) // _TOKEN_BYTES
+    while low < high:  # one[:low] is common, and more than one[:high] is not
+        middle = (low + high + 1) // 2
+        if one[: middle * _TOKEN_BYTES] == other[: middle * _TOKEN_BYTES]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

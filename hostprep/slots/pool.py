@@ -4,22 +4,106 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hostprep.errors import BadInputError, FailedError
+from hostprep.errors import BadInputError, BusyError, FailedError
 from hostprep.layout import RECURRENT, Layout
-from hostprep.slots.allocating import allocate, evict, take_over
-from hostprep.slots.batch import Draft, check_shortage, claim_matches
-from hostprep.slots.checks import check_request
-from hostprep.slots.claims import BatchClaim, Claim
+from hostprep.slots.batch import Draft, allocate, check_shortage, claim_matches, evict, take_over
 from hostprep.slots.group import ABANDONED, READY, SlotGroup
-from hostprep.slots.model import Counts, Request, ShortageError
-from hostprep.slots.partial import PartialMatches
-from hostprep.slots.runs import Listed
+from hostprep.slots.matching import PartialMatches
+from hostprep.slots.request import (
+    WRITE,
+    Counts,
+    GroupUse,
+    PartialMatch,
+    Request,
+    ShortageError,
+    check_request,
+)
+from hostprep.slots.rows import Listed
 
-__all__ = ["SPARE", "GroupUsage", "SlotPool"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hostprep.client.attachment import Attachment
+
+
+class Claim:
+    """Slots of one request, none of which is evicted before `release`.
+
+    One thread at a time commits it, takes over for it, or releases it. A claim that is dropped
+    without a release keeps its slots for good.
+    """
+
+    def __init__(self, pool: SlotPool, draft: Draft) -> None:
+        self._pool = pool
+        self.request: Request = draft.request
+        self.partial: PartialMatch | None = draft.partial
+        """Further tokens to copy, beyond the blocks that are REUSED."""
+        self.uses: list[GroupUse] = [
+            GroupUse(part.slots, bytes(part.kinds), part.evicted) for part in draft.parts
+        ]
+        """By group, in the layout's order."""
+        self.counts: Counts = draft.counts()
+        self._unwritten: list[list[int]] | None = None
+        copied = self.partial.slots if self.partial else ()
+        self.copied_from = [copied[i : i + 1] for i in range(len(self.uses))]
+
+    @property
+    def unwritten(self) -> list[list[int]]:
+        """By group: blocks still to be committed."""
+        if self._unwritten is None:  # not needed while claiming
+            self._unwritten = [use.blocks(WRITE) for use in self.uses]
+        return self._unwritten
+
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens to load, partial match included."""
+        return self.counts.reused_tokens
+
+    @property
+    def compute_tokens(self) -> int:
+        """Tokens left to compute."""
+        return self.counts.compute_tokens
+
+    def commit(self, blocks: int | None = None) -> None:
+        """See `SlotPool.commit`."""
+        self._pool.commit(self, blocks)
+
+    def release(self) -> None:
+        """See `SlotPool.release`."""
+        self._pool.release(self)
+
+    def __repr__(self) -> str:
+        return f"<Claim {self.request.id!r} {self.counts!r}>"
+
+
+@dataclass(frozen=True)
+class BatchClaim:
+    """A whole batch's claims, in the order of its requests."""
+
+    claims: tuple[Claim, ...]
+    deferred: tuple[Request, ...] = ()
+    """Requests beyond the token budget: nothing of theirs is claimed."""
+
+    @property
+    def compute_tokens(self) -> int:
+        """What the batch has to compute: never more than the budget."""
+        return sum(claim.compute_tokens for claim in self.claims)
+
+    def release(self) -> None:
+        """Release every claim. Raises BadInputError, once all are, if one was before."""
+        released_before: BadInputError | None = None
+        for claim in self.claims:
+            try:
+                claim.release()
+            except BadInputError as error:
+                released_before = error
+        if released_before is not None:
+            raise released_before
+
 
 _FORGOTTEN_AT_ONCE = 4096
 _COMMITTED_AT_ONCE = 512
@@ -36,7 +120,7 @@ class GroupUsage:
     slots: int
     claimed: int
     cached: int
-    """With contents that nobody claims: evictable."""
+    """Unclaimed, with contents: evictable."""
     free: int
 
 
@@ -58,7 +142,7 @@ class SlotPool:
     ) -> None:
         """All slots are empty. `partial` also keeps each block's tokens (4 bytes each).
 
-        With `keep_evicted` a claim tells the hashes of the blocks that it displaced, at 0.1 µs
+        With `keep_evicted` a claim reports the hashes of the blocks that it displaced, at 0.1 µs
         each. `spare` is the share of each group's slots that is kept free while there is anything
         to evict: blocks then lie in rows, which are found and claimed, and copied, at once.
         Raises BadInputError.
@@ -88,7 +172,7 @@ class SlotPool:
         """Claim slots for all requests in one step, under one lock.
 
         First every block that matches, of every request, is claimed: from here on nothing can
-        evict it. Only then are slots taken for the rest, evicting what nobody claims, least
+        evict it. Only then are slots taken for the rest, evicting unclaimed ones, least
         recently released first. The result is no estimate: what it says is reusable stays so
         until `release`.
 
@@ -121,7 +205,7 @@ class SlotPool:
         except ShortageError:
             if self._partial is None:
                 raise
-        # The sources of partial matches take slots that somebody could do without.
+        # The sources of partial matches take slots that the batch can do without.
         return self._claim_matches(requests, token_budget, None)
 
     def _claim_matches(
@@ -218,7 +302,7 @@ class SlotPool:
             return bool(found) and slots.state[found[0]] == READY
 
     def forget_unclaimed(self) -> int:
-        """Empty every slot that nobody claims (the model's weights changed). Returns how many.
+        """Empty every unclaimed slot (the model's weights changed). Returns how many.
 
         In steps, between which others may claim. Claimed blocks stay, and match: release first.
         """
@@ -275,3 +359,61 @@ class SlotPool:
 def _usage(slots: SlotGroup) -> GroupUsage:
     count, cached, free = slots.group.slots, slots.order.count, slots.free.count
     return GroupUsage(slots.group.name, count, count - cached - free, cached, free)
+
+
+_lock = threading.Lock()
+_taken: weakref.WeakValueDictionary[tuple[int, int], SlotPool] = weakref.WeakValueDictionary()
+"""By the file's device and inode: what this process has an index over."""
+
+
+def over(
+    attachment: Attachment,
+    *,
+    layout: Layout | None = None,
+    hash_bytes: int = 32,
+    partial: bool = False,
+    keep_evicted: bool = False,
+    spare: float = SPARE,
+) -> SlotPool:
+    """Return a pool over a region's slots, all empty; see SlotPool for what is named alike.
+
+    `layout` stands in for the handoff's, where the pool was not sized for a model. The process
+    that leads the region's lease keeps the one index; those that joined it (other ranks) receive
+    slot numbers from it, and have the same layout. The pool holds nothing of the attachment: keep
+    that open while slots are used.
+
+    Raises BadInputError: the attachment joined another's lease or only reads, the handoff has no
+    layout, or one that does not fit. Raises BusyError where this process has a pool over it.
+    """
+    region = attachment.region
+    if not attachment.is_leader:
+        raise BadInputError(
+            f"region {region.name} is not this process's to hand out slots of",
+            reason="NotTheLeader",
+            remedy="make the pool in the process that claimed the region, and send slot numbers",
+        )
+    if layout is None and region.layout is None:
+        raise BadInputError(
+            f"region {region.name} has no layout",
+            reason="NoLayout",
+            remedy="size the pool for the model (`hostprep size`), or give a layout",
+        )
+    chosen = layout or Layout.parse(region.layout or {}, region.size_bytes)
+    chosen.check_fits(region.size_bytes)
+    key = (region.st_dev, region.st_ino)
+    with _lock:
+        if key in _taken:
+            raise BusyError(
+                f"this process has a pool over region {region.name}",
+                reason="PoolExists",
+                remedy="use that one, from any thread: two would hand out the same slots",
+            )
+        pool = SlotPool(
+            chosen,
+            hash_bytes=hash_bytes,
+            partial=partial,
+            keep_evicted=keep_evicted,
+            spare=spare,
+        )
+        _taken[key] = pool
+    return pool

@@ -6,6 +6,7 @@ once. Its folder is named after the versions in its lock and below it, complete 
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import platform
 import shutil
@@ -17,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hostprep.errors import FailedError
-from testbed.apt import Source, download_packages, mirror, release
 from testbed.cache import Say, builder_lock, cache_folder, install
+from testbed.debian import install_packages
 from testbed.engines import virtual_environment as venv
 from testbed.engines.lock import PYTHONS, lock_file, parse_pins
 from testbed.engines.stubs import build_stubs
@@ -46,8 +47,8 @@ class Environment:
     shares: tuple[str, ...] = ()
     """Other environments whose packages it sees, after its own; theirs in turn it does not."""
     cuda_stubs: bool = False
-    debian_packages: tuple[str, ...] = ()
-    """Unpacked beside it for their libraries, not installed."""
+    libraries: tuple[tuple[str, str], ...] = ()
+    """What its wheels link and do not carry, each with Debian's package of it."""
 
 
 _ENVIRONMENTS = {
@@ -60,7 +61,11 @@ _ENVIRONMENTS = {
         Environment("lmcache", shares=("torch",)),
         Environment(
             "mooncake",
-            debian_packages=("libibverbs1", "libnl-3-200", "libnl-route-3-200", "librdmacm1"),
+            libraries=(
+                ("libcurl.so.4", "libcurl4"),
+                ("libibverbs.so.1", "libibverbs1"),
+                ("libnuma.so.1", "libnuma1"),
+            ),
         ),
         Environment("sglang", shares=("torch",)),
     )
@@ -90,8 +95,6 @@ def library_folders(name: str) -> list[Path]:
     found = [folder for other in environment.shares for folder in library_folders(other)]
     if environment.cuda_stubs:
         found.append(folder_of(name) / "stubs")
-    if environment.debian_packages:
-        found.append(folder_of(name) / "libraries")
     return list(dict.fromkeys(found))
 
 
@@ -100,12 +103,15 @@ def build(names: Sequence[str], say: Say) -> None:
 
     Raises FailedError with the remedy; what was finished before stays in the cache.
     """
-    if all(locate(name) for name in names):
+    if all(locate(name) for name in names) and not _missing_packages(names):
         return
     _check_machine()
     with builder_lock(cache_folder(), say) as lock_fd:
         for name in names:
             _ensure(name, lock_fd, say)
+        packages = _missing_packages(names)
+        if packages:
+            install_packages(packages, say)
 
 
 def _ensure(name: str, lock_fd: int, say: Say) -> None:
@@ -125,8 +131,6 @@ def _ensure(name: str, lock_fd: int, say: Say) -> None:
         if environment.cuda_stubs:
             torch = venv.site_packages(unfinished) / "torch" / "lib"
             build_stubs(torch, unfinished / "stubs", say)
-        if environment.debian_packages:
-            _unpack_debian(environment.debian_packages, unfinished / "libraries")
         venv.move_scripts(unfinished, folder)
     _forget_others(name)
     say(f"{name} is there after {time.monotonic() - start_s:.0f} s: {_megabytes(folder)} MB")
@@ -152,17 +156,18 @@ def _check_machine() -> None:
         )
 
 
-def _unpack_debian(names: Sequence[str], folder: Path) -> None:
-    scratch = folder.with_suffix(".packages")
-    scratch.mkdir()
-    for package in download_packages(names, Source(mirror(), release()), scratch):
-        command = ["dpkg-deb", "--extract", str(package), str(scratch / "root")]
-        subprocess.run(command, check=True, capture_output=True)
-    folder.mkdir()
-    # Links as well: they are relative, between files of one folder.
-    for path in (scratch / "root" / "usr" / "lib").glob("*-linux-gnu/*.so*"):
-        path.rename(folder / path.name)
-    shutil.rmtree(scratch)
+def _missing_packages(names: Sequence[str]) -> list[str]:
+    pairs = [pair for name in names for pair in _ENVIRONMENTS[name].libraries]
+    return [package for library, package in pairs if not _loadable(library)]
+
+
+def _loadable(library: str) -> bool:
+    """Whether the loader finds it, and all that it links in turn."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _forget_others(name: str) -> None:

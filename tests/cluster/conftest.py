@@ -28,6 +28,25 @@ _INDEPENDENT = (
 """Each of their tests has a control plane of its own."""
 _MACHINE = ("agent/", "test_bad_input.py", "test_story.py")
 """They hold the machine's lock, for its huge pages: one after the other anyway."""
+_LONGEST = (*_MACHINE, "test_karpenter.py", *_INDEPENDENT)
+"""These begin, or one process would work on after all others have ended."""
+
+
+def _name_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0].removeprefix("tests/cluster/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first."""
+
+    def rank(item: pytest.Item) -> int:
+        name = _name_of(item.nodeid)
+        ranks = (rank for rank, begin in enumerate(_LONGEST) if name.startswith(begin))
+        return next(ranks, len(_LONGEST))
+
+    ours = [item for item in items if item.get_closest_marker("cluster")]
+    others = [item for item in items if not item.get_closest_marker("cluster")]
+    items[:] = [*others, *sorted(ours, key=rank)]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -37,7 +56,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            name = nodeid.partition("::")[0].removeprefix("tests/cluster/")
+            name = _name_of(nodeid)
             if name in _INDEPENDENT:
                 return nodeid
             return "machine" if name.startswith(_MACHINE) else name

@@ -13,16 +13,12 @@ _TEST_SECONDS = 1200
 """Against hangs only: vLLM's start takes minutes on a machine with other work."""
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Engines that only `make test-engines-all` tries are marked `long`."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A longer time-out; engines that only `make test-engines-all` tries are marked `long`."""
     ours = [item for item in items if item.get_closest_marker("engines")]
     for item in ours:
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_TEST_SECONDS))
-    if os.environ.get("LONG", "") in {"", "0"}:
-        long = [item for item in ours if item.get_closest_marker("long")]
-        items[:] = [item for item in items if item not in long]
-        config.hook.pytest_deselected(items=long)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -7,7 +7,6 @@ nothing of its speed is ever asserted.
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,8 +36,8 @@ _TEST_SECONDS = 1200
 """Against hangs only: the first test waits for the machine and the chart as well."""
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One node serves all: the order is part of the tests. Long ones run where asked for."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One node serves all: the order is part of the tests."""
 
     def rank(item: pytest.Item) -> int:
         module = item.path.stem
@@ -53,10 +52,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(_TEST_SECONDS))
     others = [item for item in items if not item.get_closest_marker("node")]
     items[:] = [*others, *ours]
-    if os.environ.get("LONG", "") in {"", "0"}:
-        long = [item for item in items if item.get_closest_marker("long")]
-        items[:] = [item for item in items if item not in long]
-        config.hook.pytest_deselected(items=long)
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,7 @@ def test_pages_made_after_kubelets_start_are_not_in_its_books(
     assert _allocatable(cluster) == usual
 
 
+@pytest.mark.long
 def test_what_is_set_aside_for_the_system_covers_them(
     cluster: ControlPlane, node: VirtualNode, usual: dict[str, int]
 ) -> None:

@@ -47,7 +47,11 @@ def test_uninstalling_leaves_the_node_as_it_was(
             assert engines.reports(pod), "an engine was disturbed"
     _uninstall(cluster)
     _node_is_as_it_was(cluster, node)
-    # The definitions were kept: they change hands, as docs/install.md says.
+
+
+@pytest.mark.long
+def test_the_next_release_may_have_another_name(cluster: ControlPlane, node: VirtualNode) -> None:
+    """The definitions were kept: they change hands, as docs/install.md says."""
     owner = "meta.helm.sh/release-name=second"
     cluster.kubectl("annotate", "crd", *_CRDS, "--overwrite", owner)
     install_chart(cluster, release="second")

@@ -110,6 +110,7 @@ def scene(
         )
 
 
+@pytest.mark.long  # a roll-out replaces it as well
 def test_the_agents_pod_is_deleted(scene: Scene) -> None:
     before = scene.agent()["metadata"]["uid"]
     name = scene.agent()["metadata"]["name"]
@@ -139,7 +140,8 @@ def _upgrade(scene: Scene, tag: str) -> None:
     wait_for_chart(scene.cluster)
 
 
-@pytest.mark.parametrize("unit", ["kubelet", "containerd"])
+# Kubelet's restart beside an engine is in test_device_plugin as well.
+@pytest.mark.parametrize("unit", [pytest.param("kubelet", marks=pytest.mark.long), "containerd"])
 def test_a_unit_of_the_node_is_restarted(scene: Scene, unit: str) -> None:
     agent = scene.agent()
     scene.through(

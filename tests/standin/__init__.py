@@ -6,8 +6,10 @@ See libcuda.c and libnvidia-ml.c for what they do and which variables steer them
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 __all__ = ["build", "build_nvml", "environment"]
@@ -30,10 +32,19 @@ def build_nvml(folder: Path) -> Path:
 
 
 def _build(folder: Path, library: str, *sources: str) -> Path:
-    kind = ("-shared", "-fPIC", "-O1", f"-Wl,-soname,{library}", *_WARNINGS)
-    files = ("-o", str(folder / library), *(str(_HERE / source) for source in sources))
-    subprocess.run(["cc", *kind, *files, "-lpthread", "-ldl"], check=True, timeout=120)
+    (folder / library).write_bytes(_compiled(library, sources))
     return folder
+
+
+@functools.cache
+def _compiled(library: str, sources: tuple[str, ...]) -> bytes:
+    """Compile a library once for all tests of this process."""
+    kind = ("-shared", "-fPIC", "-O1", f"-Wl,-soname,{library}", *_WARNINGS)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, library)
+        files = ("-o", str(path), *(str(_HERE / source) for source in sources))
+        subprocess.run(["cc", *kind, *files, "-lpthread", "-ldl"], check=True, timeout=120)
+        return path.read_bytes()
 
 
 def environment(folder: Path, *, log: Path, lock: Path, **settings: object) -> dict[str, str]:

@@ -75,6 +75,8 @@ def pod_of(name: str, program: str, *, pool: str = "kv", **environ: str) -> Json
     container["command"] = ["python3", "-u", "-c", program]
     container["env"] += [{"name": key, "value": value} for key, value in environ.items()]
     del container["readinessProbe"]
+    # As process 1 it ignores SIGTERM.
+    pod["spec"]["terminationGracePeriodSeconds"] = 1
     return pod
 
 

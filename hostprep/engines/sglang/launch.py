@@ -15,6 +15,7 @@ from hostprep.engines.sglang.command_line import ServerCommand, read_command
 from hostprep.engines.sglang.place import Place, place_in
 from hostprep.engines.sglang.plugin import ASKED
 from hostprep.errors import BadInputError, NotReadyError
+from hostprep.zipapp import STABLE_NAME
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ _ELSEWHERE = {
 }
 _OWN_MEMORY = ("mori", "shm", "tensorcast")
 """Storage backends that bring the host pools' memory (get_allocator_from_storage)."""
-_ZIPAPP = "hostprep.pyz"
 _POINTS = "entry_points.txt"
 _ENTRY = re.compile(rf"hostprep-[^/]+\.dist-info/{_POINTS}")
 _NO_EFFECT = ("SGLANG_HUGEPAGE_SIZE", "SGLANG_HICACHE_HOST_PARALLEL_ALLOC_THREADS")
@@ -164,9 +164,9 @@ def _check_found(paths: Sequence[str], root: str) -> None:
     """
     if not any(_offers(path) for path in paths if path):
         raise NotReadyError(
-            f"SGLang would not find our plugin: there is no {root}/{_ZIPAPP}, or an older one",
+            f"SGLang would not find our plugin: there is no {root}/{STABLE_NAME}, or an older one",
             reason="NoPlugin",
-            remedy=f"have the agent or `hostprep prepare` write {_ZIPAPP}, or install hostprep "
+            remedy=f"have the agent or `hostprep prepare` write {STABLE_NAME}, or install hostprep "
             "beside SGLang",
         )
 

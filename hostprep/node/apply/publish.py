@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from dataclasses import replace as changed
 
@@ -11,16 +12,24 @@ import hostprep
 from hostprep.api.slot_layout import SlotLayout
 from hostprep.client.handoff import AttachAdvice, Handoff, Region
 from hostprep.errors import FailedError, HostprepError
-from hostprep.linux.files import atomic_write
+from hostprep.linux.files import (
+    atomic_write,
+    closing_fd,
+    from_os_error,
+    open_state_file,
+    remove_file,
+)
+from hostprep.linux.locks import try_lock
 from hostprep.node.apply.debris import clear_debris
-from hostprep.node.apply.zipapp import NAME, build_zipapp
+from hostprep.node.apply.zipapp import build_zipapp, version_name
 from hostprep.node.facts import Facts, PoolFacts, RegionFacts
 from hostprep.node.ledger import Recorder
 from hostprep.node.observe.pools import as_region
 from hostprep.node.plan.layouts import layout_of
 from hostprep.paths import PoolPaths
+from hostprep.zipapp import STABLE_NAME, is_version
 
-__all__ = ["attach_advice", "build_handoff", "publish", "publish_zipapp"]
+__all__ = ["attach_advice", "build_handoff", "publish", "publish_zipapp", "unused_versions"]
 
 Write = Callable[..., None]
 """`atomic_write`, or what a test of the tests puts in its place."""
@@ -111,17 +120,63 @@ def attach_advice(facts: Facts, region: RegionFacts) -> AttachAdvice:
 
 
 def publish_zipapp(root: str) -> None:
-    """Have the engine half's zipapp beside the pools, current; absent is no reason to fail."""
-    path = f"{root}/{NAME}"
+    """Have the current zipapp beside the pools, and no other version that no process runs from.
+
+    The caller holds the root. Each version has a name of its own and is never replaced;
+    `hostprep.pyz` is a hard link to the current one, since the zip must be the same file in
+    containers that mount this name alone. No zipapp at all is no reason to fail.
+    """
     data = build_zipapp()
+    name = version_name(data)
+    stable = f"{root}/{STABLE_NAME}"
+    try:
+        if not _holds(f"{root}/{name}", data):
+            atomic_write(f"{root}/{name}", data, mode=0o755)
+        _link(f"{root}/{name}", stable)
+    except HostprepError:
+        if os.path.exists(stable):
+            raise
+    with unused_versions(root, but=name) as versions:
+        for version in versions:
+            remove_file(f"{root}/{version}")
+
+
+@contextlib.contextmanager
+def unused_versions(root: str, *, but: str = "") -> Iterator[tuple[str, ...]]:
+    """Yield the names of the zipapp's versions that no process runs from; none begins to.
+
+    `but` is one to leave out, lock and all.
+    """
+    with contextlib.ExitStack() as stack:
+        unused = []
+        for name in os.listdir(root):
+            if not is_version(name) or name == but:
+                continue
+            with contextlib.suppress(OSError):
+                fd = stack.enter_context(closing_fd(open_state_file(f"{root}/{name}", os.O_RDONLY)))
+                if try_lock(fd, exclusive=True):
+                    unused.append(name)
+        yield tuple(unused)
+
+
+def _holds(path: str, data: bytes) -> bool:
     try:
         with open(path, "rb") as file:
-            if file.read() == data:
-                return
+            return file.read() == data
     except OSError:
-        clear_debris(path)
+        return False
+
+
+def _link(version: str, stable: str) -> None:
+    """Have the stable name lead to a version: replaced in one step. Raises HostprepError."""
+    temporary = f"{os.path.dirname(stable)}/.{STABLE_NAME}.new"
     try:
-        atomic_write(path, data, mode=0o755)
-    except HostprepError:
-        if os.path.exists(path):
-            raise
+        # rename(2) does nothing between two links of one file, and would leave the temporary name.
+        if os.path.lexists(stable) and os.path.samestat(os.lstat(stable), os.lstat(version)):
+            return
+        clear_debris(stable)
+        remove_file(temporary)
+        os.link(version, temporary)
+        os.rename(temporary, stable)
+    except OSError as error:
+        raise from_os_error(error, f"write {stable}") from error

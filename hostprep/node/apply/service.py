@@ -16,11 +16,10 @@ from hostprep.node.apply.errors import ShortfallError
 from hostprep.node.apply.exclusive import exclusive, remove_root
 from hostprep.node.apply.hugepages import HugePageControl
 from hostprep.node.apply.progress import NoProgress, Progress
-from hostprep.node.apply.publish import publish_zipapp
+from hostprep.node.apply.publish import publish_zipapp, unused_versions
 from hostprep.node.apply.regions import mark_damaged
 from hostprep.node.apply.rollback import roll_back
 from hostprep.node.apply.runner import Runner
-from hostprep.node.apply.zipapp import NAME as ZIPAPP
 from hostprep.node.facts import Facts
 from hostprep.node.ledger import Recorder, read_record
 from hostprep.node.observe import observe
@@ -29,6 +28,7 @@ from hostprep.node.observe.pools import observe_pools
 from hostprep.node.plan import plan
 from hostprep.node.plan.actions import Plan, PoolPlan, Shortfall, Unmet
 from hostprep.paths import PoolPaths, canonical_root, check_pool_name
+from hostprep.zipapp import STABLE_NAME
 
 __all__ = ["Node", "Outcome", "check_met", "unmet_error"]
 
@@ -126,7 +126,8 @@ class Node:
         if not observe_pools(self.root):
             remove_host_cgroup(self.facts())
             remove_turnstiles(self.root)
-            remove_root(self.root, (ZIPAPP,))
+            with unused_versions(self.root) as versions:
+                remove_root(self.root, (STABLE_NAME, *versions))
 
     def _apply(self, specs: Sequence[PoolSpec], progress: Progress) -> Outcome:
         shortfalls: list[Shortfall] = []

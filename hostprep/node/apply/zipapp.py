@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zipfile
 from importlib import resources
@@ -10,12 +11,10 @@ from io import BytesIO
 
 import hostprep
 
-__all__ = ["NAME", "build_zipapp"]
-
-NAME = "hostprep.pyz"
+__all__ = ["build_zipapp", "version_name"]
 
 _PACKAGES = ("linux", "client", "cuda", "register", "slots", "engines")
-_MODULES = ("__init__", "attachment", "backing", "errors", "layout", "paths", "units")
+_MODULES = ("__init__", "attachment", "backing", "errors", "layout", "paths", "units", "zipapp")
 _DATA = ("tested.json",)
 _MAIN = "import sys\n\nfrom hostprep.engines.main import main\n\nsys.exit(main())\n"
 _PLUGINS = "[sglang.srt.plugins]\nhostprep = hostprep.engines.sglang.plugin:load\n"
@@ -29,6 +28,11 @@ def build_zipapp() -> bytes:
     for folder in _PACKAGES:
         files.update(_files_below(package / folder, f"hostprep/{folder}"))
     return b"#!/usr/bin/env python3\n" + _zip({"__main__.py": _MAIN} | _described() | _read(files))
+
+
+def version_name(data: bytes) -> str:
+    """Return the file name of the version that has these bytes."""
+    return f"hostprep-{hostprep.__version__}-{hashlib.sha256(data).hexdigest()[:12]}.pyz"
 
 
 def _described() -> dict[str, str]:

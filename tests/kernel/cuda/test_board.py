@@ -16,7 +16,7 @@ from hostprep.errors import BadInputError, BusyError, FailedError
 from tests.support.cuda.ranks import HANG_S, a_rank, leave_a_ready_run, states
 from tests.support.processes import wait_until
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 
 
 def test_a_ranks_way(path: str) -> None:

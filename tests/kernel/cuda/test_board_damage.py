@@ -17,7 +17,7 @@ from hostprep.errors import HostprepError, NotReadyError
 from tests.support.cuda.ranks import HANG_S, a_rank, states
 from tests.support.processes import wait_until
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 
 
 def _cut_short(path: str) -> None:

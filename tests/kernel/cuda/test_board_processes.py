@@ -20,7 +20,7 @@ from tests.support.cuda.ranks import CHECKOUT, HANG_S, RANK, a_rank, states
 from tests.support.cuda.users import as_user, become, expect
 from tests.support.processes import forked, kill, wait_until
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 
 
 def test_a_child_forked_while_the_board_is_read_does_not_hang(path: str) -> None:

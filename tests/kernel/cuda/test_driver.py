@@ -18,7 +18,7 @@ from hostprep.errors import FailedError, HostprepError, NotReadyError
 from hostprep.linux.memory import address_of
 from tests.standin.children import Scene, in_child
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 
 _MAP_NORESERVE = 0x4000  # asm-generic/mman.h
 

@@ -17,7 +17,7 @@ from hostprep.errors import BadInputError
 from tests.support.cuda.ranks import HANG_S, a_rank
 from tests.support.processes import wait_until
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 
 
 def test_polling_costs_next_to_nothing_and_no_system_call(memory_folder: Path) -> None:

@@ -18,7 +18,7 @@ from hostprep.paths import PoolPaths
 from tests.support.cuda.ranks import a_rank
 from tests.support.processes import hostprep, wait_until
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 
 HANG_S = 30.0
 

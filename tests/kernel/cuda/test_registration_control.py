@@ -21,7 +21,7 @@ from tests.standin.children import Scene, in_child
 from tests.support.cuda.parts import LONG_S, ONE_MIB, Notes, is_mapped, registration_of
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 
 
 @in_child()

@@ -14,7 +14,7 @@ from hostprep.register import Registration, register
 from tests.standin.children import Scene, in_child
 from tests.support.cuda.parts import LONG_S, ONE_MIB, registration_of
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 
 
 def _refuses_overlap(scene: Scene) -> None:

@@ -19,7 +19,7 @@ from hostprep.linux.locks import try_lock
 from hostprep.linux.tmpfile import give_name, new_nameless
 from tests.support.cuda.turns import HANG_S, a_turn, entries, run_all
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 
 
 @pytest.mark.parametrize("width", [1, 2])

@@ -29,7 +29,7 @@ from tests.support.cuda.turns import (
     workers,
 )
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 
 
 def test_kill_in_a_turn_frees_it(root: Path) -> None:

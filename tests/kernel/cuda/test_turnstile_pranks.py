@@ -20,6 +20,7 @@ from tests.support.processes import forked
 
 pytestmark = [
     pytest.mark.kernel,
+    pytest.mark.parallel,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: users"),
 ]
 

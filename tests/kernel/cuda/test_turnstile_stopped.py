@@ -20,7 +20,7 @@ from hostprep.linux.tmpfile import give_name, new_nameless
 from hostprep.paths import TURNSTILE
 from tests.support.cuda.turns import HANG_S, wait_for, workers
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 
 
 def _stop_one_in_its_turn(root: Path, stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:

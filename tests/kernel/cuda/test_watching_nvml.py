@@ -22,7 +22,7 @@ import pytest
 from tests.standin import build_nvml, environment
 from tests.support.processes import wait_until
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 
 REPOSITORY = Path(__file__).parents[3]
 HANG_S = 30.0

@@ -16,8 +16,8 @@ from hostprep.slots import (
     Request,
     ShortageError,
     SlotPool,
+    batch,
 )
-from hostprep.slots import batch as first_phase
 from hostprep.slots.batch import Draft
 from hostprep.slots.group import SlotGroup
 from tests.unit.slots.play import HASH_BYTES
@@ -106,14 +106,14 @@ def test_what_is_behind_a_gap_is_found(scene: Scene) -> None:
 
 
 def _all_are_whole(patch: Patch) -> None:
-    patch.setattr(first_phase, "Draft", lambda *rest, is_whole: Draft(*rest, is_whole=True))
+    patch.setattr(batch, "Draft", lambda *rest, is_whole: Draft(*rest, is_whole=True))
 
 
 def _loads_are_whole(patch: Patch) -> None:
     def draft(request: Request, *rest: Any, is_whole: bool) -> Draft:
         return Draft(request, *rest, is_whole=is_whole or not request.first_block)
 
-    patch.setattr(first_phase, "Draft", draft)
+    patch.setattr(batch, "Draft", draft)
 
 
 def _nothing_is_noted(patch: Patch) -> None:

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from hostprep.slots import Request, ShortageError, SlotPool, matching, windows
-from hostprep.slots import batch as first_phase
+from hostprep.slots import Request, ShortageError, SlotPool, batch, matching
 from hostprep.slots.batch import Draft
-from hostprep.slots.claims import BatchClaim
 from hostprep.slots.group import READY, SlotGroup
 from hostprep.slots.index import HashIndex, Keys
-from hostprep.slots.lru import EvictionOrder
-from hostprep.slots.model import Counts
+from hostprep.slots.pool import BatchClaim
+from hostprep.slots.request import Counts
+from hostprep.slots.rows import EvictionOrder
 from tests.unit.slots.play import play_at_random
 
 pytestmark = pytest.mark.unit
@@ -63,15 +62,15 @@ def credit_by_differences(patch: Patch) -> None:
 
 
 def evictions_go_to_the_last(patch: Patch) -> None:
-    patch.setattr("hostprep.slots.allocating._Given.account", lambda self: (self._evicted, []))
+    patch.setattr("hostprep.slots.batch._TakenSlots.account", lambda self: (self._evicted, []))
 
 
 def shortage_keeps_its_claims(patch: Patch) -> None:
-    patch.setattr(first_phase, "_give_up", lambda groups, drafts: None)
+    patch.setattr(batch, "_give_up", lambda groups, drafts: None)
 
 
 def shared_blocks_get_two_slots(patch: Patch) -> None:
-    patch.setattr("hostprep.slots.allocating._fill_or_share", _fill_each)
+    patch.setattr("hostprep.slots.batch._fill_or_share", _fill_each)
 
 
 def _fill_each(group: SlotGroup, part: Any, keys: Keys, given: Any) -> None:
@@ -110,8 +109,10 @@ def removed_keys_still_match(patch: Patch) -> None:
 
 
 def a_window_too_short(patch: Patch) -> None:
+    real = matching.needed_from
+
     def needed(group: Any, tokens_per_block: int, blocks: int) -> int:
-        return min(blocks, windows.needed_from(group, tokens_per_block, blocks) + 1)
+        return min(blocks, real(group, tokens_per_block, blocks) + 1)
 
     patch.setattr(matching, "needed_from", needed)
 
@@ -121,7 +122,7 @@ def groups_do_not_agree(patch: Patch) -> None:
 
 
 def given_up_is_never_written(patch: Patch) -> None:
-    patch.setattr("hostprep.slots.allocating._take_abandoned", lambda group, part: None)
+    patch.setattr("hostprep.slots.batch._take_abandoned", lambda group, part: None)
 
 
 MUTANTS: list[Callable[[Patch], None]] = [

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given, strategies
 from hypothesis.strategies import DataObject
 
-from hostprep.slots.free import FreeSlots
 from hostprep.slots.index import HashIndex, Keys
-from hostprep.slots.lru import EvictionOrder
-from hostprep.slots.runs import in_a_row, runs
+from hostprep.slots.rows import EvictionOrder, FreeSlots, in_a_row, runs
 
 pytestmark = pytest.mark.unit
 

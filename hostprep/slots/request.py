@@ -1,25 +1,11 @@
-"""What is asked of a pool, and what it answers."""
+"""What is asked of a pool, what it answers, and which requests it refuses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hostprep.errors import BusyError
-
-__all__ = [
-    "OUTSIDE",
-    "REUSED",
-    "SHARED",
-    "STORED",
-    "WRITE",
-    "Counts",
-    "GroupUse",
-    "Missing",
-    "PartialMatch",
-    "Request",
-    "ShortageError",
-]
+from hostprep.errors import BadInputError, BusyError
 
 OUTSIDE = 0
 """No slot: outside the group's window, or not to be stored."""
@@ -110,7 +96,7 @@ class GroupUse:
     kinds: bytes
     """OUTSIDE, REUSED, STORED, SHARED or WRITE."""
     evicted: Sequence[bytes] = ()
-    """Hashes of the blocks that made room, where the pool was told to keep them."""
+    """Hashes of the blocks that made room, where the pool keeps them."""
 
     def blocks(self, kind: int) -> list[int]:
         """Return the indices of the blocks of that kind."""
@@ -126,7 +112,7 @@ class Missing:
 
     group: str
     needed: int
-    """Slots for blocks that nobody has yet."""
+    """Slots for blocks that are not cached yet."""
     available: int
     """Free, or evictable while the batch's own matches are claimed."""
     slots: int
@@ -153,3 +139,55 @@ class ShortageError(BusyError):
             else "release claims, claim a smaller batch, or claim it with store=False",
         )
         self.missing = missing
+
+
+def check_request(request: Request, tokens_per_block: int, hash_bytes: int, *, whole: bool) -> None:
+    """Raise BadInputError, naming the request and the field. `whole`: states are kept."""
+    who = f"request {request.id!r}"
+    for name, number in (
+        ("tokens", request.tokens),
+        ("computed_tokens", request.computed_tokens),
+        ("first_block", request.first_block),
+        ("reuse_limit_tokens", request.reuse_limit_tokens or 0),
+        ("prompt_tokens", request.prompt_tokens or 0),
+    ):
+        if type(number) is not int or number < 0:
+            raise BadInputError(f"{who}: {name} is {number!r}: a whole number, 0 or more")
+    if request.computed_tokens > request.tokens:
+        raise BadInputError(
+            f"{who}: computed_tokens is {request.computed_tokens}, more than its "
+            f"{request.tokens} tokens"
+        )
+    if request.first_block * tokens_per_block > request.computed_tokens:
+        raise BadInputError(
+            f"{who}: first_block is {request.first_block}, beyond the {request.computed_tokens} "
+            "computed_tokens: no request asks for the blocks between them"
+        )
+    _check_hashes(request, who, tokens_per_block, hash_bytes)
+    if whole and request.prompt_tokens not in (None, request.tokens):
+        raise BadInputError(
+            f"{who}: a chunk of {request.tokens} of {request.prompt_tokens} tokens, and there is "
+            "a recurrent group: a state is kept for the end of the prompt only",
+            reason="RecurrentStateInChunks",
+            remedy="claim the whole prompt at once (tokens equal to prompt_tokens)",
+        )
+
+
+def _check_hashes(request: Request, who: str, tokens_per_block: int, hash_bytes: int) -> None:
+    wanted = request.tokens // tokens_per_block - request.first_block
+    if len(request.hashes) != max(0, wanted):
+        raise BadInputError(
+            f"{who}: {len(request.hashes)} hashes for {max(0, wanted)} full blocks "
+            f"({request.tokens} tokens, {tokens_per_block} a block, from block "
+            f"{request.first_block})"
+        )
+    if set(map(type, request.hashes)) - {bytes}:
+        raise BadInputError(f"{who}: hashes are bytes")
+    lengths = set(map(len, request.hashes)) - {hash_bytes}
+    if lengths:
+        raise BadInputError(
+            f"{who}: a hash of {min(lengths)} bytes: this pool's have {hash_bytes} (hash_bytes)"
+        )
+    ids = request.token_ids
+    if ids is not None and len(ids) < request.tokens:
+        raise BadInputError(f"{who}: token_ids has {len(ids)} of {request.tokens} tokens")

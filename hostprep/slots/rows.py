@@ -1,0 +1,230 @@
+"""Slots in rows: what was stored together lies together, and is worked on at once."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from functools import cached_property, partial
+
+_WORTH_IT = 8
+"""Slots in a row, on average, from which slices of arrays beat loops."""
+
+
+class Listed(list[int]):
+    """Slots that several steps work on, and none changes: their runs are looked for once."""
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int]] | None:
+        """What `runs` says of them."""
+        return _runs(self)
+
+
+def in_a_row(slots: Sequence[int]) -> Sequence[int]:
+    """Return consecutive slots as a range, others as a list that knows its runs."""
+    count = len(slots)
+    if isinstance(slots, range):
+        return slots
+    if count and slots[-1] - slots[0] == count - 1:
+        row = range(slots[0], slots[0] + count)
+        if slots == list(row):
+            return row
+    return Listed(slots)
+
+
+def runs(slots: Sequence[int]) -> list[tuple[int, int]] | None:
+    """Return first and end of each stretch of consecutive slots; None where they are scattered."""
+    if not slots:
+        return []
+    if isinstance(slots, range):  # always in steps of 1 here
+        return [(slots.start, slots.stop)]
+    return slots.runs if isinstance(slots, Listed) else _runs(slots)
+
+
+def _runs(slots: Sequence[int]) -> list[tuple[int, int]] | None:
+    count = len(slots)
+    first = slots[0]
+    found: list[tuple[int, int]] = []
+    expected = first
+    for slot in slots:
+        if slot != expected:
+            found.append((first, expected))
+            if len(found) * _WORTH_IT > count:
+                return None
+            first = slot
+        expected = slot + 1
+    found.append((first, expected))
+    return found
+
+
+_TAKEN = b"\0"
+_FREE = b"\1"
+_LONG = 32
+"""Shorter rows are left to grow, where there are others not far ahead."""
+_AHEAD = 1 << 16
+_AHEAD_EACH = 128
+"""How many slots are looked through for long rows: so many, and so many for each one wanted. Where
+there is none, all of the map would be looked through at each batch: milliseconds."""
+
+
+class FreeSlots:
+    """Free slots are taken in turn of their numbers, as a log is written. Not thread-safe.
+
+    So what is stored at about the same time lies side by side, is evicted at about the same time,
+    and leaves a row again. Were a slot used again as soon as it is free, blocks would end up
+    scattered: 40 rows for 512 of them after twenty times a pool's slots.
+    """
+
+    def __init__(self, slots: int, long: int = _LONG) -> None:
+        """All are free. `long`: slots in a row that are not left to grow."""
+        self._free = bytearray(_FREE) * slots
+        self._long = long
+        self._next = 0
+        self.count = slots
+
+    def give(self, slots: Sequence[int]) -> None:
+        """Put these in; none may be in."""
+        self.count += len(slots)
+        free, rows = self._free, runs(slots)
+        if rows is None:
+            for slot in slots:
+                free[slot] = 1
+            return
+        for first, end in rows:
+            free[first:end] = _FREE * (end - first)
+
+    def take(self, count: int) -> Listed:
+        """Take out and return that many, of which there must be as many, in ascending order."""
+        taken = Listed()
+        ahead = _AHEAD + _AHEAD_EACH * count
+        for find in (partial(self._find_long, min(self._long, count), ahead), self._find_any):
+            while len(taken) < count and (first := find()) >= 0:
+                end = self._free.find(_TAKEN, first, first + count - len(taken))
+                if end < 0:
+                    end = min(first + count - len(taken), len(self._free))
+                self._free[first:end] = _TAKEN * (end - first)
+                taken += range(first, end)
+                self._next = end
+        self.count -= count
+        taken.sort()  # the last ones may come before the first
+        return taken
+
+    def _find_long(self, least: int, ahead: int) -> int:
+        """Return where the next row of at least that length begins; -1: not so far ahead."""
+        row, end = _FREE * least, self._next + ahead
+        first = self._free.find(row, self._next, end)
+        beyond = end - len(self._free)
+        if first < 0 < beyond:
+            first = self._free.find(row, 0, min(beyond, self._next + least - 1))
+        return first
+
+    def _find_any(self) -> int:
+        """Return where the next row begins; -1 where there is none."""
+        first = self._free.find(_FREE, self._next)
+        return first if first >= 0 else self._free.find(_FREE)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the map takes."""
+        return len(self._free)
+
+
+_FEW = 8
+"""Slots that are worth a try to take them at once."""
+
+
+class EvictionOrder:
+    """Unclaimed slots with contents, the least recently released first.
+
+    A claimed slot is not in the list, so that nothing can evict it. Not thread-safe.
+    """
+
+    def __init__(self, slots: int) -> None:
+        """None of the slots is in it."""
+        self._end = slots
+        """The list's both ends: `newer[end]` is the oldest slot, `older[end]` the newest."""
+        self._newer = array("i", [slots]) * (slots + 1)
+        self._older = array("i", [slots]) * (slots + 1)
+        self._down = array("i", range(-1, slots))
+        """Each slot's lower neighbour: what `_newer` is where a row was released, last first."""
+        self.count = 0
+
+    def unlink(self, slots: Sequence[int]) -> None:
+        """Take these out; all must be in, each once.
+
+        What was released together is claimed together, later blocks lying before earlier ones:
+        such runs are cut out at their two ends.
+        """
+        self.count -= len(slots)
+        rows = runs(slots)
+        if rows is None:
+            self._unlink_each(slots)
+            return
+        newer, older, down = self._newer, self._older, self._down
+        for first, end in rows:
+            if older[first : end - 1] != down[first + 2 : end + 1]:
+                self._unlink_each(range(first, end))
+                continue
+            before, after = older[end - 1], newer[first]
+            newer[before] = after
+            older[after] = before
+
+    def _unlink_each(self, slots: Sequence[int]) -> None:
+        newer, older = self._newer, self._older
+        after = newer[slots[0]]
+        for slot, following in zip(slots, [*slots[1:], -1]):
+            before = older[slot]
+            if before == following:
+                continue
+            newer[before] = after
+            older[after] = before
+            after = newer[following]  # after the last one: read in vain
+
+    def append(self, slots: Iterable[int]) -> None:
+        """Put these in as the newest, the last of them newest of all."""
+        newer, older, end = self._newer, self._older, self._end
+        last = older[end]
+        added = 0
+        for slot in slots:
+            newer[last] = slot
+            older[slot] = last
+            last = slot
+            added += 1
+        newer[last] = end
+        older[end] = last
+        self.count += added
+
+    def take(self, count: int) -> list[int]:
+        """Take out and return the oldest `count`, of which there must be as many."""
+        newer, down, end = self._newer, self._down, self._end
+        taken: list[int] = []
+        slot, step = newer[end], _FEW
+        while len(taken) < count:
+            left = count - len(taken)
+            first = max(0, slot + 1 - min(step, left))
+            if newer[first + 1 : slot + 1] == down[first + 1 : slot + 1]:
+                taken += range(slot, first - 1, -1)
+                slot = newer[first]
+                step *= 2
+                continue
+            for _ in range(min(_FEW, left)):
+                taken.append(slot)
+                slot = newer[slot]
+            step = max(_FEW, step // 2)
+        newer[end] = slot
+        self._older[slot] = end
+        self.count -= count
+        return taken
+
+    def oldest_first(self) -> list[int]:
+        """Return all, in the order in which they would be given away."""
+        listed = []
+        slot = self._newer[self._end]
+        while slot != self._end:
+            listed.append(slot)
+            slot = self._newer[slot]
+        return listed
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the arrays take."""
+        return sum(a.itemsize * len(a) for a in (self._newer, self._older, self._down))
