@@ -39,7 +39,7 @@ def _default_namespace() -> str:
 _kubeconfig = _option(
     "--kubeconfig",
     type=click.Path(),
-    help="How to reach the API server; by default the pod's service account, else KUBECONFIG.",
+    help="How to reach the API server; by default KUBECONFIG, the pod's own, or ~/.kube/config.",
 )
 _log_format = _option(
     "--log-format", type=click.Choice(["json", "console"]), default="console", help="Of log lines."
