@@ -7,7 +7,7 @@ import math
 from hostprep.agent.messages import GateLook
 from hostprep.cuda.board_layout import FAILED, OPEN
 from hostprep.errors import HostprepError
-from hostprep.node.observe.gates import SeenGate, see_gate
+from hostprep.node.observe.gates import GateObservation, observe_gate
 from hostprep.paths import PoolPaths
 
 __all__ = ["UNKNOWN", "look_at_gate"]
@@ -24,7 +24,7 @@ def look_at_gate(paths: PoolPaths, region: str, *, leased: bool) -> GateLook | N
     the last round. Never raises for what is in the board's place.
     """
     try:
-        seen = see_gate(paths, region, leased=leased)
+        seen = observe_gate(paths, region, leased=leased)
     except (HostprepError, OSError) as error:
         is_missing = isinstance(error, HostprepError) and error.reason == "NoBoard"
         # What an engine left that has gone is nobody's gate: the next engine makes a new board.
@@ -34,7 +34,7 @@ def look_at_gate(paths: PoolPaths, region: str, *, leased: bool) -> GateLook | N
     return _gate_look(region, seen)
 
 
-def _gate_look(region: str, seen: SeenGate) -> GateLook:
+def _gate_look(region: str, seen: GateObservation) -> GateLook:
     view = seen.view
     slots = [rank.slot for rank in view.ranks if rank.alive]
     announced = view.gate

@@ -38,9 +38,8 @@ from hostprep.client.claim import claim_lock
 from hostprep.client.tickets import has_waiters
 from hostprep.errors import BusyError, HostprepError
 from hostprep.linux.threads import Stopped
-from hostprep.node.apply.reconcile import PoolOutcome, Reconciler, work_of
-from hostprep.node.apply.service import Node
-from hostprep.node.boot import BootUnit, keep_boot_unit
+from hostprep.node.apply.service import Node, PoolResult, Reconciler, pending_actions
+from hostprep.node.boot import BootUnit, sync_boot_unit
 from hostprep.node.plan.actions import Action, AdoptRegion, Plan, ScrubRegion
 from hostprep.paths import PoolPaths
 
@@ -83,7 +82,7 @@ class Worker:
         reconciler = self._reconciler(request, seen)
         wanted = reconciler.plan(seen.facts)
         free = [pool.name for pool in wanted.pools if pool.name not in reconciler.held]
-        work = {name: work_of(wanted, name) for name in free}
+        work = {name: pending_actions(wanted, name) for name in free}
         reconciler.thorough = self._thorough and bool(seen.facts.pools) and bool(free)
         begins = reconciler.thorough or any(work.values()) or self._must_walk(seen)
         outcomes = tuple(_outcomes(request, seen, wanted, work))
@@ -113,7 +112,7 @@ class Worker:
     def _keep_boot_unit(self, request: Round) -> BootUnit:
         wanted = [one.spec for one in request.wanted if one.at_boot]
         others = [one.spec.name for one in request.wanted if not one.at_boot]
-        return keep_boot_unit(wanted, others, root=self.node.root, host=self.host, state=self.state)
+        return sync_boot_unit(wanted, others, root=self.node.root, host=self.host, state=self.state)
 
     def _reconciler(self, request: Round, seen: Seen) -> Reconciler:
         keys = {one.spec.name: one.key for one in request.wanted}
@@ -128,7 +127,7 @@ class Worker:
             },
             held=frozenset(request.held),
             stop=self._stop,
-            tell=self._tell,
+            on_progress=self._tell,
             on_pool=lambda outcome: self._pool_done(outcome, keys[outcome.plan.name]),
         )
 
@@ -148,8 +147,8 @@ class Worker:
             done = Done(error=Failure("Unexpected", f"{type(error).__name__}: {error}"))
         self._job = None
         self._say(done)
-        if self.node.stranded:
-            self._give_way(self.node.stranded)
+        if self.node.cgroup_return_failed:
+            self._give_way(self.node.cgroup_return_failed)
 
     def _give_way(self, why: str) -> None:
         """End this process, as SIGTERM would: the agent starts another one in its own cgroup."""
@@ -166,7 +165,7 @@ class Worker:
             return None
         return Failure("NotMarked", "; ".join(f"{pool}: {why}" for pool, why in failures))
 
-    def _pool_done(self, outcome: PoolOutcome, key: str) -> None:
+    def _pool_done(self, outcome: PoolResult, key: str) -> None:
         seen = look(self.node.root)
         populated = tuple((str(backing), size) for backing, size in outcome.populated)
         self._say(PoolDone(_outcome(outcome, key), seen.look, populated))
@@ -205,10 +204,10 @@ def _outcomes(
         elif name in work:
             quiet = AdoptRegion | ScrubRegion
             pending = any(not isinstance(action, quiet) for action in work[name])
-            yield replace(_outcome(PoolOutcome(plan=pools[name]), one.key), pending=pending)
+            yield replace(_outcome(PoolResult(plan=pools[name]), one.key), pending=pending)
 
 
-def _outcome(outcome: PoolOutcome, key: str) -> Outcome:
+def _outcome(outcome: PoolResult, key: str) -> Outcome:
     pool = outcome.plan
     unmet = pool.unmet
     passed_over = [f"passed over {over.backing}: {over.why}" for over in pool.passed_over]
