@@ -12,6 +12,7 @@ import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, cast
 from urllib.parse import quote, urlencode
 
@@ -78,6 +79,11 @@ def leases(namespace: str) -> Resource:
     """Return the Leases of a namespace."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace, safe='')}/leases"
     return Resource("Lease", path)
+
+
+def micro_time() -> str:
+    """Return the time as Leases and Events have it: RFC 3339 in UTC, with microseconds."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,12 @@ import asyncio
 import uuid
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import structlog
 
 from hostprep.api.names import API_VERSION
-from hostprep.kube.client import EVENTS, KubeClient
+from hostprep.kube.client import EVENTS, KubeClient, micro_time
 from hostprep.kube.errors import ApiError
 
 EventType = Literal["Normal", "Warning"]
@@ -113,7 +112,7 @@ class Recorder:
         """Only the 2nd, 4th, 8th... repetition is written: a loop must not become a flood."""
         if posted.count & (posted.count - 1):
             return
-        series = {"count": posted.count, "lastObservedTime": _micro_time()}
+        series = {"count": posted.count, "lastObservedTime": micro_time()}
         if await self._kube.patch(EVENTS, posted.name, {"series": series}) is None:
             self._posted.pop(key, None)
 
@@ -144,7 +143,7 @@ class Recorder:
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": "default"},
-            "eventTime": _micro_time(),
+            "eventTime": micro_time(),
             "reportingController": "hostprep.dev/operator",
             "reportingInstance": self._identity[:128],
             "action": reason,
@@ -165,7 +164,3 @@ def _cut(note: str) -> str:
 
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _micro_time() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

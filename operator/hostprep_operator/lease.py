@@ -11,12 +11,11 @@ import asyncio
 import math
 import random
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 
-from hostprep.kube.client import Json, KubeClient, leases
+from hostprep.kube.client import Json, KubeClient, leases, micro_time
 from hostprep.kube.errors import ApiError, ConflictError
 
 _log = structlog.get_logger("lease")
@@ -129,7 +128,7 @@ class Leader:
         return self._now() - self._seen.since_s > duration_s
 
     def _body(self, lease: Json | None, *, holder: str) -> dict[str, Any]:
-        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        now = micro_time()
         before = (lease or {}).get("spec") or {}
         spec: dict[str, Any] = {
             "holderIdentity": holder,

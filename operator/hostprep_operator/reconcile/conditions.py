@@ -21,7 +21,7 @@ from hostprep.api.names import (
     ready_label,
 )
 from hostprep.api.node_resource import HugePageStatus, Phase
-from hostprep.units import format_bytes
+from hostprep.units import format_bytes, format_quantity
 from hostprep_operator.marks import Marks
 from hostprep_operator.reconcile.assign import Assignment, pool_ready
 from hostprep_operator.reconcile.changes import NodeView
@@ -37,7 +37,6 @@ _SHOWN = 10
 _WORST = (Phase.FAILED, Phase.DEGRADED, Phase.RESIZING)
 _UNSETTLED = (Phase.PENDING, Phase.PREPARING)
 _WAITING = "Not known until the node's memory is prepared."
-_SUFFIXES = ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,7 +340,4 @@ def _huge_pages(context: NodeContext, placeholder: Mapping[str, int] | None) -> 
 
 def _resource(size: HugePageStatus) -> str:
     """Return kubelet's name of a page size, such as hugepages-2Mi."""
-    for unit, suffix in _SUFFIXES:
-        if size.page_bytes >= unit and size.page_bytes % unit == 0:
-            return f"hugepages-{size.page_bytes // unit}{suffix}"
-    return f"hugepages-{size.page_bytes}"
+    return f"hugepages-{format_quantity(size.page_bytes)}"

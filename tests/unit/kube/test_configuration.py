@@ -34,7 +34,7 @@ def _write(path: Path, server: str) -> str:
 
 def _server(kubeconfig: str | None = None) -> str | None:
     configuration = asyncio.run(load_configuration(kubeconfig))
-    return configuration and str(configuration.host)
+    return None if configuration is None else str(configuration.host)
 
 
 def test_the_file_given_comes_first_then_the_environment_then_home(
