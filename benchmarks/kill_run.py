@@ -11,7 +11,7 @@ import time
 from collections import Counter
 
 from benchmarks.machine import BenchmarkError, huge_pages_total, own_node, wait_until_quiet
-from hostprep.cli.output import print_table
+from hostprep.console import print_table
 from tests.support.kill_harness import _TARGETS as TARGETS
 from tests.support.kill_harness import KillRun, Tally, kill_spec
 

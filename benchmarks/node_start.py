@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hostprep.cli.output import print_table
+from hostprep.console import print_table
 from testbed.chart import NAMESPACE, install_chart, scale_operator
 from testbed.control_plane import ControlPlane
 from testbed.node import NODE

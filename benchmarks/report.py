@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.measure import Result, Sample
 from hostprep.backing import MIB
-from hostprep.cli.output import print_table
+from hostprep.console import print_table
 
 __all__ = ["COLUMNS", "cells", "document", "print_results", "write_docs"]
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from hypothesis import HealthCheck, Phase, given, settings
 
-from hostprep.cli.output import print_table
+from hostprep.console import print_table
 from hostprep.sizing.floor import min_slots
 from hostprep.sizing.groups import CacheGroup
 from hostprep.sizing.limits import Limits

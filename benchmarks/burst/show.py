@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hostprep.cli.output import print_table
+from hostprep.console import print_table
 from hostprep.units import format_bytes
 
 __all__ = ["caption", "draw", "print_run"]

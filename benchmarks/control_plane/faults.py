@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.control_plane.troubles import Troubles, left_undone
-from hostprep.cli.output import print_table
+from hostprep.console import print_table
 from testbed.control_plane import ControlPlane
 from testbed.fault_proxy import FaultProxy
 from testbed.faults import answer, expired

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import linear_regression, median
 
 from benchmarks.control_plane.scale import Point, percentile
-from hostprep.cli.output import print_table
+from hostprep.console import print_table
 
 __all__ = ["document", "print_points", "write_docs"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.engine_start.engines import CHUNK_BYTES, ENGINES, Engine
 from benchmarks.machine import BenchmarkError
 from hostprep.backing import GIB, MIB
-from hostprep.cli.output import print_table
+from hostprep.console import print_table
 from hostprep.errors import HostprepError
 from hostprep.units import format_bytes, parse_quantity
 from tests.support.machine import machine_lock

@@ -7,7 +7,7 @@ from typing import Literal
 import click
 
 from hostprep.cli.options import root_option
-from hostprep.cli.seconds import Seconds
+from hostprep.console import Seconds
 from hostprep.errors import BadInputError
 
 __all__ = ["agent"]

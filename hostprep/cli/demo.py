@@ -15,9 +15,9 @@ from hostprep.api.pool_resource import spec_from_options
 from hostprep.backing import GIB, MIB
 from hostprep.cli.demo_root import demo_node, turn
 from hostprep.cli.options import output_option, progress_option
-from hostprep.cli.output import print_json, print_table, say, warn
 from hostprep.cli.plan import show_plan
 from hostprep.cli.progress import showing
+from hostprep.console import print_json, print_table, say, warn
 from hostprep.errors import BadInputError, FailedError
 from hostprep.node.apply.service import Node
 from hostprep.node.facts import Facts

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from hostprep.cli.output import warn
+from hostprep.console import warn
 from hostprep.errors import BusyError, HostprepError
 from hostprep.linux.files import closing_fd, from_os_error, open_folder
 from hostprep.linux.locks import hold_lock, try_lock

@@ -9,8 +9,8 @@ import click
 
 from hostprep.api.pool_spec import PoolSpec
 from hostprep.cli.options import output_option, root_option
-from hostprep.cli.output import print_json, print_table
 from hostprep.cli.pool_options import pool_options, specs_from
+from hostprep.console import print_json, print_table
 from hostprep.node.apply.service import Node
 from hostprep.node.doctor import Finding, diagnose
 from hostprep.node.doctor.finding import worst_first

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import hostprep
-from hostprep.cli.output import report
+from hostprep.console import report
 from hostprep.engines.main import COMMANDS as ENGINE_COMMANDS
 from hostprep.errors import HostprepError
 from hostprep.linux.threads import Stopped

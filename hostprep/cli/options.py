@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hostprep.cli.seconds import Seconds
+from hostprep.console import Seconds
 from hostprep.paths import DEFAULT_ROOT, canonical_root
 
 __all__ = [

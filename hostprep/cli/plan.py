@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from hostprep.cli.options import output_option, root_option
-from hostprep.cli.output import print_json, print_table, say
 from hostprep.cli.pool_options import pool_options, specs_from
+from hostprep.console import print_json, print_table, say
 from hostprep.node.apply.service import Node, check_met
 from hostprep.node.plan.actions import Plan, PoolPlan
 from hostprep.units import format_bytes, format_seconds

@@ -9,10 +9,10 @@ import click
 
 from hostprep.api.pool_spec import PoolSpec
 from hostprep.cli.options import output_option, progress_option, root_option, wait_option
-from hostprep.cli.output import print_json, say, warn
 from hostprep.cli.plan import plan_document, show_plan
 from hostprep.cli.pool_options import pool_options, specs_from
 from hostprep.cli.progress import showing
+from hostprep.console import print_json, say, warn
 from hostprep.node.apply.service import ApplyResult, Node, check_met
 from hostprep.node.plan.actions import Plan
 from hostprep.units import format_bytes, format_seconds

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
-from hostprep.cli.output import error_document, print_json, print_table, say, warn
 from hostprep.cli.size_models import all_that_can_be, asked_for, size_file
 from hostprep.cli.size_output import pool_yaml, sizing_document, tables
+from hostprep.console import error_document, print_json, print_table, say, warn
 from hostprep.errors import BadInputError
 from hostprep.paths import check_pool_name
 from hostprep.sizing.limits import TOKENS_PER_BLOCK

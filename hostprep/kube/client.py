@@ -12,6 +12,7 @@ import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, cast
 from urllib.parse import quote, urlencode
 
@@ -22,6 +23,7 @@ from kubernetes.aio.client.configuration import Configuration
 import hostprep
 from hostprep.api.names import API_VERSION, NODE_KIND, NODE_PLURAL, POOL_KIND, POOL_PLURAL
 from hostprep.errors import BadInputError
+from hostprep.kube.configuration import load_configuration
 from hostprep.kube.errors import (
     ApiError,
     NoSuchResourceError,
@@ -33,6 +35,7 @@ from hostprep.kube.errors import (
 )
 
 Json = dict[str, Any]
+OnWrite = Callable[[str, str], None]
 
 _JSON = "application/json"
 _MERGE_PATCH = "application/merge-patch+json"
@@ -78,6 +81,11 @@ def leases(namespace: str) -> Resource:
     return Resource("Lease", path)
 
 
+def micro_time() -> str:
+    """Return the time as Leases and Events have it: RFC 3339 in UTC, with microseconds."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """A part of a list."""
@@ -98,10 +106,6 @@ class WatchEvent:
     """To watch from after this event."""
 
 
-def _ignore(_kind: str, _result: str) -> None:
-    return None
-
-
 class KubeClient:
     """A client of one API server."""
 
@@ -111,7 +115,7 @@ class KubeClient:
         *,
         name: str = "hostprep",
         renew: Callable[[], Awaitable[Configuration | None]] | None = None,
-        on_write: Callable[[str, str], None] | None = None,
+        on_write: OnWrite | None = None,
         timeout_s: float = 30.0,
         throttled_tries: int = 4,
     ) -> None:
@@ -126,12 +130,34 @@ class KubeClient:
         self._name = name
         self._renew = renew
         self._renewing = asyncio.Lock()
-        self._on_write = on_write or _ignore
+        self._on_write = on_write or (lambda _kind, _result: None)
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._watch_timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=timeout_s, sock_read=_WATCH_SILENCE_S
         )
         self._tries = throttled_tries
+
+    @classmethod
+    async def connect(
+        cls, kubeconfig: str | None, *, name: str, on_write: OnWrite | None = None
+    ) -> KubeClient:
+        """Return a client of the configured API server.
+
+        Raises BadInputError where none is configured, or in a way that cannot be used.
+        """
+        configuration = await load_configuration(kubeconfig)
+        if configuration is None:
+            raise BadInputError(
+                "no API server is configured",
+                reason="NoKubeconfig",
+                remedy="run in a pod with a service account, or give --kubeconfig FILE",
+            )
+        return cls(
+            configuration,
+            name=name,
+            renew=lambda: load_configuration(kubeconfig),
+            on_write=on_write,
+        )
 
     @property
     def configuration(self) -> Configuration:

@@ -16,18 +16,15 @@ from functools import partial
 import click
 import structlog
 
-from hostprep.cli.output import print_json, print_table, warn
+from hostprep.console import print_json, print_table, warn
 from hostprep.errors import FailedError
 from hostprep.kube.client import HOST_MEMORY_NODES, NODES, POOLS, Json, KubeClient, Resource
 from hostprep.kube.errors import ConflictError, NoSuchResourceError, RefusedError
-from hostprep_operator.api import connect
 from hostprep_operator.reconcile.changes import NodeView, Settings, Write
+from hostprep_operator.reconcile.marking import strip_node
 from hostprep_operator.reconcile.node import reconcile_node
-from hostprep_operator.reconcile.removal import strip_node
 from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord
-from hostprep_operator.writes import Writer
-
-__all__ = ["CleanupOptions", "CleanupResult", "run_cleanup"]
+from hostprep_operator.writer import Writer
 
 _log = structlog.get_logger("cleanup")
 
@@ -36,7 +33,7 @@ _PAGE = 250
 _AT_ONCE = 8
 _SHOWN = 5
 _RUNNING_SHOWS_WITHIN_S = 3.0
-"""A running operator makes a HostMemoryNode anew at once."""
+"""A running operator creates a HostMemoryNode again at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +80,7 @@ async def run_cleanup(
     BadInputError without a way to the API server, FailedError when an operator works against it
     or a right is missing.
     """
-    kube = await connect(options.kubeconfig)
+    kube = await KubeClient.connect(options.kubeconfig, name="hostprep-operator")
     if not options.dry_run:
         confirm(str(kube.configuration.host))
     cleanup = _Cleanup(kube, options)
@@ -101,15 +98,18 @@ class _Cleanup:
     def __init__(self, kube: KubeClient, options: CleanupOptions) -> None:
         self._kube = kube
         self._options = options
-        self._writer = Writer(kube, seen=_ignore, vanished=_ignore)
-        self._said = ""
+        self._writer = Writer(kube)
+        self._last_line = ""
         self.result = CleanupResult(dry_run=options.dry_run)
 
     async def run(self) -> None:
         """Clean up; the result says what was done. Raises ApiError and FailedError."""
         before = await self._state()
         if self._options.dry_run:
-            await self._tell(before)
+            self.result.nodes_cleaned = before.marked
+            self.result.host_memory_nodes_deleted = sorted(before.holders)
+            if not self._options.keep_memory:
+                self.result.pools_deleted = [name for name, _ in await self._pools()]
             return
         if self._options.keep_memory:
             await self._delete_holders(before)
@@ -119,16 +119,8 @@ class _Cleanup:
         await self._strip()
         if self._options.keep_memory:
             await self._check_that_it_lasts()
-        self._account(before, await self._state())
-
-    async def _tell(self, state: _State) -> None:
-        self.result.nodes_cleaned = state.marked
-        self.result.host_memory_nodes_deleted = sorted(state.holders)
-        if not self._options.keep_memory:
-            self.result.pools_deleted = [name for name, _ in await self._pools()]
-
-    def _account(self, before: _State, after: _State) -> None:
-        """Whoever did it, this command or an operator beside it: this is what has gone."""
+        # Whoever did it, this command or an operator beside it: this is what has gone.
+        after = await self._state()
         gone = before.holders.keys() - after.holders.keys()
         self.result.host_memory_nodes_deleted = sorted(gone)
         self.result.nodes_cleaned = sorted(set(before.marked) - set(after.marked))
@@ -144,8 +136,8 @@ class _Cleanup:
         while True:
             if pools := [name for name, _ in await self._pools()]:
                 raise FailedError(
-                    f"somebody created {_some(pools)} meanwhile",
-                    remedy="see who does, then run this again",
+                    f"pools were created meanwhile: {_some(pools)}",
+                    remedy="find out who creates them, then run this again",
                 )
             state = await self._state()
             await self._each(
@@ -211,7 +203,7 @@ class _Cleanup:
             )
 
     async def _write(self, name: str, writes: tuple[Write, ...]) -> bool:
-        """Write it; False when somebody else wrote first."""
+        """Write it; False when another client wrote first."""
         try:
             await self._writer.carry_out(name, writes)
         except ConflictError:
@@ -253,13 +245,9 @@ class _Cleanup:
             return
 
     def _progress(self, line: str) -> None:
-        if line != self._said:
+        if line != self._last_line:
             click.echo(f"hostprep-operator: {line}", err=True)
-            self._said = line
-
-
-def _ignore(*_arguments: object, **_named: object) -> None:
-    return None
+            self._last_line = line
 
 
 def _count(names: Sequence[str], what: str) -> str:

@@ -12,12 +12,9 @@ from typing import Any, Literal, TypeVar
 import click
 
 import hostprep
-from hostprep.cli.output import report
-from hostprep.cli.seconds import Seconds
+from hostprep.console import Seconds, report
 from hostprep.errors import BadInputError, HostprepError
 from hostprep.kube.logs import Style, set_up_logs
-
-__all__ = ["cli", "main"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -42,7 +39,7 @@ def _default_namespace() -> str:
 _kubeconfig = _option(
     "--kubeconfig",
     type=click.Path(),
-    help="How to reach the API server; by default the pod's service account, else KUBECONFIG.",
+    help="How to reach the API server; by default KUBECONFIG, the pod's own, or ~/.kube/config.",
 )
 _log_format = _option(
     "--log-format", type=click.Choice(["json", "console"]), default="console", help="Of log lines."
@@ -84,7 +81,7 @@ def cli() -> None:
     metavar="SECONDS",
     help="How long a node or its agent may be away before its condition becomes Unknown.",
 )
-@_option("--workers", type=click.IntRange(1, 64), default=12, help="Looks at the same time.")
+@_option("--workers", type=click.IntRange(1, 64), default=12, help="Reconciles at the same time.")
 @_option("--leader-elect", is_flag=True, help="Work only while holding the Lease.")
 @_option("--lease-name", default="hostprep-operator", help="Of the Lease.")
 @_option("--listen", default=":9809", metavar="[HOST]:PORT", help="For probes and metrics.")
@@ -138,11 +135,7 @@ def run(**given: Any) -> int:
 @_log_level
 @_kubeconfig
 def cleanup(
-    *,
-    output: Literal["table", "json"],
-    log_format: Style,
-    log_level: str,
-    **given: Any,
+    *, output: Literal["table", "json"], log_format: Style, log_level: str, **given: Any
 ) -> int:
     """Give all memory back and leave no trace on any node; safe to run again.
 
@@ -159,22 +152,19 @@ def cleanup(
         timeout_s=given["timeout"],
         kubeconfig=given["kubeconfig"],
     )
-    confirm = _never_ask if given["yes"] else partial(_ask, keep_memory=options.keep_memory)
+    ask = partial(_ask, keep_memory=options.keep_memory)
+    confirm = (lambda _server: None) if given["yes"] else ask
     return asyncio.run(run_cleanup(options, as_json=output == "json", confirm=confirm))
 
 
-def _never_ask(_server: str) -> None:
-    return None
-
-
 def _ask(server: str, *, keep_memory: bool) -> None:
-    """Have a person say yes to this very cluster. Raises BadInputError where none is there."""
+    """Have a person confirm this very cluster. Raises BadInputError without a terminal."""
     what = "all marks and HostMemoryNodes" if keep_memory else "all pools and their memory"
     if not sys.stdin.isatty():
         raise BadInputError(
-            f"this takes away {what} on {server}, and nobody is here to be asked",
+            f"this takes away {what} on {server}, and there is no terminal to confirm it on",
             reason="NotConfirmed",
-            remedy="look with --dry-run, then give --yes",
+            remedy="check with --dry-run, then give --yes",
         )
     click.confirm(f"Take away {what} on {server}?", abort=True, err=True)
 

@@ -10,11 +10,7 @@ import structlog
 from hostprep.errors import HostprepError
 from hostprep.kube.client import HOST_MEMORY_NODES, NODES, POOLS, KubeClient
 from hostprep.kube.errors import ConflictError
-from hostprep_operator.cache import Cache
-from hostprep_operator.confirm import GonePools
 from hostprep_operator.events import Recorder, Regarding
-from hostprep_operator.intake import Intake
-from hostprep_operator.keys import Key, Kind
 from hostprep_operator.metrics import Metrics
 from hostprep_operator.queue import KeyedQueue, QueueClosed
 from hostprep_operator.reconcile.changes import (
@@ -30,19 +26,19 @@ from hostprep_operator.reconcile.changes import (
 from hostprep_operator.reconcile.node import reconcile_node
 from hostprep_operator.reconcile.pool import reconcile_pool
 from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord
-from hostprep_operator.writes import Writer
-
-__all__ = ["Controller"]
+from hostprep_operator.resync import DeletionCheck
+from hostprep_operator.store import Cache, EventHandler, Key, Kind
+from hostprep_operator.writer import Writer
 
 _log = structlog.get_logger("controller")
 
 _TRIES = 4
-"""Looks in a row at a node whose objects change under us; then it waits its turn again."""
+"""In a row for a node whose objects change meanwhile; then it waits for its turn again."""
 _SOONEST_RECHECK_S = 0.5
 
 
 class Controller:
-    """Looks at keys, several at once, each by one worker at a time."""
+    """Reconciles keys, several at once, each by one worker at a time."""
 
     def __init__(
         self,
@@ -50,7 +46,7 @@ class Controller:
         kube: KubeClient,
         cache: Cache,
         queue: KeyedQueue[Key],
-        intake: Intake,
+        handler: EventHandler,
         recorder: Recorder,
         metrics: Metrics,
         settings: Settings,
@@ -59,13 +55,13 @@ class Controller:
         self._kube = kube
         self._cache = cache
         self._queue = queue
-        self._intake = intake
+        self._handler = handler
         self._recorder = recorder
         self._metrics = metrics
         self._settings = settings
         self._wall_clock = wall_clock
-        self._writer = Writer(kube, seen=intake.seen, vanished=intake.vanished)
-        self._gone_pools = GonePools(kube, intake)
+        self._writer = Writer(kube, handler)
+        self._deletion_check = DeletionCheck(kube, handler)
         self._grants: dict[str, frozenset[str]] = {}
         """Pool to the nodes that its rollout lets change now."""
         metrics.queue_depth.set_function(lambda: float(len(queue)))
@@ -78,11 +74,11 @@ class Controller:
             except QueueClosed:
                 return
             try:
-                await self._look(key)
+                await self._reconcile(key)
             finally:
                 self._queue.done(key)
 
-    async def _look(self, key: Key) -> None:
+    async def _reconcile(self, key: Key) -> None:
         began_s = time.perf_counter()
         try:
             await (self._node(key) if key.kind == "node" else self._pool(key))
@@ -113,15 +109,18 @@ class Controller:
         for _ in range(_TRIES):
             changes = reconcile_node(self._view(key.name))
             if changes.unknown_pools:
-                await self._ask_for_pools(key, changes)
-                if not changes.writes and self._all_known(changes):
+                await self._check_unknown_pools(key, changes.unknown_pools)
+                known = self._handler.gone_pools | self._cache.pools.names()
+                if not changes.writes and changes.unknown_pools <= known:
                     continue
             try:
                 await self._write(key, changes)
             except ConflictError:
                 await self._refresh(key.name)
                 continue
-            self._recheck(key, changes)
+            if changes.recheck_at_s is not None:
+                delay_s = changes.recheck_at_s - self._wall_clock()
+                self._queue.add_after(key, max(delay_s, _SOONEST_RECHECK_S))
             return
         raise ConflictError(f"{key.name} keeps changing")
 
@@ -131,50 +130,46 @@ class Controller:
             node=self._cache.nodes.get(name),
             hmn=self._cache.host_memory_nodes.get(name),
             pools=tuple(self._cache.pools),
-            gone_pools=frozenset(self._intake.gone_pools),
+            gone_pools=frozenset(self._handler.gone_pools),
             agent=_best(self._cache.agents_of(name)),
-            agent_missing_since_s=self._intake.agent_gone_s.get(name),
+            agent_missing_since_s=self._handler.agent_gone_s.get(name),
             granted=frozenset(p for p, nodes in self._grants.items() if name in nodes),
             settings=self._settings,
             now_s=self._wall_clock(),
         )
 
-    async def _ask_for_pools(self, key: Key, changes: NodeChanges) -> None:
-        for pool in sorted(changes.unknown_pools):
-            wait_s = await self._gone_pools.ask(pool)
+    async def _check_unknown_pools(self, key: Key, pools: frozenset[str]) -> None:
+        for pool in sorted(pools):
+            wait_s = await self._deletion_check.check(pool)
             if wait_s > 0.0:
                 self._queue.add_after(key, wait_s)
 
-    def _all_known(self, changes: NodeChanges) -> bool:
-        known = self._intake.gone_pools | self._cache.pools.names()
-        return changes.unknown_pools <= known
-
     async def _refresh(self, name: str) -> None:
-        """Read what a conflict says that we know wrongly."""
+        """Read again what a conflict showed to be out of date."""
         for kind, resource in ((Kind.NODE, NODES), (Kind.HOST_MEMORY_NODE, HOST_MEMORY_NODES)):
             known = self._cache.store(kind).get(name)
             document = await self._kube.get(resource, name)
             if document is not None:
-                self._intake.seen(kind, document)
+                self._handler.observed(kind, document)
             elif known is not None:
-                self._intake.vanished(
+                self._handler.vanished(
                     kind, name, uid=known.uid, resource_version=known.resource_version
                 )
 
     async def _write(self, key: Key, changes: NodeChanges) -> None:
-        """Write what is to be, and tell it once the write that it is about has succeeded.
+        """Write what is to be, and report it once the write that it is about has succeeded.
 
         In a storm of reboots all taints come before all the rest: a key with writes left goes
-        back to the queue, where a new look finds what is still to be done.
+        back to the queue, and its next reconcile finds what is still to be done.
         """
         if not changes.writes:
-            self._tell_node(key, changes)
+            self._report_node(key, changes)
             return
-        telling, last = _telling(changes.writes), changes.writes[-1]
+        reported_after, last = _write_to_report_after(changes.writes), changes.writes[-1]
 
         def go_on(write: Write) -> bool:
-            if write is telling:
-                self._tell_node(key, changes)
+            if write is reported_after:
+                self._report_node(key, changes)
             if write is last or not self._queue.has_urgent():
                 return True
             self._queue.add(key)
@@ -182,18 +177,13 @@ class Controller:
 
         await self._writer.carry_out(key.name, changes.writes, go_on=go_on)
 
-    def _recheck(self, key: Key, changes: NodeChanges) -> None:
-        if changes.recheck_at_s is not None:
-            delay_s = changes.recheck_at_s - self._wall_clock()
-            self._queue.add_after(key, max(delay_s, _SOONEST_RECHECK_S))
-
-    def _tell_node(self, key: Key, changes: NodeChanges) -> None:
+    def _report_node(self, key: Key, changes: NodeChanges) -> None:
         node = self._cache.nodes.get(key.name)
         if node is not None:
-            self._tell(Regarding(kind="Node", name=node.name, uid=node.uid), changes.events)
+            self._post(Regarding(kind="Node", name=node.name, uid=node.uid), changes.events)
         self._count(key.name, changes.facts)
 
-    def _tell(self, about: Regarding, notes: tuple[EventNote, ...]) -> None:
+    def _post(self, about: Regarding, notes: tuple[EventNote, ...]) -> None:
         for note in notes:
             _log.info(note.reason, kind=about.kind, name=about.name, message=note.message)
             self._recorder.record(about, note.type, note.reason, note.message)
@@ -227,7 +217,7 @@ class Controller:
             grants=self._grants.get(name, frozenset()),
             now_s=self._wall_clock(),
         )
-        self._intake.pool_ran(name, time.perf_counter() - began_s)
+        self._handler.pool_reconciled(name, time.perf_counter() - began_s)
         self._metrics.pool_counts(name, changes.counts)
         granted = changes.grants - self._grants.get(name, frozenset())
         self._grants[name] = changes.grants
@@ -236,8 +226,8 @@ class Controller:
         if changes.status_patch is not None:
             answer = await self._kube.patch(POOLS, name, changes.status_patch, subresource="status")
             if answer is not None:
-                self._intake.seen(Kind.POOL, answer)
-        self._tell(Regarding(kind="HostMemoryPool", name=name, uid=pool.uid), changes.events)
+                self._handler.observed(Kind.POOL, answer)
+        self._post(Regarding(kind="HostMemoryPool", name=name, uid=pool.uid), changes.events)
 
     def _members(self, pool: str) -> Iterator[tuple[NodeRecord, HostMemoryNodeRecord | None]]:
         """Yield the nodes that the pool selects, and those that still have an entry of it."""
@@ -248,8 +238,8 @@ class Controller:
                 yield node, holders.get(name)
 
 
-def _telling(writes: tuple[Write, ...]) -> Write:
-    """Return the write after which a repeated look would no longer tell the same.
+def _write_to_report_after(writes: tuple[Write, ...]) -> Write:
+    """Return the write after which a repeated reconcile would no longer report the same.
 
     It is the one with the marks; without one the condition; else the last.
     """
@@ -261,7 +251,7 @@ def _telling(writes: tuple[Write, ...]) -> Write:
 
 
 def _best(agents: list[AgentRecord]) -> AgentRecord | None:
-    """Of several Pods on a node (an update leaves two for a while) the one that lives."""
+    """Return the one that lives of several Pods on a node: an update leaves two for a while."""
     return max(
         agents, key=lambda a: (not a.deleting, a.ready, a.ready_since_s, a.name), default=None
     )

@@ -1,7 +1,7 @@
 """Events that people read with `kubectl describe`: posted aside, never in a reconcile's way.
 
-The same sentence about the same object within ten minutes is counted, not posted again. When more
-is said than the server should hear, the oldest is dropped: conditions hold the truth anyway.
+The same event about the same object within ten minutes is counted, not posted again. When there are
+more than the server should get, the oldest are dropped: conditions hold the truth anyway.
 """
 
 from __future__ import annotations
@@ -10,16 +10,13 @@ import asyncio
 import uuid
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import structlog
 
 from hostprep.api.names import API_VERSION
-from hostprep.kube.client import EVENTS, KubeClient
+from hostprep.kube.client import EVENTS, KubeClient, micro_time
 from hostprep.kube.errors import ApiError
-
-__all__ = ["EventType", "Recorder", "Regarding"]
 
 EventType = Literal["Normal", "Warning"]
 
@@ -50,7 +47,7 @@ class Regarding:
 
 @dataclass(slots=True)
 class _Posted:
-    """What was said, since when, how often, and under which name the server has it."""
+    """Since when and how often it was recorded, and under which name the server has it."""
 
     name: str
     first_s: float
@@ -58,23 +55,23 @@ class _Posted:
 
 
 _Key = tuple[str, str, str]
-_Sentence = tuple[Regarding, EventType, str, str]
+_Event = tuple[Regarding, EventType, str, str]
 
 
 class Recorder:
-    """Takes sentences at once, and posts them as fast as the server should hear them."""
+    """Takes events at once, and posts them as fast as the server should get them."""
 
     def __init__(self, kube: KubeClient, *, identity: str) -> None:
         self._kube = kube
         self._identity = identity
-        self._waiting: deque[_Sentence] = deque(maxlen=_WAITING)
+        self._waiting: deque[_Event] = deque(maxlen=_WAITING)
         self._more = asyncio.Event()
         self._posted: OrderedDict[_Key, _Posted] = OrderedDict()
         self._tokens = _BURST
         self._paced_s = 0.0
 
     def record(self, about: Regarding, kind: EventType, reason: str, note: str) -> None:
-        """Have the sentence posted; never waits."""
+        """Have the event posted; never waits."""
         self._waiting.append((about, kind, reason, _cut(note)))
         self._more.set()
 
@@ -96,8 +93,8 @@ class Recorder:
         except TimeoutError:
             _log.info("events dropped at the end", count=len(self._waiting))
 
-    async def _post(self, sentence: _Sentence) -> None:
-        about, kind, reason, note = sentence
+    async def _post(self, event: _Event) -> None:
+        about, kind, reason, note = event
         key = (about.uid, reason, note)
         before = self._known(key)
         try:
@@ -115,7 +112,7 @@ class Recorder:
         """Only the 2nd, 4th, 8th... repetition is written: a loop must not become a flood."""
         if posted.count & (posted.count - 1):
             return
-        series = {"count": posted.count, "lastObservedTime": _micro_time()}
+        series = {"count": posted.count, "lastObservedTime": micro_time()}
         if await self._kube.patch(EVENTS, posted.name, {"series": series}) is None:
             self._posted.pop(key, None)
 
@@ -146,7 +143,7 @@ class Recorder:
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": "default"},
-            "eventTime": _micro_time(),
+            "eventTime": micro_time(),
             "reportingController": "hostprep.dev/operator",
             "reportingInstance": self._identity[:128],
             "action": reason,
@@ -167,7 +164,3 @@ def _cut(note: str) -> str:
 
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _micro_time() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -11,15 +11,12 @@ import asyncio
 import math
 import random
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 
-from hostprep.kube.client import Json, KubeClient, leases
+from hostprep.kube.client import Json, KubeClient, leases, micro_time
 from hostprep.kube.errors import ApiError, ConflictError
-
-__all__ = ["Leader", "LeaseTimes"]
 
 _log = structlog.get_logger("lease")
 
@@ -97,7 +94,7 @@ class Leader:
             async with asyncio.timeout_at(min(began_s + self._times.renew_within_s / 2, until_s)):
                 won = await self._take()
         except ConflictError:
-            return False  # somebody was faster: look again
+            return False  # another replica was faster: read it again
         except (ApiError, TimeoutError) as error:
             _log.warning("lease not reached", error=str(error) or "timeout")
             return False
@@ -131,7 +128,7 @@ class Leader:
         return self._now() - self._seen.since_s > duration_s
 
     def _body(self, lease: Json | None, *, holder: str) -> dict[str, Any]:
-        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        now = micro_time()
         before = (lease or {}).get("spec") or {}
         spec: dict[str, Any] = {
             "holderIdentity": holder,

@@ -13,8 +13,6 @@ from typing import Any
 from hostprep.api.names import READY_LABEL_PREFIX
 from hostprep.api.times import format_time, parse_time
 
-__all__ = ["Marks"]
-
 _VERSION = 1
 _OURS = re.compile(re.escape(READY_LABEL_PREFIX) + "[a-z0-9-]{1,63}", re.ASCII)
 
@@ -46,7 +44,7 @@ class Marks:
 
     @classmethod
     def parse(cls, text: str) -> Marks:
-        """Read the annotation; what cannot be read (somebody edited it) counts as not there."""
+        """Read the annotation; what cannot be read, since it was edited, counts as not there."""
         try:
             document = json.loads(text) if text else {}
         except ValueError:
@@ -77,8 +75,8 @@ class Marks:
             "hmn": self.hmn,
             "deadline": self.deadline,
         }
-        told = {name: value for name, value in document.items() if value}
-        return json.dumps({"v": _VERSION, **told}, separators=(",", ":")) if told else ""
+        document = {name: value for name, value in document.items() if value}
+        return json.dumps({"v": _VERSION, **document}, separators=(",", ":")) if document else ""
 
     def closed(self, *, now_s: float, boot_id: str, taint: str) -> Marks:
         """Return the marks of a closing, which starts a new deadline."""

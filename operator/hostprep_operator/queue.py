@@ -1,7 +1,7 @@
 """Which keys are to be reconciled next: each once, the urgent first, failures later.
 
-A key stands for "look again", whatever happened and however often. Adding it twice is one look;
-adding it while a worker has it is one more look afterwards. All times are of the event loop.
+A key stands for "reconcile again", whatever happened and however often. Adding it twice is one
+reconcile; adding it while a worker has it is one more afterwards. All times are of the event loop.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from hostprep.kube.backoff import Backoff
-
-__all__ = ["KeyedQueue", "QueueClosed"]
 
 K = TypeVar("K", bound=Hashable)
 
@@ -57,7 +55,7 @@ class KeyedQueue(Generic[K]):
         return 0.0 if oldest is None else self._loop.time() - oldest
 
     def add(self, key: K, *, urgent: bool = False) -> None:
-        """Have the key looked at as soon as a worker is free; the urgent ones first."""
+        """Have the key reconciled as soon as a worker is free; the urgent ones first."""
         if key in self._busy:
             self._again[key] = urgent or self._again.get(key, False)
             return
@@ -69,7 +67,7 @@ class KeyedQueue(Generic[K]):
             self._urgent.append(key)  # its place among the others is skipped later
 
     def add_after(self, key: K, delay_s: float) -> None:
-        """Have the key looked at in so many seconds; an earlier such wish stays."""
+        """Have the key reconciled in so many seconds; an earlier timer of it stays."""
         if delay_s <= 0:
             self.add(key)
             return
@@ -82,7 +80,7 @@ class KeyedQueue(Generic[K]):
         self._timers[key] = self._loop.call_at(when, self._fire, key)
 
     def retry(self, key: K, *, at_least_s: float = 0.0) -> float:
-        """Have a failed key looked at again, later each time; returns in how many seconds."""
+        """Have a failed key reconciled again, later each time; returns in how many seconds."""
         if key not in self._backoffs:
             self._backoffs[key] = Backoff(_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S, self._jitter)
         delay_s = max(self._backoffs[key].next_s(), at_least_s)
@@ -133,7 +131,7 @@ class KeyedQueue(Generic[K]):
         return None
 
     def _cancel_timer(self, key: K) -> None:
-        """Drop the wish for a later look: the one that comes now will say when next."""
+        """Drop the timer of a key: the reconcile that comes now will say when next."""
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()

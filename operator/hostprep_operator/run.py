@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,25 +18,21 @@ from hostprep.errors import BadInputError, FailedError
 from hostprep.kube.client import KubeClient
 from hostprep.kube.health import HealthServer
 from hostprep.kube.listener import CANNOT_LISTEN, Listener, parse_listen
-from hostprep_operator.api import connect
-from hostprep_operator.cache import Cache
 from hostprep_operator.controller import Controller
 from hostprep_operator.events import Recorder
-from hostprep_operator.health import Health
-from hostprep_operator.intake import Intake
-from hostprep_operator.keys import Key
 from hostprep_operator.lease import Leader
 from hostprep_operator.metrics import Metrics
 from hostprep_operator.queue import KeyedQueue
 from hostprep_operator.reconcile.changes import Settings
-from hostprep_operator.sync import Sync
+from hostprep_operator.resync import Resync
+from hostprep_operator.store import Cache, EventHandler, Key
 from hostprep_operator.watch import Watches, connection_info
-
-__all__ = ["Options", "run_operator"]
 
 _log = structlog.get_logger("operator")
 _FINISH_S = 5.0
-"""For the writes that are under way when the process is told to stop."""
+"""For the writes that are under way when the process is to stop."""
+_STUCK_S = 300.0
+"""A key that waits for a worker for so long: all of them are stuck, a restart helps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +63,9 @@ async def run_operator(options: Options) -> int:
     """
     parse_listen(options.listen)
     metrics = Metrics()
-    kube = await connect(options.kubeconfig, on_write=metrics.wrote)
+    kube = await KubeClient.connect(
+        options.kubeconfig, name="hostprep-operator", on_write=metrics.wrote
+    )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(kube.close)
         listener = _listen(options.listen)
@@ -87,6 +85,36 @@ def _listen(address: str) -> Listener:
         if error.reason != CANNOT_LISTEN:
             raise
         raise FailedError(error.message, reason=error.reason, remedy=error.remedy) from error
+
+
+@dataclass(slots=True)
+class Health:
+    """What the probes report."""
+
+    synced: bool = False
+    standby: bool = False
+    """Another replica holds the Lease, and we wait for it: ready, not working."""
+    stopping: bool = False
+    watching: bool = True
+    """False while kopf's watches are down and wait to be started again."""
+    oldest_key_s: Callable[[], float] = field(default=lambda: 0.0)
+
+    def alive(self) -> str:
+        """Return what is wrong, or nothing. That we answer at all proves that the loop turns."""
+        oldest_s = self.oldest_key_s()
+        if oldest_s > _STUCK_S:
+            return f"a key has waited {oldest_s:.0f} s for a worker"
+        return ""
+
+    def ready(self) -> str:
+        """Return why not ready, or nothing."""
+        if self.stopping:
+            return "stopping"
+        if self.standby:
+            return ""
+        if not self.synced:
+            return "not yet in sync with the API server"
+        return "" if self.watching else "the watches are down"
 
 
 class _Operator:
@@ -123,7 +151,7 @@ class _Operator:
             _log.info("stopped")
 
     async def _lead(self) -> bool:
-        """Become the one that works; False when told to stop before that."""
+        """Become the one that works; False when stopped before that."""
         if self._options.leader_elect:
             self._health.standby = True
             if not await self._unless_stopped(self._leader.acquire()):
@@ -142,58 +170,59 @@ class _Operator:
 
     async def _work(self) -> int:
         cache, queue = Cache(), KeyedQueue[Key]()
-        intake = Intake(cache, queue)
+        handler = EventHandler(cache, queue)
         self._health.oldest_key_s = queue.oldest_s
-        sync = Sync(
+        resync = Resync(
             self.kube,
             cache,
-            intake,
+            handler,
             self.metrics,
             namespace=self._options.namespace,
             watch_agents=self._options.watch_agents,
             every_s=self._options.resync_s,
         )
-        if not await self._unless_stopped(sync.first()):
+        if not await self._unless_stopped(resync.first()):
             return 0
         recorder = Recorder(self.kube, identity=self._identity)
         controller = Controller(
             kube=self.kube,
             cache=cache,
             queue=queue,
-            intake=intake,
+            handler=handler,
             recorder=recorder,
             metrics=self.metrics,
             settings=self._options.settings,
         )
         # All of our tasks start before kopf: it cancels whatever was started after it.
         self._start(recorder.run(), "events")
-        self._start(sync.run(), "sync")
+        self._start(resync.run(), "sync")
         workers = [
             self._start(controller.work(), f"worker {number}")
             for number in range(self._options.workers)
         ]
-        intake.open()
+        handler.open()
         self._health.synced = True
-        code = await self._watch(intake)
+        code = await self._watch(handler)
         await self._finish(queue, workers, recorder)
         return code
 
-    async def _watch(self, intake: Intake) -> int:
-        """Have kopf watch until told to stop. Returns 1 when a part of ours ended by itself."""
+    async def _watch(self, handler: EventHandler) -> int:
+        """Have kopf watch until stopped. Returns 1 when a part of ours ended by itself."""
         watches = Watches(
-            intake,
+            handler,
             namespace=self._options.namespace,
             watch_agents=self._options.watch_agents,
             login=lambda: connection_info(self.kube.configuration),
             on_state=self._watching,
         )
-        watching = asyncio.create_task(watches.run(on_started=self._catch_signals), name="watches")
+        watching = asyncio.create_task(watches.run(), name="watches")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
         ours = {*self._tasks, watching, stopping}
         done, _ = await asyncio.wait(ours, return_when=asyncio.FIRST_COMPLETED)
         self._health.stopping = True
         failed = _report(done - {stopping, watching})
         await self.server.stop()
+        self.server.listener.close()
         watches.stop()
         await asyncio.wait({watching}, timeout=_FINISH_S)
         stopping.cancel()
@@ -202,7 +231,7 @@ class _Operator:
     async def _finish(
         self, queue: KeyedQueue[Key], workers: list[asyncio.Task[Any]], recorder: Recorder
     ) -> None:
-        """Let the writes under way end, say what is still to be said, stop the rest."""
+        """Let the writes under way end, post the events that wait, stop the rest."""
         queue.close()
         await asyncio.wait(workers, timeout=_FINISH_S)
         for task in self._tasks:
@@ -212,6 +241,8 @@ class _Operator:
 
     def _watching(self, up: bool) -> None:
         self._health.watching = up
+        if up:
+            self._catch_signals()
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=name)
@@ -225,7 +256,7 @@ class _Operator:
             loop.add_signal_handler(number, self._stop.set)
 
     async def _unless_stopped(self, work: Awaitable[None]) -> bool:
-        """Wait for it; False when told to stop before it is done."""
+        """Wait for it; False when stopped before it is done."""
         task = asyncio.ensure_future(work)
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)

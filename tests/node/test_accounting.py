@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hostprep_operator.parsing import memory_of
+from hostprep_operator.records import memory_of
 from testbed.chart import NAMESPACE, RELEASE
 from testbed.control_plane import ControlPlane
 from testbed.node import NODE, VirtualNode

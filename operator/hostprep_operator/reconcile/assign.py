@@ -21,15 +21,6 @@ from hostprep_operator.reconcile.changes import (
 )
 from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord
 
-__all__ = [
-    "Assignment",
-    "assign",
-    "is_current",
-    "pool_ready",
-    "selecting",
-    "usable",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
@@ -155,7 +146,7 @@ def _has_released(hmn: HostMemoryNodeRecord, entry: PoolEntry) -> bool:
 
 
 def _retained(entry: PoolEntry, pool: PoolRecord | None) -> bool:
-    """Return what the pool says while it exists (the same, by UID), else what the node was told."""
+    """Return what the pool says while it exists (the same, by UID), else what the entry says."""
     if pool is not None and pool.uid == entry.uid:
         return pool.deletion_policy == "Retain"
     return entry.policy.get("deletionPolicy") == "Retain"

@@ -8,29 +8,13 @@ from typing import Any, Literal, TypeAlias
 
 from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord, PoolRecord
 
-__all__ = [
-    "Cause",
-    "CreateHostMemoryNode",
-    "DeleteHostMemoryNode",
-    "EventNote",
-    "NodeChanges",
-    "NodeFacts",
-    "NodeView",
-    "PatchHostMemoryNodeSpec",
-    "PatchNode",
-    "PatchNodeStatus",
-    "PoolChanges",
-    "Settings",
-    "Write",
-]
-
 Cause: TypeAlias = Literal["join", "reboot", "repair", "resize"]
 """Why a node was closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the operator's command line says about judging nodes."""
+    """Options of the command line that decide when a node is Unknown."""
 
     liveness: Literal["pods", "off"] = "pods"
     """Whether an agent is alive while its Pod is Ready, or not looked at (agents run by hand)."""
@@ -64,7 +48,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class CreateHostMemoryNode:
-    """Create the object. AlreadyExists: look again."""
+    """Create the object. AlreadyExists: reconcile again."""
 
     body: Mapping[str, Any]
 
@@ -91,7 +75,7 @@ class PatchNode:
 
     `metadata.resourceVersion` is in the patch. Where a write to the same Node precedes it in the
     same reconcile, the shell puts that write's answer's resourceVersion there: the one before
-    was guarded by the version this was computed from, so nobody's change can be lost between.
+    was guarded by the version this was computed from, so no change of others can be lost between.
     """
 
     patch: Mapping[str, Any]
@@ -115,7 +99,7 @@ Write: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class EventNote:
-    """A sentence for people, said once all writes of its reconcile succeeded."""
+    """An event for people, posted once the writes of its reconcile succeeded."""
 
     kind: Literal["Node", "HostMemoryPool"]
     type: Literal["Normal", "Warning"]
@@ -146,7 +130,7 @@ class NodeChanges:
     writes: tuple[Write, ...] = ()
     events: tuple[EventNote, ...] = ()
     unknown_pools: frozenset[str] = frozenset()
-    """Pools that the node's entries or labels name and nobody knows: ask the API server.
+    """Pools that the node's entries or labels name and the cache lacks: ask the API server.
 
     Either the pool is there (add it to `pools`) or it is not (add it to `gone_pools`). Until
     then nothing that depends on them is written.
@@ -163,7 +147,7 @@ class PoolChanges:
     status_patch: Mapping[str, Any] | None = None
     """Merge patch of the status subresource; None where it says all already."""
     grants: frozenset[str] = frozenset()
-    """Nodes that may change now, the whole set. Those that were not in it before need a look."""
+    """All nodes that may change now. Those that were not in it before need a reconcile."""
     events: tuple[EventNote, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     """By the names in POOL_COUNTS."""

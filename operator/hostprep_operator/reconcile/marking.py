@@ -1,36 +1,67 @@
-"""From a verdict to what is written on the Node: labels, taint, marks and conditions, in order.
+"""What is written on a Node: label, taint, annotation and conditions; and how they go again.
 
-Closing: taint, labels and marks first, the condition after. Opening: the condition first. Killed
-between the two, a node is never more open than both of them say.
+First what becomes of a node (opened, kept open, closed, kept closed, or let go unprepared), then
+the writes. Closing: taint, labels and marks first, the condition after. Opening: the condition
+first. Killed between the two, a node is never more open than both of them say.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from hostprep.api.conditions import Condition, merged
-from hostprep.api.names import HOST_MEMORY_READY, ready_label
+from hostprep.api.names import (
+    CLUSTER_AUTOSCALER_TAINT,
+    HOST_MEMORY_READY,
+    KARPENTER_LABEL,
+    MARKS_ANNOTATION,
+    ready_label,
+)
+from hostprep.api.node_resource import Phase
 from hostprep.api.times import format_time
 from hostprep_operator.marks import Marks
-from hostprep_operator.reconcile.accounting import accounts, unaccounted
-from hostprep_operator.reconcile.changes import NodeView, PatchNode, Write
-from hostprep_operator.reconcile.removal import (
-    delete_conditions,
-    managed_taint,
-    node_patch,
-    status_patch,
-    without_taints,
+from hostprep_operator.reconcile.changes import (
+    Cause,
+    NodeView,
+    PatchNode,
+    PatchNodeStatus,
+    Write,
 )
-from hostprep_operator.reconcile.transition import LabelMove, Transition, transition
-from hostprep_operator.reconcile.verdict import Judged, Verdict, away, judge
-from hostprep_operator.records import NodeRecord, PoolRecord
-
-__all__ = ["Marking", "mark", "mark_labels_only"]
+from hostprep_operator.reconcile.conditions import (
+    NodeContext,
+    accounting_conditions,
+    derive_ready,
+    reboot_seen,
+    unaccounted,
+    unreachable,
+)
+from hostprep_operator.records import OUR_CONDITIONS, NodeRecord, PoolRecord
 
 _NUMBER = re.compile(r"\b\d+(?:\.\d+)?\b", re.ASCII)
+
+TaintMove = Literal["leave", "add", "remove"]
+LabelMove = Literal["set", "only remove", "leave"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """What is to become of the node."""
+
+    marks: Marks
+    """Less the labels, which follow from `labels`."""
+    taint: TaintMove = "leave"
+    labels: LabelMove = "only remove"
+    """Set: as the pools are; only remove: those of pools that are not ready; leave: none."""
+    opened: bool = False
+    cause: Cause | None = None
+    """Of a closing."""
+    deadline: bool = False
+    """The deadline passes now."""
+    without: bool = False
+    """Closed, and open to pods without memory all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,72 +69,62 @@ class Marking:
     """The writes to the Node, and why."""
 
     writes: tuple[Write, ...]
-    verdict: Verdict
+    condition: Condition
+    """HostMemoryReady."""
     transition: Transition
 
 
-def mark(view: NodeView, judged: Judged, chosen: tuple[PoolRecord, ...]) -> Marking:
+def mark(view: NodeView, context: NodeContext, chosen: tuple[PoolRecord, ...]) -> Marking:
     """Mark a node with required pools."""
-    accounting = accounts(judged)
-    verdict = away(view, judged.node) or judge(judged, unaccounted=unaccounted(judged, accounting))
-    move = transition(view, judged, verdict)
-    said = _with_deadline(judged, verdict, move)
-    condition = Condition(
-        type=HOST_MEMORY_READY, status=said.status, reason=said.reason, message=said.message
+    accounting = accounting_conditions(context)
+    condition = unreachable(view, context.node) or derive_ready(
+        context, unaccounted=unaccounted(context, accounting)
     )
-    status = _status_patch(view, judged.node, (condition, *accounting))
-    patch = _patch(judged, chosen, move)
-    condition_first = verdict.status == "True" or move.without
+    move = transition(view, context, condition)
+    if move.without and condition.status == "False":
+        within_s = context.readiness.deadline_s
+        late = f"Not ready within {within_s:.0f} s: the node is open without it."
+        condition = replace(
+            condition, reason="DeadlineExceeded", message=f"{late} {condition.message}"
+        )
+    labels, keys = _labels(context, chosen, move.labels)
+    taints, key = _taints(context, move)
+    marks = replace(move.marks, labels=keys, taint=key)
+    patch = node_patch(context.node, labels=labels, taints=taints, marks=marks.to_text())
+    status = _status_patch(view, context.node, (condition, *accounting))
+    condition_first = condition.status == "True" or move.without
     order = (status, patch) if condition_first else (patch, status)
     writes = tuple(write for write in order if write is not None)
-    return Marking(writes=writes, verdict=said, transition=move)
+    return Marking(writes=writes, condition=condition, transition=move)
 
 
 def mark_labels_only(
-    view: NodeView, judged: Judged, chosen: tuple[PoolRecord, ...]
+    view: NodeView, context: NodeContext, chosen: tuple[PoolRecord, ...]
 ) -> tuple[Write, ...]:
     """Mark a node whose pools are all not required: ready labels, and nothing else of ours."""
-    node = judged.node
-    move: LabelMove = "leave" if away(view, node) else "set"
-    labels, keys = _labels(judged, chosen, move)
+    node = context.node
+    move: LabelMove = "leave" if unreachable(view, node) else "set"
+    labels, keys = _labels(context, chosen, move)
     patch = node_patch(
         node,
         labels=labels,
-        taints=without_taints(node, managed_taint(node, judged.marks)),
+        taints=without_taints(node, managed_taint(node, context.marks)),
         marks=Marks(labels=keys).to_text(),
     )
     return tuple(write for write in (patch, delete_conditions(node)) if write is not None)
 
 
-def _with_deadline(judged: Judged, verdict: Verdict, move: Transition) -> Verdict:
-    if not move.without or verdict.status != "False":
-        return verdict
-    within_s = judged.required[0].readiness.deadline_s
-    return Verdict(
-        "False",
-        "DeadlineExceeded",
-        f"Not ready within {within_s:.0f} s: the node is open without it. {verdict.message}",
-    )
-
-
-def _patch(judged: Judged, chosen: tuple[PoolRecord, ...], move: Transition) -> PatchNode | None:
-    labels, keys = _labels(judged, chosen, move.labels)
-    taints, key = _taints(judged, move)
-    marks = replace(move.marks, labels=keys, taint=key)
-    return node_patch(judged.node, labels=labels, taints=taints, marks=marks.to_text())
-
-
 def _labels(
-    judged: Judged, chosen: tuple[PoolRecord, ...], move: LabelMove
+    context: NodeContext, chosen: tuple[PoolRecord, ...], move: LabelMove
 ) -> tuple[dict[str, str | None], tuple[str, ...]]:
     """Return the changes of labels, and the keys that are then on the node."""
-    node = judged.node
+    node = context.node
     by_key = {ready_label(pool.name): pool for pool in chosen}
     changes: dict[str, str | None] = {}
     keys: list[str] = []
-    for key in sorted({*by_key, *judged.marks.labels}):
+    for key in sorted({*by_key, *context.marks.labels}):
         pool, there = by_key.get(key), key in node.labels
-        ready = pool is not None and judged.is_ready(pool)
+        ready = pool is not None and context.is_ready(pool)
         wanted = {
             "set": ready,
             "only remove": ready and there,
@@ -118,11 +139,11 @@ def _labels(
     return changes, tuple(keys)
 
 
-def _taints(judged: Judged, move: Transition) -> tuple[tuple[Mapping[str, Any], ...], str]:
+def _taints(context: NodeContext, move: Transition) -> tuple[tuple[Mapping[str, Any], ...], str]:
     """Return the node's taints as they are to be, and the key that the marks record."""
-    node, key = judged.node, judged.required[0].readiness.taint
-    former = managed_taint(node, judged.marks)
-    if key is None and not judged.marks.taint and move.taint != "remove":
+    node, key = context.node, context.readiness.taint
+    former = managed_taint(node, context.marks)
+    if key is None and not context.marks.taint and move.taint != "remove":
         former = None  # nothing says that a taint of the usual key is of our making
     renamed = former is not None and former != key
     marked = move.marks.opened_s is not None or move.marks.closed_s is not None
@@ -138,7 +159,7 @@ def _taints(judged: Judged, move: Transition) -> tuple[tuple[Mapping[str, Any], 
 
 
 def _status_patch(view: NodeView, node: NodeRecord, wanted: tuple[Condition, ...]) -> Write | None:
-    """Return the patch of the conditions that have something new to say; None where none has."""
+    """Return the patch of the conditions that changed; None where none did."""
     conditions = merged(node.conditions.values(), wanted, now_s=view.now_s)
     changed = [c for c in conditions if not _is_said(node.conditions.get(c.type), c)]
     if not changed:
@@ -154,3 +175,201 @@ def _is_said(before: Condition | None, now: Condition) -> bool:
     if now.status == "True":
         return before.message == now.message
     return _NUMBER.sub("#", before.message) == _NUMBER.sub("#", now.message)
+
+
+# --- what becomes of a node
+
+
+def transition(view: NodeView, context: NodeContext, condition: Condition) -> Transition:
+    """Return what becomes of the node."""
+    marks = context.marks
+    if condition.status == "True":
+        return _open(view, context)
+    cause = _closing_cause(context, condition)
+    if cause is not None:
+        return _close(view, context, cause)
+    if marks.is_open:  # Unknown: no report says that the memory is gone
+        return Transition(marks=marks, taint="remove", labels="leave")
+    return _stay_closed(view, context, condition)
+
+
+def closed_since_s(view: NodeView, context: NodeContext) -> float:
+    """Return since when a node that is not open is closed.
+
+    A node's first closing needs no marks where it comes with its HostMemoryNode: that object's
+    creation is the same moment.
+    """
+    if context.marks.closed_s is not None:
+        return context.marks.closed_s
+    if context.hmn is not None and context.hmn.created_s:
+        return context.hmn.created_s
+    before = context.node.conditions.get(HOST_MEMORY_READY)
+    return before.since_s if before is not None and before.since_s is not None else view.now_s
+
+
+def _open(view: NodeView, context: NodeContext) -> Transition:
+    marks, node, hmn = context.marks, context.node, context.hmn
+    if hmn is None or (marks.is_open and marks.opened_boot == node.boot_id):
+        return Transition(marks=marks, taint="remove", labels="set")
+    opened = marks.opened(
+        now_s=view.now_s,
+        boot_id=node.boot_id,
+        hmn=f"{hmn.uid}/{hmn.resource_version}",
+        taint=context.readiness.taint or "",
+    )
+    return Transition(marks=opened, taint="remove", labels="set", opened=True)
+
+
+def _closing_cause(context: NodeContext, condition: Condition) -> Cause | None:
+    """Return why the node is to be closed now; None where it is closed, or stays as it is."""
+    marks = context.marks
+    if reboot_seen(context):
+        return "reboot"
+    if marks.is_open:
+        return _change_cause(context) if condition.status == "False" else None
+    before = context.node.conditions.get(HOST_MEMORY_READY)
+    if marks.closed_s is None and (before is None or before.status == "True"):
+        return "join"
+    return None
+
+
+def _change_cause(context: NodeContext) -> Cause:
+    """Return `resize` where a pool is changing as its entry asks, else `repair`."""
+    resizing = False
+    for pool in context.required:
+        if context.is_ready(pool):
+            continue
+        report = context.report(pool.name)
+        if report is not None and report.phase in (Phase.DEGRADED, Phase.FAILED):
+            return "repair"
+        is_this_boot = context.status_boot == context.node.boot_id
+        changing = report is not None and report.phase in (Phase.RESIZING, Phase.READY)
+        resizing |= changing or (report is None and is_this_boot)
+    return "resize" if resizing else "repair"
+
+
+def _close(view: NodeView, context: NodeContext, cause: Cause) -> Transition:
+    readiness, marks, node = context.readiness, context.marks, context.node
+    closed = marks.closed(
+        now_s=view.now_s,
+        boot_id=reboot_seen(context) or node.boot_id,
+        taint=readiness.taint or "",
+    )
+    if cause != "join":
+        wanted = readiness.taint is not None and getattr(readiness.reclose, cause) == "Taint"
+        return Transition(marks=closed, taint="add" if wanted else "leave", cause=cause)
+    wanted = _taints_at_join(context)
+    if wanted or _join_needs_marks(context):
+        return Transition(marks=closed, taint="add" if wanted else "leave", cause=cause)
+    return Transition(marks=marks, cause=cause)
+
+
+def _taints_at_join(context: NodeContext) -> bool:
+    """Whether a node that joins without our taint gets it from us.
+
+    Not a node that was there before its pools: it serves already. Nor one of Karpenter's: it puts
+    a taint of its NodePool's startupTaints there itself, and for one that is not listed there it
+    makes another node every ten seconds (seen with 1.14.0, see docs/autoscalers.md).
+    """
+    key, node = context.readiness.taint, context.node
+    if key is None or KARPENTER_LABEL in node.labels:
+        return False
+    oldest_s = min(pool.created_s for pool in context.required)
+    return node.created_s > oldest_s and all(taint.get("key") != key for taint in node.taints)
+
+
+def _join_needs_marks(context: NodeContext) -> bool:
+    """Whether neither the HostMemoryNode's age nor the usual key tells what marks would."""
+    key = context.readiness.taint
+    return context.hmn is not None or key not in (None, CLUSTER_AUTOSCALER_TAINT)
+
+
+def _stay_closed(view: NodeView, context: NodeContext, condition: Condition) -> Transition:
+    readiness, marks = context.readiness, context.marks
+    due = view.now_s >= closed_since_s(view, context) + readiness.deadline_s
+    over = marks.deadline or due
+    without = over and readiness.on_deadline == "OpenWithout"
+    return Transition(
+        marks=replace(marks, deadline=over),
+        taint="remove" if without else "leave",
+        labels="only remove" if condition.status == "False" else "leave",
+        deadline=due and not marks.deadline,
+        without=without,
+    )
+
+
+# --- patches, and taking everything away
+
+
+def strip_node(node: NodeRecord) -> tuple[Write, ...]:
+    """Return the writes that leave no trace of ours on the node; none where there is none.
+
+    Conditions go last: as long as one is there, a repetition knows that the node was managed.
+    """
+    marks = Marks.parse(node.marks)
+    taint = managed_taint(node, marks)
+    patch = node_patch(
+        node,
+        labels={key: None for key in marks.labels if key in node.labels},
+        taints=without_taints(node, taint),
+        marks="",
+    )
+    return tuple(write for write in (patch, delete_conditions(node)) if write is not None)
+
+
+def delete_conditions(node: NodeRecord) -> PatchNodeStatus | None:
+    """Return the write that takes our conditions away; None where there is none."""
+    ours = [name for name in OUR_CONDITIONS if name in node.conditions]
+    if not ours:
+        return None
+    return status_patch(node, [{"type": name, "$patch": "delete"} for name in ours])
+
+
+def managed_taint(node: NodeRecord, marks: Marks) -> str | None:
+    """Return the taint key that this operator answers for on the node, None where it does not.
+
+    A node that joined with the usual taint gets no marks until it is opened (one write less for
+    every node): there the condition alone shows that it is managed.
+    """
+    if marks.taint:
+        return marks.taint
+    never_marked = marks.opened_s is None and marks.closed_s is None
+    if never_marked and HOST_MEMORY_READY in node.conditions:
+        return CLUSTER_AUTOSCALER_TAINT
+    return None
+
+
+def without_taints(node: NodeRecord, *keys: str | None) -> tuple[Mapping[str, Any], ...]:
+    """Return the node's taints less those of these keys, whatever their value and effect."""
+    return tuple(taint for taint in node.taints if taint.get("key") not in keys)
+
+
+def node_patch(
+    node: NodeRecord,
+    *,
+    labels: Mapping[str, str | None],
+    taints: tuple[Mapping[str, Any], ...],
+    marks: str,
+) -> PatchNode | None:
+    """Return the one patch that changes labels, taints and marks; None where nothing changes."""
+    metadata: dict[str, Any] = {}
+    if labels:
+        metadata["labels"] = dict(labels)
+    if marks != node.marks:
+        metadata["annotations"] = {MARKS_ANNOTATION: marks or None}
+    patch: dict[str, Any] = {}
+    if taints != node.taints:
+        patch["spec"] = {"taints": list(taints) or None}
+    if not metadata and not patch:
+        return None
+    return PatchNode(patch | {"metadata": metadata | {"resourceVersion": node.resource_version}})
+
+
+def status_patch(node: NodeRecord, conditions: Iterable[Mapping[str, Any]]) -> PatchNodeStatus:
+    """Return the strategic merge patch of these conditions, guarded by the node's version."""
+    return PatchNodeStatus(
+        {
+            "metadata": {"resourceVersion": node.resource_version},
+            "status": {"conditions": list(conditions)},
+        }
+    )

@@ -1,7 +1,7 @@
 """One node: its HostMemoryNode's entries, and its marks. A pure function of what is there.
 
 Writes come in an order in which every prefix is safe: what closes a node precedes what changes
-its memory, and a reconcile that starts anew after any of them ends where this one would have.
+its memory, and a reconcile that starts again after any of them ends where this one would have.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from hostprep_operator.reconcile.changes import (
     NodeChanges,
     NodeFacts,
     NodeView,
-    Write,
 )
-from hostprep_operator.reconcile.marking import Marking, mark, mark_labels_only
-from hostprep_operator.reconcile.removal import strip_node
-from hostprep_operator.reconcile.transition import closed_since_s
-from hostprep_operator.reconcile.verdict import Judged, away_at_s, reboot_seen
-
-__all__ = ["NodeChanges", "NodeView", "reconcile_node"]
+from hostprep_operator.reconcile.conditions import NodeContext, reboot_seen, unreachable_at_s
+from hostprep_operator.reconcile.marking import (
+    Marking,
+    closed_since_s,
+    mark,
+    mark_labels_only,
+    strip_node,
+)
 
 
 def reconcile_node(view: NodeView) -> NodeChanges:
@@ -45,7 +46,7 @@ def reconcile_node(view: NodeView) -> NodeChanges:
     released = _released(assignment)
     if not chosen:
         return NodeChanges(writes=(*strip_node(node), *write), events=released)
-    judged = Judged(
+    context = NodeContext(
         node=node,
         hmn=usable(node, view.hmn),
         assignment=assignment,
@@ -53,11 +54,17 @@ def reconcile_node(view: NodeView) -> NodeChanges:
         marks=marks,
         placeholder=_placeholder(view),
     )
-    if not judged.required:
-        writes = mark_labels_only(view, judged, chosen)
-        recheck_at_s = away_at_s(view, node)
+    if not context.required:
+        writes = mark_labels_only(view, context, chosen)
+        recheck_at_s = unreachable_at_s(view, node)
         return NodeChanges(writes=(*writes, *write), events=released, recheck_at_s=recheck_at_s)
-    return _managed(view, judged, mark(view, judged, chosen), write, released)
+    marking = mark(view, context, chosen)
+    return NodeChanges(
+        writes=(*marking.writes, *write),
+        events=(*released, *_events(context, marking)),
+        recheck_at_s=_recheck_at_s(view, context, marking),
+        facts=_facts(view, context, marking),
+    )
 
 
 def _placeholder(view: NodeView) -> Mapping[str, int] | None:
@@ -68,53 +75,38 @@ def _placeholder(view: NodeView) -> Mapping[str, int] | None:
 
 
 def _unknown_labels(view: NodeView, marks: Marks) -> frozenset[str]:
-    """Return the pools whose ready labels are on the node, and of which nobody knows."""
+    """Return the pools whose ready labels are on the node, and which the cache lacks."""
     named = {key.removeprefix(READY_LABEL_PREFIX) for key in marks.labels}
     return frozenset(named - {pool.name for pool in view.pools} - view.gone_pools)
 
 
-def _managed(
-    view: NodeView,
-    judged: Judged,
-    marking: Marking,
-    write: tuple[Write, ...],
-    released: tuple[EventNote, ...],
-) -> NodeChanges:
-    return NodeChanges(
-        writes=(*marking.writes, *write),
-        events=(*released, *_events(judged, marking)),
-        recheck_at_s=_recheck_at_s(view, judged, marking),
-        facts=_facts(view, judged, marking),
-    )
-
-
-def _recheck_at_s(view: NodeView, judged: Judged, marking: Marking) -> float | None:
-    times = [away_at_s(view, judged.node)]
+def _recheck_at_s(view: NodeView, context: NodeContext, marking: Marking) -> float | None:
+    times = [unreachable_at_s(view, context.node)]
     move = marking.transition
     if not move.marks.is_open and not move.marks.deadline:
-        since_s = _closed_since_s(view, judged, marking)
-        times.append(since_s + judged.required[0].readiness.deadline_s)
+        since_s = _closed_since_s(view, context, marking)
+        times.append(since_s + context.readiness.deadline_s)
     return min((time for time in times if time is not None), default=None)
 
 
-def _closed_since_s(view: NodeView, judged: Judged, marking: Marking) -> float:
+def _closed_since_s(view: NodeView, context: NodeContext, marking: Marking) -> float:
     closing = marking.transition.cause is not None
-    return view.now_s if closing else closed_since_s(view, judged)
+    return view.now_s if closing else closed_since_s(view, context)
 
 
-def _facts(view: NodeView, judged: Judged, marking: Marking) -> NodeFacts:
-    move, status = marking.transition, marking.verdict.status
+def _facts(view: NodeView, context: NodeContext, marking: Marking) -> NodeFacts:
+    move, status = marking.transition, marking.condition.status
     seconds = None
-    if move.opened and not judged.marks.is_open:
-        seconds = max(view.now_s - closed_since_s(view, judged), 0.0)
+    if move.opened and not context.marks.is_open:
+        seconds = max(view.now_s - closed_since_s(view, context), 0.0)
     return NodeFacts(
         state="ready" if status == "True" else "closed" if status == "False" else "unknown",
         opened=move.opened,
         closed_cause=move.cause,
-        closed_since_s=(None if move.marks.is_open else _closed_since_s(view, judged, marking)),
+        closed_since_s=(None if move.marks.is_open else _closed_since_s(view, context, marking)),
         seconds_to_ready=seconds,
         deadline_exceeded=move.deadline,
-        reboot_detected=reboot_seen(judged) != "",
+        reboot_detected=reboot_seen(context) != "",
     )
 
 
@@ -126,27 +118,25 @@ def _released(assignment: Assignment) -> tuple[EventNote, ...]:
     return (EventNote("Node", "Normal", "MemoryReleased", message),)
 
 
-def _events(judged: Judged, marking: Marking) -> tuple[EventNote, ...]:
-    move, said = marking.transition, marking.verdict
+def _events(context: NodeContext, marking: Marking) -> tuple[EventNote, ...]:
+    move, message = marking.transition, marking.condition.message
     if move.opened:
-        return (
-            EventNote("Node", "Normal", "MemoryReady", f"Host memory is ready: {said.message}"),
-        )
+        return (EventNote("Node", "Normal", "MemoryReady", f"Host memory is ready: {message}"),)
     if move.cause is not None:
-        closed = move.taint == "add" or _is_tainted(judged)
+        closed = move.taint == "add" or _is_tainted(context)
         reason = "MemoryClosed" if closed else "MemoryNotReady"
-        message = f"{_why(move.cause, closed=closed)} {said.message}"
+        message = f"{_why(move.cause, closed=closed)} {message}"
         return (
             EventNote("Node", "Normal" if move.cause == "join" else "Warning", reason, message),
         )
     if move.deadline:
-        return (EventNote("Node", "Warning", "DeadlineExceeded", _late(judged, marking)),)
+        return (EventNote("Node", "Warning", "DeadlineExceeded", _late(context, marking)),)
     return ()
 
 
-def _is_tainted(judged: Judged) -> bool:
-    key = judged.required[0].readiness.taint
-    return any(taint.get("key") == key for taint in judged.node.taints)
+def _is_tainted(context: NodeContext) -> bool:
+    key = context.readiness.taint
+    return any(taint.get("key") == key for taint in context.node.taints)
 
 
 def _why(cause: Cause, *, closed: bool) -> str:
@@ -160,11 +150,11 @@ def _why(cause: Cause, *, closed: bool) -> str:
     }[cause]
 
 
-def _late(judged: Judged, marking: Marking) -> str:
+def _late(context: NodeContext, marking: Marking) -> str:
     if marking.transition.without:
-        return f"Opened without host memory. {marking.verdict.message}"
-    within_s = judged.required[0].readiness.deadline_s
+        return f"Opened without host memory. {marking.condition.message}"
+    within_s = context.readiness.deadline_s
     return (
         f"Host memory is not ready after {within_s:.0f} s; the node stays closed. "
-        f"{marking.verdict.message}"
+        f"{marking.condition.message}"
     )

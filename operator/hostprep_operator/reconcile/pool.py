@@ -1,20 +1,56 @@
-"""One pool: counts, conditions and the rollout, over the nodes that it selects."""
+"""One pool: counts, conditions and the rollout, over the nodes that it selects.
+
+A change of a pool that serves reaches as many nodes at once as `maxUnavailable` says.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from hostprep.api.node_resource import Phase
-from hostprep_operator.reconcile.assign import usable
+from hostprep.api.conditions import Condition, ConditionStatus, merged
+from hostprep.api.names import HOST_MEMORY_READY
+from hostprep.api.node_resource import Phase, PoolEntry
+from hostprep.units import format_quantity
+from hostprep_operator.reconcile.assign import is_current, pool_ready, usable
 from hostprep_operator.reconcile.changes import EventNote, PoolChanges
-from hostprep_operator.reconcile.pool_status import Tally, conditions_of, status_patch_of
-from hostprep_operator.reconcile.rollout import Member, grant, member_of, waits
-from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord
-
-__all__ = ["PoolChanges", "reconcile_pool"]
+from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord, PoolReport
 
 _TROUBLE = {Phase.DEGRADED: "degraded", Phase.FAILED: "failed"}
+_SERVED = (Phase.READY, Phase.RESIZING)
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A selected node, as one pool sees it."""
+
+    name: str
+    current: bool
+    """Its entry says what the pool says."""
+    ready: bool
+    changing: bool
+    """It served, its entry was changed, and it does not serve again yet."""
+    report: PoolReport | None
+    """Of this boot, whichever entry it answers."""
+    known: bool = True
+    """Its HostMemoryReady is not Unknown. Where it is, a change would hold up all others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What was counted over a pool's nodes."""
+
+    counts: Mapping[str, int]
+    ready_bytes: int = 0
+    rolling: int = 0
+    """Nodes that change now, or wait for their turn to."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Of degraded and failed nodes."""
+    ruled_by: Counter[str] = field(default_factory=Counter)
+    """Pools that mark nodes in another way than this one asks for, with the number of nodes."""
 
 
 def reconcile_pool(
@@ -40,14 +76,14 @@ def reconcile_pool(
         elif _is_releasing(pool, node, hmn):
             releasing += 1
     granted = grant(pool, [member for _, member in selected], grants)
-    tally = _tally(selected, granted, releasing)
-    tally.ruled_by.update(_ruled_by(pool, (node for node, _ in selected), pools))
-    patch = None if pool.deleting else status_patch_of(pool, tally, now_s=now_s)
+    counters = _counters_of(selected, granted, releasing)
+    counters.ruled_by.update(_ruled_by(pool, (node for node, _ in selected), pools))
+    patch = None if pool.deleting else status_patch_of(pool, counters, now_s=now_s)
     return PoolChanges(
         status_patch=patch,
         grants=granted,
-        events=() if patch is None else _events(pool, tally),
-        counts=tally.counts,
+        events=() if patch is None else _events(pool, counters),
+        counts=counters.counts,
     )
 
 
@@ -57,11 +93,11 @@ def _is_releasing(pool: PoolRecord, node: NodeRecord, hmn: HostMemoryNodeRecord 
     return entry is not None and entry.absent
 
 
-def _tally(
+def _counters_of(
     selected: list[tuple[NodeRecord, Member]],
     granted: frozenset[str],
     releasing: int,
-) -> Tally:
+) -> Counters:
     counts = dict.fromkeys(("ready", "preparing", "degraded", "failed", "updated"), 0)
     reasons: Counter[str] = Counter()
     ready_bytes = rolling = 0
@@ -77,7 +113,7 @@ def _tally(
         rolling += member.name in granted or waits(member)
     total = len(selected)
     counts |= {"selected": total, "releasing": releasing, "unavailable": total - counts["ready"]}
-    return Tally(counts=counts, ready_bytes=ready_bytes, rolling=rolling, reasons=reasons)
+    return Counters(counts=counts, ready_bytes=ready_bytes, rolling=rolling, reasons=reasons)
 
 
 def _state(member: Member) -> str:
@@ -106,23 +142,25 @@ def _ruled_by(
     return ruled
 
 
-def _events(pool: PoolRecord, tally: Tally) -> tuple[EventNote, ...]:
+def _events(pool: PoolRecord, counters: Counters) -> tuple[EventNote, ...]:
     """Say what is new since the status that the pool shows."""
-    conditions = {condition.type: condition for condition in conditions_of(tally)}
+    conditions = {condition.type: condition for condition in conditions_of(counters)}
     notes: list[EventNote] = []
     was, now = pool.conditions.get("Progressing"), conditions["Progressing"]
     was_rolling = was is not None and was.reason == "RollingOut"
     if now.reason == "RollingOut" and not was_rolling:
         notes.append(_note("Normal", "RolloutStarted", f"A change is rolled out: {now.message}"))
     elif was_rolling and now.reason != "RollingOut":
-        updated = f"{tally.counts['updated']} of {tally.counts['selected']} nodes are updated."
+        updated = (
+            f"{counters.counts['updated']} of {counters.counts['selected']} nodes are updated."
+        )
         notes.append(_note("Normal", "RolloutFinished", updated))
     before = pool.conditions.get("Ready")
     if conditions["Ready"].reason == "NothingSelected" and (
         before is None or before.reason != "NothingSelected"
     ):
         notes.append(_note("Warning", "NothingSelected", conditions["Ready"].message))
-    failed = tally.counts["failed"]
+    failed = counters.counts["failed"]
     if failed > 0 and failed >= 2 * pool.counts.get("failed", 0):
         notes.append(_note("Warning", "NodeFailed", conditions["Degraded"].message))
     return tuple(notes)
@@ -132,3 +170,163 @@ def _note(kind: str, reason: str, message: str) -> EventNote:
     return EventNote(
         "HostMemoryPool", "Warning" if kind == "Warning" else "Normal", reason, message
     )
+
+
+# --- the rollout
+
+
+def member_of(pool: PoolRecord, node: NodeRecord, hmn: HostMemoryNodeRecord | None) -> Member:
+    """Return how the pool stands on a node that it selects."""
+    hmn = usable(node, hmn)
+    entry = hmn.entry(pool.name) if hmn else None
+    report = hmn.status.pool(pool.name) if hmn and hmn.status.boot_id == node.boot_id else None
+    current, ready = is_current(entry, pool), pool_ready(node, hmn, entry)
+    return Member(
+        name=node.name,
+        current=current,
+        ready=ready,
+        changing=current and not ready and _served(entry, report),
+        report=report,
+        known=not _is_unknown(node),
+    )
+
+
+def grant(pool: PoolRecord, members: Iterable[Member], grants: frozenset[str]) -> frozenset[str]:
+    """Return all nodes that may change now: those in the midst of it, and as many more as fit.
+
+    A node keeps its grant until the pool is Ready there as it is to be. Those that change without
+    a grant in memory (the operator was restarted) are found by what they are doing.
+    """
+    members = sorted(members, key=lambda member: member.name)
+    busy = {
+        member.name
+        for member in members
+        if member.changing or (member.name in grants and not (member.current and member.ready))
+    }
+    waiting = [m.name for m in members if waits(m) and m.name not in busy]
+    room = max_unavailable(pool, len(members)) - len(busy)
+    return frozenset(busy) | frozenset(waiting[: max(room, 0)])
+
+
+def waits(member: Member) -> bool:
+    """Return whether the pool serves there by an entry that is out of date."""
+    return member.ready and member.known and not member.current
+
+
+def max_unavailable(pool: PoolRecord, selected: int) -> int:
+    """Return the number of nodes; a share is of the selected ones, rounded up, at least 1."""
+    limit = pool.max_unavailable
+    if isinstance(limit, int):
+        return max(limit, 1)
+    digits = limit.removesuffix("%")
+    percent = int(digits) if digits.isdigit() else 0
+    return max(-(-selected * percent // 100), 1)
+
+
+def _served(entry: PoolEntry | None, report: PoolReport | None) -> bool:
+    """Return whether the report is of a pool that was Ready before the entry, or is resized."""
+    if entry is None or report is None or report.phase not in _SERVED:
+        return False
+    return report.phase is Phase.RESIZING or (report.uid, report.generation) != (
+        entry.uid,
+        entry.generation,
+    )
+
+
+def _is_unknown(node: NodeRecord) -> bool:
+    condition = node.conditions.get(HOST_MEMORY_READY)
+    return condition is not None and condition.status == "Unknown"
+
+
+# --- the status
+
+
+def conditions_of(counters: Counters) -> tuple[Condition, ...]:
+    """Return the pool's conditions, without their times."""
+    return (_ready(counters), _progressing(counters), _degraded(counters), _conflicted(counters))
+
+
+def status_patch_of(
+    pool: PoolRecord, counters: Counters, *, now_s: float
+) -> Mapping[str, Any] | None:
+    """Return the merge patch of the status; None where the pool says all of it already."""
+    conditions = conditions_of(counters)
+    before = pool.conditions
+    unchanged = len(before) == len(conditions) and all(
+        condition.type in before and before[condition.type].says_the_same_as(condition)
+        for condition in conditions
+    )
+    size = format_quantity(counters.ready_bytes)
+    numbers = (pool.observed_generation, pool.counts, pool.ready_size)
+    if unchanged and numbers == (pool.generation, counters.counts, size):
+        return None
+    timed = merged(before.values(), conditions, now_s=now_s)
+    return {
+        "status": {
+            "observedGeneration": pool.generation,
+            **counters.counts,
+            "readySize": size,
+            "conditions": [condition.to_json() for condition in timed],
+        }
+    }
+
+
+def _ready(counters: Counters) -> Condition:
+    counts = counters.counts
+    ready, selected = counts["ready"], counts["selected"]
+    if selected == 0:
+        return _condition("Ready", "False", "NothingSelected", "No node has the pool's labels.")
+    message = f"{ready} of {_nodes(selected)} ready."
+    if ready == selected and counts["updated"] == selected:
+        return _condition("Ready", "True", "AllReady", message)
+    if ready == selected:  # as the pool was: `kubectl wait` after a change must not return yet
+        message = f"{ready} of {_nodes(selected)} ready, {counts['updated']} of them up to date."
+        return _condition("Ready", "False", "RollingOut", message)
+    reason = "SomeFailed" if counts["failed"] else "Preparing"
+    return _condition("Ready", "False", reason, message)
+
+
+def _progressing(counters: Counters) -> Condition:
+    counts = counters.counts
+    updated, selected = counts["updated"], counts["selected"]
+    if counters.rolling:
+        message = f"{updated} of {_nodes(selected)} updated; {counters.rolling} to go."
+        return _condition("Progressing", "True", "RollingOut", message)
+    if counts["preparing"] or updated < selected:
+        message = f"{_nodes(counts['preparing'])} being prepared."
+        return _condition("Progressing", "True", "Preparing", message)
+    return _condition("Progressing", "False", "Settled", "Nothing is being changed.")
+
+
+def _degraded(counters: Counters) -> Condition:
+    degraded, failed = counters.counts["degraded"], counters.counts["failed"]
+    if not degraded and not failed:
+        return _condition("Degraded", "False", "Sound", "No node reports damage or a failure.")
+    reason = "SomeFailed" if failed else "SomeDegraded"
+    message = f"{_nodes(degraded + failed)} in trouble: {_listed(counters.reasons)}."
+    return _condition("Degraded", "True", reason, message)
+
+
+def _conflicted(counters: Counters) -> Condition:
+    if not counters.ruled_by:
+        return _condition("Conflicted", "False", "NoConflict", "No other pool's readiness rules.")
+    message = (
+        "Nodes are marked as pools of a higher rank say, whose readiness differs: "
+        f"{_listed(counters.ruled_by)}. Give them the same readiness, or other nodes."
+    )
+    return _condition("Conflicted", "True", "OtherPoolRules", message)
+
+
+def _condition(name: str, status: ConditionStatus, reason: str, message: str) -> Condition:
+    return Condition(type=name, status=status, reason=reason, message=message)
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node" + ("" if count == 1 else "s")
+
+
+def _listed(counter: Counter[str]) -> str:
+    """Return the most frequent first, those of one number by name: the text must not waver."""
+    ranked = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
+    more = f" and {len(ranked) - _SHOWN} more" if len(ranked) > _SHOWN else ""
+    return ", ".join(f"{name} ({_nodes(count)})" for name, count in ranked[:_SHOWN]) + more

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hostprep_operator.cli import main
-from hostprep_operator.health import Health
 from hostprep_operator.metrics import Metrics
-from hostprep_operator.settings import make_settings
+from hostprep_operator.run import Health
+from hostprep_operator.watch import make_settings
 
 pytestmark = pytest.mark.unit
 

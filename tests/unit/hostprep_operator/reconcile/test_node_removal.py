@@ -13,7 +13,7 @@ from hostprep_operator.reconcile.changes import (
     PatchNode,
     PatchNodeStatus,
 )
-from hostprep_operator.reconcile.removal import strip_node
+from hostprep_operator.reconcile.marking import strip_node
 from tests.unit.hostprep_operator.reconcile.cluster_model import Cluster
 from tests.unit.hostprep_operator.reconcile.one_node import joining, labels, opened
 

@@ -13,15 +13,17 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from hostprep.api.conditions import Condition
+from hostprep.api.names import HOST_MEMORY_READY
 from hostprep.api.node_resource import Phase as PoolPhase
-from hostprep_operator.reconcile import assign, marking, node, removal, rollout, verdict
+from hostprep_operator.reconcile import assign, conditions, marking, node, pool
 from tests.unit.hostprep_operator.reconcile.operator_life import Life
 
 pytestmark = pytest.mark.unit
 
 
 def _patch_ready(monkeypatch: pytest.MonkeyPatch, ready: Callable[..., bool]) -> None:
-    for module in (assign, verdict, rollout):
+    for module in (assign, conditions, pool):
         monkeypatch.setattr(module, "pool_ready", ready)
 
 
@@ -33,7 +35,7 @@ def _no_boot_check(monkeypatch: pytest.MonkeyPatch) -> None:
         return bool((report.uid, report.generation) == (entry.uid, entry.generation))
 
     _patch_ready(monkeypatch, ready)
-    monkeypatch.setattr(verdict, "_rebooted", lambda judged: False)
+    monkeypatch.setattr(conditions, "_rebooted", lambda judged: False)
 
 
 def _no_generation_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +73,7 @@ def _no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _all_taints(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (removal, marking):
-        monkeypatch.setattr(module, "without_taints", lambda node, *keys: ())
+    monkeypatch.setattr(marking, "without_taints", lambda node, *keys: ())
 
 
 def _forgets_labels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +86,8 @@ def _retains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _opens_when_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    ready = verdict.Verdict("True", "Ready", "")
-    monkeypatch.setattr(marking, "away", lambda view, record: ready)
+    ready = Condition(type=HOST_MEMORY_READY, status="True", reason="Ready")
+    monkeypatch.setattr(marking, "unreachable", lambda view, record: ready)
 
 
 @pytest.mark.parametrize(

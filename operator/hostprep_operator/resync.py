@@ -1,8 +1,10 @@
-"""Comparing the cache with the API server: whole at the start, and by versions from time to time.
+"""What the API server itself says: the lists, compared with the cache; and whether a pool exists.
 
-Kopf says nothing of objects that vanished while its watch was broken. So whenever it reads a list
-anew, and every ten minutes anyway (the pools: every minute), names and versions are compared with
-the server's.
+The cache is filled by lists at the start. Kopf reports nothing of objects that vanished while its
+watch was broken. So whenever it reads a list again, and every ten minutes anyway (the pools: every
+minute), names and versions are compared with the server's.
+
+That a pool is deleted releases memory, so only a read of the API server says so.
 """
 
 from __future__ import annotations
@@ -13,17 +15,14 @@ import time
 
 import structlog
 
-from hostprep.kube.client import HOST_MEMORY_NODES, NODES, POOLS, Json, KubeClient, Resource, pods
-from hostprep.kube.errors import ApiError, GoneError
-from hostprep_operator.cache import Cache
-from hostprep_operator.intake import Intake
-from hostprep_operator.keys import Kind
+from hostprep.kube.client import HOST_MEMORY_NODES, NODES, POOLS, KubeClient, Resource, pods
+from hostprep.kube.errors import ApiError, GoneError, RefusedError
 from hostprep_operator.metrics import Metrics
+from hostprep_operator.store import Cache, EventHandler, Kind
 from hostprep_operator.watch import AGENT_SELECTOR
 
-__all__ = ["Sync"]
-
 _log = structlog.get_logger("sync")
+_pools_log = structlog.get_logger("pools")
 
 _PAGE = 250
 """Nodes of 15 KB: 4 MB as text, some 20 MB as Python sees them, for a moment."""
@@ -31,17 +30,23 @@ _SETTLE_S = 3.0
 """Kopf's list takes a while; its first object must not be taken for the end of it."""
 _RETRY_S = 2.0
 _POOLS_EVERY_S = 60.0
-"""Of a list that turned out empty kopf says nothing: the last pool's end would be missed."""
+"""Of an empty list kopf reports nothing: the last pool's end would be missed."""
+_CHECK_AFTER_S = 2.0
+"""While a CustomResourceDefinition is being deleted its objects go first, and the server says "not
+found" of each as if people had deleted them: for a moment, or as long as one object's finalizer
+keeps the definition. By then the server's discovery says that no object can be created any more,
+and nothing is concluded: a deleted definition releases no memory."""
+_FORGET_S = 60.0
 
 
-class Sync:
+class Resync:
     """Keeps the cache true."""
 
     def __init__(
         self,
         kube: KubeClient,
         cache: Cache,
-        intake: Intake,
+        handler: EventHandler,
         metrics: Metrics,
         *,
         namespace: str,
@@ -50,12 +55,12 @@ class Sync:
     ) -> None:
         self._kube = kube
         self._cache = cache
-        self._intake = intake
+        self._handler = handler
         self._metrics = metrics
         self._every_s = every_s
         self._all_due_s = self._next_due_s()
         self._wanted = asyncio.Event()
-        intake.on_relisted = self._wanted.set
+        handler.on_relisted = self._wanted.set
         self._kinds: dict[Kind, tuple[Resource, str]] = {
             Kind.POOL: (POOLS, ""),
             Kind.HOST_MEMORY_NODE: (HOST_MEMORY_NODES, ""),
@@ -74,7 +79,7 @@ class Sync:
                 except ApiError as error:
                     _log.warning("cannot read yet", kind=kind.value, error=str(error))
                     await asyncio.sleep(_RETRY_S)
-        self._done()
+        self._metrics.last_sync.set(time.time())
         _log.info(
             "in sync",
             nodes=len(self._cache.nodes),
@@ -84,7 +89,7 @@ class Sync:
         )
 
     async def run(self) -> None:
-        """Compare from time to time, and soon after kopf has read a list anew."""
+        """Compare from time to time, and soon after kopf has read a list again."""
         while True:
             kinds = await self._next()
             try:
@@ -92,12 +97,12 @@ class Sync:
                     await self._compare(kind)
             except ApiError as error:
                 _log.warning("cannot compare", error=str(error))
-                self._intake.relisted |= kinds
+                self._handler.relisted |= kinds
                 await asyncio.sleep(_RETRY_S)
                 self._wanted.set()
                 continue
             if len(kinds) == len(self._kinds):
-                self._done()
+                self._metrics.last_sync.set(time.time())
 
     async def _next(self) -> set[Kind]:
         """Wait until there is something to compare; the pools, which are few, come every time."""
@@ -112,7 +117,7 @@ class Sync:
             return set(self._kinds)
         await asyncio.sleep(_SETTLE_S)
         self._wanted.clear()
-        kinds, self._intake.relisted = self._intake.relisted, set()
+        kinds, self._handler.relisted = self._handler.relisted, set()
         return kinds | {Kind.POOL}
 
     def _next_due_s(self) -> float:
@@ -123,7 +128,7 @@ class Sync:
         resource, selector = self._kinds[kind]
         async for page in self._kube.pages(resource, limit=_PAGE, label_selector=selector):
             for document in page.items:
-                self._intake.seen(kind, document)
+                self._handler.observed(kind, document)
 
     async def _compare(self, kind: Kind) -> None:
         """Drop what the server no longer has; read what it has newer."""
@@ -135,7 +140,7 @@ class Sync:
             record = store.get(name)
             if record is not None and record.uid == known[name][0]:
                 missed += 1
-                self._intake.vanished(kind, name, uid=record.uid, resource_version=version)
+                self._handler.vanished(kind, name, uid=record.uid, resource_version=version)
         for name, there in listed.items():
             record = store.get(name)
             if record is None or _newer(there, record.resource_version):
@@ -154,7 +159,8 @@ class Sync:
                     resource, limit=_PAGE * 2, label_selector=selector, metadata_only=True
                 ):
                     version = page.resource_version
-                    listed |= {_name(item): _version(item) for item in page.items}
+                    for metadata in (item["metadata"] for item in page.items):
+                        listed[metadata["name"]] = str(metadata.get("resourceVersion") or "")
             except GoneError:
                 continue
             return version, listed
@@ -167,20 +173,49 @@ class Sync:
             return 0
         document = await self._kube.get(self._kinds[kind][0], name)
         if document is not None:
-            self._intake.seen(kind, document)
+            self._handler.observed(kind, document)
         return 1
-
-    def _done(self) -> None:
-        self._metrics.last_sync.set(time.time())
-
-
-def _name(item: Json) -> str:
-    return str(item["metadata"]["name"])
-
-
-def _version(item: Json) -> str:
-    return str(item["metadata"].get("resourceVersion") or "")
 
 
 def _newer(version: str, than: str) -> bool:
     return version.isdecimal() and (not than.isdecimal() or int(version) > int(than))
+
+
+class DeletionCheck:
+    """Asks the API server about pools that nodes name and the cache does not know."""
+
+    def __init__(self, kube: KubeClient, handler: EventHandler) -> None:
+        self._kube = kube
+        self._handler = handler
+        self._first_missed_s: dict[str, float] = {}
+        self._lock = asyncio.Lock()
+
+    async def check(self, name: str) -> float:
+        """Find out about a pool; returns in how many seconds to check again, 0 once it is known.
+
+        Raises ApiError when the server gives no answer that means anything.
+        """
+        async with self._lock:  # thousands of nodes may ask for the same one
+            if name in self._handler.gone_pools:
+                return 0.0
+            now_s = asyncio.get_running_loop().time()
+            missed_s = self._first_missed_s.get(name)
+            if missed_s is None or now_s - missed_s > _FORGET_S:
+                self._first_missed_s[name] = now_s
+                return _CHECK_AFTER_S
+            wait_s = missed_s + _CHECK_AFTER_S - now_s
+            if wait_s > 0.0:
+                return wait_s
+            await self._read(name)
+            return 0.0
+
+    async def _read(self, name: str) -> None:
+        document = await self._kube.get(POOLS, name)
+        self._first_missed_s.pop(name, None)
+        if document is None:
+            if "create" not in await self._kube.verbs(POOLS):
+                raise RefusedError("the definition of HostMemoryPools is being deleted")
+            _pools_log.info("pool does not exist", pool=name)
+            self._handler.gone_pools.add(name)
+        else:
+            self._handler.observed(Kind.POOL, document)

@@ -1,20 +1,21 @@
-"""Printing results: tables for people, JSON for programs."""
+"""What commands share: results as tables for people or JSON for programs, errors, and options."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from hostprep.errors import HostprepError
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-__all__ = ["error_document", "print_json", "print_table", "report", "say", "warn"]
 
 
 def print_json(value: Any) -> None:
@@ -61,7 +62,7 @@ def warn(text: str) -> None:
 
 
 def report(error: HostprepError, *, as_json: bool) -> None:
-    """Tell an error: one line for people, and an object for programs if they asked for JSON."""
+    """Print an error: one line for people, and an object for programs that asked for JSON."""
     if as_json:
         print_json(error_document(error))
     warn(str(error))
@@ -76,3 +77,16 @@ def _console() -> Console:
     from rich.console import Console  # not above: the agent prints nothing
 
     return Console(width=None if sys.stdout.isatty() else 200)
+
+
+class Seconds(click.FloatRange):
+    """An option in seconds, within a range. `nan`, which no comparison excludes, is refused."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number. Raises click.BadParameter."""
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return seconds

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from hostprep.kube.client import NODES, POOLS, KubeClient, Page, Resource
-from hostprep_operator.cache import Cache
-from hostprep_operator.intake import Intake
-from hostprep_operator.keys import Key, Kind
 from hostprep_operator.metrics import Metrics
 from hostprep_operator.queue import KeyedQueue
-from hostprep_operator.sync import Sync
+from hostprep_operator.resync import Resync
+from hostprep_operator.store import Cache, EventHandler, Key, Kind
 from tests.support.virtual_time import run_virtually
 
 pytestmark = pytest.mark.unit
@@ -42,22 +40,22 @@ class _Lists(KubeClient):
 class _World:
     def __init__(self) -> None:
         self.kube, self.cache = _Lists(), Cache()
-        self.intake = Intake(self.cache, KeyedQueue[Key]())
-        self.sync = Sync(
-            self.kube, self.cache, self.intake, Metrics(), namespace="default", watch_agents=False
+        self.handler = EventHandler(self.cache, KeyedQueue[Key]())
+        self.resync = Resync(
+            self.kube, self.cache, self.handler, Metrics(), namespace="default", watch_agents=False
         )
 
     async def run_for(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self.sync.run()
+                await self.resync.run()
 
 
 def test_a_last_pool_that_vanished_while_nobody_watched_is_missed_within_two_minutes() -> None:
     async def scene() -> int:
         world = _World()
         world.kube.objects[POOLS.path] = [_object("kv", 3)]
-        await world.sync.first()
+        await world.resync.first()
         assert len(world.cache.pools) == 1
         world.kube.objects[POOLS.path] = []  # kopf, which lists nothing, calls nobody
         await world.run_for(120)
@@ -70,10 +68,10 @@ def test_lists_that_are_read_anew_all_the_time_do_not_put_off_comparing_everythi
     async def scene() -> int:
         world = _World()
         world.kube.objects[NODES.path] = [_object("n1", 3)]
-        await world.sync.first()
+        await world.resync.first()
         world.kube.objects[NODES.path] = []
         for _ in range(8):
-            world.intake.listed(Kind.HOST_MEMORY_NODE)
+            world.handler.listed(Kind.HOST_MEMORY_NODE)
             await world.run_for(120)
         return len(world.cache.nodes)
 

@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep_operator.cache import Cache, Store
-from hostprep_operator.intake import Intake
-from hostprep_operator.keys import Key, Kind
 from hostprep_operator.queue import KeyedQueue
 from hostprep_operator.records import NodeRecord
+from hostprep_operator.store import Cache, EventHandler, Key, Kind, Store
 from tests.support.virtual_time import run_virtually
 
 pytestmark = pytest.mark.unit
@@ -63,9 +61,9 @@ class _World:
     def __init__(self, *, opened: bool = True) -> None:
         self.cache = Cache()
         self.queue: KeyedQueue[Key] = KeyedQueue()
-        self.intake = Intake(self.cache, self.queue, wall_clock=lambda: 1000.0)
+        self.handler = EventHandler(self.cache, self.queue, wall_clock=lambda: 1000.0)
         if opened:
-            self.intake.open()
+            self.handler.open()
 
     async def looks(self) -> list[str]:
         """Names of the nodes that are to be looked at now; they are taken."""
@@ -121,10 +119,10 @@ def test_whatever_the_order_of_arrival_the_newest_version_stays(order: list[int]
 def test_before_the_first_lists_are_complete_nothing_is_looked_at_and_then_everything() -> None:
     async def scenario() -> None:
         world = _World(opened=False)
-        world.intake.seen(Kind.NODE, _node("a", 1))
-        world.intake.seen(Kind.HOST_MEMORY_NODE, _hmn("b", 1, "kv"))
+        world.handler.observed(Kind.NODE, _node("a", 1))
+        world.handler.observed(Kind.HOST_MEMORY_NODE, _hmn("b", 1, "kv"))
         assert await world.looks() == []
-        world.intake.open()
+        world.handler.open()
         assert await world.looks() == ["a", "b"]
 
     run_virtually(scenario())
@@ -133,9 +131,9 @@ def test_before_the_first_lists_are_complete_nothing_is_looked_at_and_then_every
 def test_a_heartbeat_leads_to_no_look() -> None:
     async def scenario() -> None:
         world = _World()
-        world.intake.seen(Kind.NODE, _node("a", 1))
+        world.handler.observed(Kind.NODE, _node("a", 1))
         assert await world.looks() == ["a"]
-        world.intake.seen(Kind.NODE, _node("a", 2))
+        world.handler.observed(Kind.NODE, _node("a", 2))
         assert await world.looks() == []
         record = world.cache.nodes.get("a")
         assert record is not None
@@ -148,11 +146,11 @@ def test_a_node_with_another_boot_id_is_looked_at_before_all_others() -> None:
     async def scenario() -> None:
         world = _World()
         for number, name in enumerate("abc"):
-            world.intake.seen(Kind.NODE, _node(name, number + 1))
+            world.handler.observed(Kind.NODE, _node(name, number + 1))
         await world.looks()
-        world.intake.seen(Kind.NODE, _node("a", 11, x="1"))
-        world.intake.seen(Kind.NODE, _node("b", 12, x="1"))
-        world.intake.seen(Kind.NODE, _node("c", 13, boot_id="new"))
+        world.handler.observed(Kind.NODE, _node("a", 11, x="1"))
+        world.handler.observed(Kind.NODE, _node("b", 12, x="1"))
+        world.handler.observed(Kind.NODE, _node("c", 13, boot_id="new"))
         assert await world.looks() == ["c", "a", "b"]
 
     run_virtually(scenario())
@@ -161,18 +159,18 @@ def test_a_node_with_another_boot_id_is_looked_at_before_all_others() -> None:
 def test_selections_follow_labels_selectors_and_deletions() -> None:
     async def scenario() -> None:
         world = _World()
-        intake, cache = world.intake, world.cache
-        intake.seen(Kind.NODE, _node("a", 1, p="kv"))
-        intake.seen(Kind.POOL, _pool("kv", 2, p="kv"))
+        handler, cache = world.handler, world.cache
+        handler.observed(Kind.NODE, _node("a", 1, p="kv"))
+        handler.observed(Kind.POOL, _pool("kv", 2, p="kv"))
         assert cache.selected("kv") == {"a"}
-        intake.seen(Kind.NODE, _node("b", 3, p="kv"))
-        intake.seen(Kind.NODE, _node("a", 4, p="none"))
+        handler.observed(Kind.NODE, _node("b", 3, p="kv"))
+        handler.observed(Kind.NODE, _node("a", 4, p="none"))
         assert cache.selected("kv") == {"b"}
-        intake.seen(Kind.POOL, _pool("kv", 5, generation=2, p="none"))
+        handler.observed(Kind.POOL, _pool("kv", 5, generation=2, p="none"))
         assert cache.selected("kv") == {"a"}
-        intake.vanished(Kind.NODE, "a", uid="uid-a", resource_version="6")
+        handler.vanished(Kind.NODE, "a", uid="uid-a", resource_version="6")
         assert cache.selected("kv") == set()
-        intake.vanished(Kind.POOL, "kv", uid="uid-kv", resource_version="7")
+        handler.vanished(Kind.POOL, "kv", uid="uid-kv", resource_version="7")
         assert cache.selected("kv") == set()
         assert cache.pools_of("b") == []
 
@@ -183,11 +181,11 @@ def test_a_pools_change_leads_to_its_nodes_and_those_that_it_leaves() -> None:
     async def scenario() -> None:
         world = _World()
         for number, name in enumerate("abc"):
-            world.intake.seen(Kind.NODE, _node(name, number + 1, **{name: "1"}))
+            world.handler.observed(Kind.NODE, _node(name, number + 1, **{name: "1"}))
         await world.looks()
-        world.intake.seen(Kind.POOL, _pool("kv", 10, a="1"))
+        world.handler.observed(Kind.POOL, _pool("kv", 10, a="1"))
         assert await world.looks() == ["a"]
-        world.intake.seen(Kind.POOL, _pool("kv", 11, generation=2, b="1"))
+        world.handler.observed(Kind.POOL, _pool("kv", 11, generation=2, b="1"))
         assert sorted(await world.looks()) == ["a", "b"]
 
     run_virtually(scenario())
@@ -196,10 +194,10 @@ def test_a_pools_change_leads_to_its_nodes_and_those_that_it_leaves() -> None:
 def test_the_status_of_a_pool_leads_to_no_look_at_its_nodes() -> None:
     async def scenario() -> None:
         world = _World()
-        world.intake.seen(Kind.NODE, _node("a", 1))
-        world.intake.seen(Kind.POOL, _pool("kv", 2))
+        world.handler.observed(Kind.NODE, _node("a", 1))
+        world.handler.observed(Kind.POOL, _pool("kv", 2))
         await world.looks()
-        world.intake.seen(Kind.POOL, _pool("kv", 3) | {"status": {"ready": 1}})
+        world.handler.observed(Kind.POOL, _pool("kv", 3) | {"status": {"ready": 1}})
         assert await world.looks() == []
 
     run_virtually(scenario())
@@ -208,13 +206,13 @@ def test_the_status_of_a_pool_leads_to_no_look_at_its_nodes() -> None:
 def test_a_pool_that_goes_leads_to_every_node_with_an_entry_of_it() -> None:
     async def scenario() -> None:
         world = _World()
-        world.intake.seen(Kind.NODE, _node("a", 1))
-        world.intake.seen(Kind.HOST_MEMORY_NODE, _hmn("a", 2, "kv"))
-        world.intake.seen(Kind.POOL, _pool("kv", 3, nobody="1"))
+        world.handler.observed(Kind.NODE, _node("a", 1))
+        world.handler.observed(Kind.HOST_MEMORY_NODE, _hmn("a", 2, "kv"))
+        world.handler.observed(Kind.POOL, _pool("kv", 3, nobody="1"))
         await world.looks()
-        world.intake.vanished(Kind.POOL, "kv", uid="uid-kv", resource_version="4")
+        world.handler.vanished(Kind.POOL, "kv", uid="uid-kv", resource_version="4")
         assert await world.looks() == ["a"]
-        assert world.intake.gone_pools == set(), "that it is gone is not concluded from a cache"
+        assert world.handler.gone_pools == set(), "that it is gone is not concluded from a cache"
 
     run_virtually(scenario())
 
@@ -223,7 +221,7 @@ def test_a_pool_is_looked_at_once_a_second_however_many_nodes_change() -> None:
     async def scenario() -> None:
         world = _World()
         loop = asyncio.get_running_loop()
-        world.intake.seen(Kind.POOL, _pool("kv", 1))
+        world.handler.observed(Kind.POOL, _pool("kv", 1))
         runs = []
 
         async def work() -> None:
@@ -231,12 +229,12 @@ def test_a_pool_is_looked_at_once_a_second_however_many_nodes_change() -> None:
                 key = await world.queue.get()
                 if key.kind == "pool":
                     runs.append(loop.time())
-                    world.intake.pool_ran(key.name, 0.0)
+                    world.handler.pool_reconciled(key.name, 0.0)
                 world.queue.done(key)
 
         worker = asyncio.create_task(work())
         for number in range(500):
-            world.intake.seen(Kind.NODE, _node(f"n{number}", number + 2))
+            world.handler.observed(Kind.NODE, _node(f"n{number}", number + 2))
             await asyncio.sleep(0.01)
         worker.cancel()
         gaps = [b - a for a, b in itertools.pairwise(runs)]
@@ -249,19 +247,19 @@ def test_a_pool_is_looked_at_once_a_second_however_many_nodes_change() -> None:
 def test_since_when_a_node_lacks_its_agent_is_remembered_until_another_comes() -> None:
     async def scenario() -> None:
         world = _World()
-        world.intake.seen(Kind.NODE, _node("a", 1))
+        world.handler.observed(Kind.NODE, _node("a", 1))
         pod = {
             "metadata": {"name": "p", "uid": "u", "resourceVersion": "1"},
             "spec": {"nodeName": "a"},
         }
-        world.intake.seen(Kind.AGENT, pod)
+        world.handler.observed(Kind.AGENT, pod)
         assert [agent.name for agent in world.cache.agents_of("a")] == ["p"]
-        world.intake.gone(Kind.AGENT, pod)
+        world.handler.deleted(Kind.AGENT, pod)
         assert world.cache.agents_of("a") == []
-        assert world.intake.agent_gone_s == {"a": 1000.0}
+        assert world.handler.agent_gone_s == {"a": 1000.0}
         pod["metadata"] |= {"name": "q", "uid": "v", "resourceVersion": "2"}
-        world.intake.seen(Kind.AGENT, pod)
-        assert world.intake.agent_gone_s == {}
+        world.handler.observed(Kind.AGENT, pod)
+        assert world.handler.agent_gone_s == {}
 
     run_virtually(scenario())
 
@@ -272,11 +270,11 @@ def test_nodes_that_come_and_go_leave_nothing_behind_when_their_agents_go_last()
         for number in range(3):
             name, pod = f"n{number}", _node(f"p{number}", number + 1)
             pod["spec"] = {"nodeName": name}
-            world.intake.seen(Kind.NODE, _node(name, number + 1))
-            world.intake.seen(Kind.AGENT, pod)
-            world.intake.gone(Kind.NODE, _node(name, number + 1))
-            world.intake.gone(Kind.AGENT, pod)
-        assert world.intake.agent_gone_s == {}
+            world.handler.observed(Kind.NODE, _node(name, number + 1))
+            world.handler.observed(Kind.AGENT, pod)
+            world.handler.deleted(Kind.NODE, _node(name, number + 1))
+            world.handler.deleted(Kind.AGENT, pod)
+        assert world.handler.agent_gone_s == {}
 
     run_virtually(scenario())
 
@@ -284,12 +282,12 @@ def test_nodes_that_come_and_go_leave_nothing_behind_when_their_agents_go_last()
 def test_a_pool_whose_look_takes_long_is_looked_at_less_often() -> None:
     async def scenario() -> None:
         world = _World()
-        world.intake.seen(Kind.POOL, _pool("kv", 1))
+        world.handler.observed(Kind.POOL, _pool("kv", 1))
         assert (await world.queue.get()).kind == "pool"
-        world.intake.pool_ran("kv", 0.5)
+        world.handler.pool_reconciled("kv", 0.5)
         world.queue.done(Key("pool", "kv"))
         began_s = asyncio.get_running_loop().time()
-        world.intake.look_at_pool("kv")
+        world.handler.enqueue_pool("kv")
         await world.queue.get()
         assert asyncio.get_running_loop().time() - began_s == pytest.approx(5.0)
 

@@ -1,13 +1,11 @@
-"""Carrying out what the pure core wants written: in order, guarded by versions."""
+"""Carries out what the pure core wants written: in order, guarded by versions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from hostprep.kube.client import HOST_MEMORY_NODES, NODES, Json, KubeClient
 from hostprep.kube.errors import ConflictError
-from hostprep_operator.keys import Kind
 from hostprep_operator.reconcile.changes import (
     CreateHostMemoryNode,
     DeleteHostMemoryNode,
@@ -16,11 +14,7 @@ from hostprep_operator.reconcile.changes import (
     PatchNodeStatus,
     Write,
 )
-
-__all__ = ["Writer"]
-
-Seen = Callable[[Kind, Mapping[str, Any]], object]
-Vanished = Callable[..., object]
+from hostprep_operator.store import EventHandler, Kind
 
 
 def _always(_write: Write) -> bool:
@@ -28,12 +22,11 @@ def _always(_write: Write) -> bool:
 
 
 class Writer:
-    """Writes to one node's objects; the answers go into the cache at once."""
+    """Writes to a node's objects; the answers go into the cache, if there is one, at once."""
 
-    def __init__(self, kube: KubeClient, *, seen: Seen, vanished: Vanished) -> None:
+    def __init__(self, kube: KubeClient, handler: EventHandler | None = None) -> None:
         self._kube = kube
-        self._seen = seen
-        self._vanished = vanished
+        self._handler = handler
 
     async def carry_out(
         self, name: str, writes: Iterable[Write], *, go_on: Callable[[Write], bool] = _always
@@ -49,15 +42,14 @@ class Writer:
                 case PatchNode() | PatchNodeStatus():
                     node_version = await self._patch_node(name, write, node_version)
                 case CreateHostMemoryNode():
-                    self._take(
-                        Kind.HOST_MEMORY_NODE,
-                        await self._kube.create(HOST_MEMORY_NODES, write.body),
-                    )
+                    answer = await self._kube.create(HOST_MEMORY_NODES, write.body)
+                    self._observe(Kind.HOST_MEMORY_NODE, answer)
                 case PatchHostMemoryNodeSpec():
-                    self._take(
-                        Kind.HOST_MEMORY_NODE,
-                        await self._kube.patch(HOST_MEMORY_NODES, name, _guarded(write)),
-                    )
+                    guard = {"resourceVersion": write.resource_version}
+                    metadata = {**guard, **write.patch.get("metadata", {})}
+                    patch = {**write.patch, "metadata": metadata}
+                    answer = await self._kube.patch(HOST_MEMORY_NODES, name, patch)
+                    self._observe(Kind.HOST_MEMORY_NODE, answer)
                 case DeleteHostMemoryNode():
                     await self._delete(name, write)
             if not go_on(write):
@@ -72,27 +64,23 @@ class Writer:
         answer = await self._kube.patch(
             NODES, name, patch, subresource="status" if is_status else "", strategic=is_status
         )
-        return str(self._take(Kind.NODE, answer)["metadata"]["resourceVersion"])
+        return str(self._observe(Kind.NODE, answer)["metadata"]["resourceVersion"])
 
     async def _delete(self, name: str, write: DeleteHostMemoryNode) -> None:
         await self._kube.delete(
             HOST_MEMORY_NODES, name, uid=write.uid, resource_version=write.resource_version
         )
-        self._vanished(
-            Kind.HOST_MEMORY_NODE,
-            name,
-            uid=write.uid,
-            resource_version=write.resource_version,
-        )
+        if self._handler is not None:
+            self._handler.vanished(
+                Kind.HOST_MEMORY_NODE,
+                name,
+                uid=write.uid,
+                resource_version=write.resource_version,
+            )
 
-    def _take(self, kind: Kind, answer: Json | None) -> Json:
+    def _observe(self, kind: Kind, answer: Json | None) -> Json:
         if answer is None:
             raise ConflictError(f"the {kind} is gone")
-        self._seen(kind, answer)
+        if self._handler is not None:
+            self._handler.observed(kind, answer)
         return answer
-
-
-def _guarded(write: PatchHostMemoryNodeSpec) -> Json:
-    patch = dict(write.patch)
-    metadata = {"resourceVersion": write.resource_version}
-    return patch | {"metadata": {**metadata, **patch.get("metadata", {})}}
