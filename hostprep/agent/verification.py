@@ -16,10 +16,16 @@ from hostprep.agent.messages import (
     Problem,
     RegionObservation,
 )
-from hostprep.client.handoff import Handoff, Region
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import (
+    Handoff,
+    Region,
+    check_region,
+    open_region,
+    read_handoff,
+    verify_handoff,
+    walk_region,
+)
 from hostprep.client.sidecar import NOBODY, mark_bad, read_sidecar, short_command
-from hostprep.client.verify import check_region, open_region, verify_handoff, walk_region
 from hostprep.cuda.board_layout import FAILED, OPEN
 from hostprep.errors import HostprepError
 from hostprep.linux.files import closing_fd

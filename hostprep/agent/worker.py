@@ -32,8 +32,7 @@ from hostprep.agent.messages import (
     encode,
 )
 from hostprep.agent.verification import Verification, mark_bad_regions, verify_node
-from hostprep.client.claim import claim_lock
-from hostprep.client.tickets import has_waiters
+from hostprep.client.claim import claim_lock, has_waiters
 from hostprep.errors import BusyError, HostprepError
 from hostprep.linux.threads import Stopped
 from hostprep.node.apply.service import Node, PoolOutcome, Reconciler, pending_actions

@@ -1,13 +1,30 @@
-"""Conditions as Kubernetes writes them: a change of status moves lastTransitionTime, no other."""
+"""Conditions and times as Kubernetes writes them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Literal
 
 from hostprep.api.codec import JsonObject, json_field
-from hostprep.api.times import format_time, parse_time
+
+
+def format_time(seconds: float) -> str:
+    """Return seconds since the epoch as 2026-11-21T13:00:00Z."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_time(text: object) -> float | None:
+    """Return seconds since the epoch; None for anything that is no time."""
+    if not isinstance(text, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 

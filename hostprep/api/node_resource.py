@@ -8,8 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from hostprep.api.codec import JsonObject, json_field
-from hostprep.api.conditions import Condition
-from hostprep.api.times import format_time, parse_time
+from hostprep.api.conditions import Condition, format_time, parse_time
 
 # What another agent's status lacks reads as nothing, and is no error.
 _TEXT = json_field(fallback="")

@@ -12,8 +12,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hostprep.client.handoff import Handoff, Region
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import Handoff, Region, read_handoff
 from hostprep.deviceplugin.devices import view_name
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.linux.files import atomic_write, from_os_error, make_folder, remove_file

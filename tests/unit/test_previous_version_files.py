@@ -17,7 +17,8 @@ from hostprep.agent.desired import Source, instruction_of, read_saved
 from hostprep.api.pool_resource import spec_from_options
 from hostprep.api.pool_spec import PoolState, RegionLayout
 from hostprep.backing import MIB, Backing
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.claim import has_waiters, left_by_earlier
+from hostprep.client.handoff import read_handoff
 from hostprep.client.owner import Owner
 from hostprep.client.sidecar import (
     is_clean,
@@ -27,7 +28,6 @@ from hostprep.client.sidecar import (
     read_members,
     read_sidecar,
 )
-from hostprep.client.tickets import has_waiters, left_by_earlier
 from hostprep.cuda.board import RankBoard
 from hostprep.cuda.turnstile import Turnstile
 from hostprep.linux.processes import ProcessId

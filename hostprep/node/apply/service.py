@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.backing import Backing
-from hostprep.cuda.turnstile_folders import make_turnstiles, remove_turnstiles
+from hostprep.cuda.turnstile_files import make_turnstiles, remove_turnstiles
 from hostprep.errors import BadInputError, BusyError, FailedError, HostprepError, NotReadyError
 from hostprep.linux.files import atomic_write
 from hostprep.node.apply.cgroups import host_cgroup, remove_host_cgroup

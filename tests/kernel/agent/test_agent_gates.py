@@ -12,7 +12,8 @@ from hostprep.agent.messages import GateObservation, Observation, ReconcileResul
 from hostprep.agent.metrics import GateMetrics
 from hostprep.backing import Backing
 from hostprep.client.attach import attach
-from hostprep.cuda.board import BoardReader, RankBoard, board_path
+from hostprep.cuda.board import RankBoard, board_path
+from hostprep.cuda.board_view import BoardReader
 from hostprep.cuda.gate import Gate
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths

@@ -17,7 +17,7 @@ from hostprep.api.node_resource import Phase
 from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.backing import Backing
 from hostprep.client.attach import attach
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import read_handoff
 from hostprep.errors import NotReadyError
 from hostprep.node.apply.exclusive import AgentLock
 from hostprep.node.apply.hugepages import HugePageControl

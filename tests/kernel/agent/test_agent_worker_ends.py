@@ -16,8 +16,7 @@ import pytest
 from hostprep.agent.messages import Done, Message, ReconcileResult
 from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.backing import Backing
-from hostprep.client.handoff_reader import read_handoff
-from hostprep.client.verify import verify_handoff
+from hostprep.client.handoff import read_handoff, verify_handoff
 from hostprep.errors import NotReadyError
 from hostprep.linux.threads import Stopped
 from hostprep.node.apply.service import Node, Reconciler

@@ -16,7 +16,7 @@ import pytest
 import hostprep
 from hostprep.agent.messages import DesiredPool, ReconcileResult
 from hostprep.backing import MIB, Backing
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import read_handoff
 from hostprep.errors import HostprepError
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths

@@ -21,7 +21,7 @@ import pytest
 from hostprep.agent.desired import DesiredState, Source, save
 from hostprep.api.node_resource import PoolEntry
 from hostprep.client.attach import attach
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import read_handoff
 from hostprep.linux.processes import boot_id
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths

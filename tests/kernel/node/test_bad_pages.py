@@ -22,10 +22,8 @@ from hostprep.agent.worker import Worker
 from hostprep.api.pool_spec import PoolSpec
 from hostprep.backing import MIB, Backing
 from hostprep.client.attach import attach
-from hostprep.client.handoff import Region
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import Region, bad_pages, open_region, read_handoff, walk_region
 from hostprep.client.sidecar import mark_bad, read_bad_mark, read_bad_size
-from hostprep.client.verify import bad_pages, open_region, walk_region
 from hostprep.errors import NotReadyError
 from hostprep.linux.files import closing_fd
 from hostprep.linux.memory import address_of, explain, map_shared
@@ -96,8 +94,8 @@ def test_a_walk_in_several_windows_names_the_offset_in_the_region(
         seen.append(size_bytes)
         return [page_bytes] if len(seen) == 3 else []
 
-    monkeypatch.setattr("hostprep.client.verify._WINDOW_BYTES", 6 * MIB)
-    monkeypatch.setattr("hostprep.client.verify.bad_pages", second_of_each)
+    monkeypatch.setattr("hostprep.client.handoff._WINDOW_BYTES", 6 * MIB)
+    monkeypatch.setattr("hostprep.client.handoff.bad_pages", second_of_each)
     with (
         closing_fd(open_region(PoolPaths(node.root, POOL), region, writable=False)) as fd,
         pytest.raises(NotReadyError, match=f"offset {12 * MIB + region.page_bytes:#x}"),

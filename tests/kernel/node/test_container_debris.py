@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from hostprep.backing import Backing
-from hostprep.client.handoff import Region
-from hostprep.client.handoff_reader import read_handoff
-from hostprep.client.verify import verify_handoff
+from hostprep.client.handoff import Region, read_handoff, verify_handoff
 from hostprep.deviceplugin.devices import allocation_of
 from hostprep.errors import FailedError, HostprepError
 from hostprep.node.apply.folder import clear_debris, is_debris

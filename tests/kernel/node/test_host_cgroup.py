@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hostprep.agent.messages import Done, ReconcileRequest, decode, encode
-from hostprep.linux.namespaces import first_cgroup_namespace
+from hostprep.linux.processes import first_cgroup_namespace
 from hostprep.node.apply import cgroups
 from hostprep.node.apply.cgroups import NAME, host_cgroup, remove_host_cgroup
 from hostprep.node.apply.service import Node
@@ -49,7 +49,7 @@ _PROGRAM = """
 import sys
 from hostprep.node.apply.cgroups import host_cgroup
 from hostprep.node.apply.service import Node
-from hostprep.linux.namespaces import first_cgroup_namespace
+from hostprep.linux.processes import first_cgroup_namespace
 
 def paths():
     with first_cgroup_namespace():
