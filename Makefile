@@ -45,7 +45,7 @@ unit: $(STAMP)  ## pure code: a process for each CPU
 
 # What counts the machine's huge pages and mounts runs in one process, what is `parallel` beside it.
 kernel: $(STAMP)  ## real memory, locks, cgroups, processes that are killed
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel -n 2 --dist loadgroup tests/kernel
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel -n 2 --dist loadscope tests/kernel
 
 testbed: $(STAMP)  ## build what the cluster, node and engines tests need, once: half an hour on two cores
 	@$(PY) -m testbed build

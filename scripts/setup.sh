@@ -20,6 +20,7 @@ find_python() {
 apt_install() {
     [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || return 1
     say "installing $* with apt"
+    export DEBIAN_FRONTEND=noninteractive
     apt-get install -y -qq "$@" >/dev/null 2>&1 ||
         { apt-get update -qq && apt-get install -y -qq "$@" >/dev/null; }
 }

@@ -81,9 +81,6 @@ def _kubelet(settings: NodeSettings, port: int) -> dict[str, Any]:
             "imagefs.available": "1%",
         },
         "imageGCHighThresholdPercent": 100,
-        # Ten by default: what tests wait for, such as a count of devices, comes with it.
-        "nodeStatusUpdateFrequency": "2s",
-        "nodeStatusReportFrequency": "5m",
     }
     if settings.tainted:
         config["registerWithTaints"] = [{"key": CLUSTER_AUTOSCALER_TAINT, "effect": "NoSchedule"}]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -25,13 +27,33 @@ _outcomes: Counter[tuple[str, str]] = Counter()
 _seconds: defaultdict[str, float] = defaultdict(float)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadscope`, keep in one process what counts the machine's pages and mounts.
+
+    That is all but the files that say `parallel`. (Groups need pytest's own names of tests, which
+    xdist 3.8 no longer changes with pytest 9.)
+    """
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if _says_parallel(config.rootpath / file) else "machine"
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadscope" else None
+
+
+@functools.cache
+def _says_parallel(path: Path) -> bool:
+    return "pytest.mark.parallel" in path.read_text()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is `long`, and keep together what counts the machine's pages and mounts."""
+    """Each test has a tier; what is `long` runs where it is asked for."""
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in _TIERS):
             raise pytest.UsageError(f"{item.nodeid} belongs to no tier")
-        if item.get_closest_marker("kernel") and not item.get_closest_marker("parallel"):
-            item.add_marker(pytest.mark.xdist_group("machine"))
     if not _IS_LONG:
         long = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if not item.get_closest_marker("long")]

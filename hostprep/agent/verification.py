@@ -26,7 +26,7 @@ from hostprep.linux.files import closing_fd
 from hostprep.linux.threads import Stopped
 from hostprep.node.facts import Facts, HugePageTotals, PoolFacts, RegionFacts
 from hostprep.node.observe import HostRoot, observe
-from hostprep.node.observe.gates import see_gate
+from hostprep.node.observe.gates import observe_gate
 from hostprep.node.observe.pools import observe_pool, pool_names, read_mounts
 from hostprep.paths import PoolPaths
 
@@ -98,7 +98,7 @@ def _verify_pool(
         why = problems.get(region.name, ("", ""))[1] or region.damage
         sound = region.finished and not why and region.name in published
         if region.finished:  # an unfinished one may have a finished namesake
-            gates.append(observe_gate(paths, region.name, leased=region.leased))
+            gates.append(gate_of(paths, region.name, leased=region.leased))
         regions.append(_observe_region(paths, pool, replace(region, damage=why or None), sound))
     finished = {region.name for region in pool.regions if region.finished}
     gone = [_gone(region) for name, region in published.items() if name not in finished]
@@ -186,14 +186,14 @@ def _held_pages(pool: PoolFacts, page_bytes: int) -> int:
 # --- gates of engines
 
 
-def observe_gate(paths: PoolPaths, region: str, *, leased: bool) -> GateObservation | None:
+def gate_of(paths: PoolPaths, region: str, *, leased: bool) -> GateObservation | None:
     """Return the gate of the engine at a region; None where there is nothing to report.
 
     A run that is over is reported if its gate was decided: it may have begun and ended since the
     last round. Never raises for what is in the board's place.
     """
     try:
-        seen = see_gate(paths, region, leased=leased)
+        seen = observe_gate(paths, region, leased=leased)
     except (HostprepError, OSError) as error:
         is_missing = isinstance(error, HostprepError) and error.reason == "NoBoard"
         if not leased or is_missing:

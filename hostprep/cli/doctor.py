@@ -47,8 +47,8 @@ def _findings(node: Node, specs: Sequence[PoolSpec], *, gpu: bool) -> tuple[Find
     findings = diagnose(facts, specs)
     if not gpu:
         return findings
-    from hostprep.node.doctor.registering import check_registering
-    from hostprep.node.observe.nvidia import ask_cuda, observe_nvidia
+    from hostprep.node.doctor.gpus import check_registering
+    from hostprep.node.observe.gpus import observe_nvidia, query_cuda
 
-    nvidia = observe_nvidia(node.host, facts.gpus, ask=ask_cuda)
+    nvidia = observe_nvidia(node.host, facts.gpus, query=query_cuda)
     return worst_first((*findings, *check_registering(facts, nvidia, specs)))

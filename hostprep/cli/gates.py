@@ -8,7 +8,7 @@ from typing import Any
 from hostprep.cuda.board_layout import READY
 from hostprep.cuda.board_view import RankView
 from hostprep.errors import HostprepError
-from hostprep.node.observe.gates import see_gate
+from hostprep.node.observe.gates import observe_gate
 from hostprep.paths import PoolPaths
 from hostprep.units import format_bytes, format_seconds
 
@@ -25,7 +25,7 @@ def gate_document(paths: PoolPaths, region: str, *, leased: bool) -> dict[str, A
     """
     name = {"pool": paths.pool, "region": region}
     try:
-        seen = see_gate(paths, region, leased=leased)
+        seen = observe_gate(paths, region, leased=leased)
     except HostprepError as error:
         if error.reason in ("NoBoard", "NoPermission"):
             return None

@@ -13,7 +13,7 @@ from hostprep.cli.output import print_json, say, warn
 from hostprep.cli.plan import plan_document, show_plan
 from hostprep.cli.pool_options import pool_options, specs_from
 from hostprep.cli.progress import showing
-from hostprep.node.apply.service import Node, Outcome, check_met
+from hostprep.node.apply.service import ApplyResult, Node, check_met
 from hostprep.node.plan.actions import Plan
 from hostprep.units import format_bytes, format_seconds
 
@@ -64,7 +64,7 @@ def _show(wanted: Plan, specs: tuple[PoolSpec, ...], output: str) -> None:
     check_met(wanted, specs)
 
 
-def _tell(outcome: Outcome, took_s: float) -> None:
+def _tell(outcome: ApplyResult, took_s: float) -> None:
     for pool in outcome.plan.pools:
         for over in pool.passed_over:
             say(f"passed over {over.backing}: {over.why}")

@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from hostprep.node.apply.progress import Progress
+from hostprep.node.apply.progress import ProgressReporter
 from hostprep.node.plan.actions import Action, CreateRegion, ScrubRegion
 from hostprep.units import format_bytes, format_rate, format_seconds
 
@@ -33,7 +33,7 @@ _LINE_EVERY_S = 5.0
 
 
 @contextmanager
-def showing(style: str) -> Iterator[Progress]:
+def showing(style: str) -> Iterator[ProgressReporter]:
     """Yield the progress in that style, on standard error; `auto` is a bar on a terminal."""
     if style == "auto":
         style = "bar" if sys.stderr.isatty() else "plain"

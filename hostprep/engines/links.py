@@ -1,8 +1,8 @@
-"""Putting a leased region where an engine looks for it: a symbolic link that dies with the lease.
+"""Symbolic links that lead an engine to its leased regions, and are harmless after the lease.
 
 Two steps: the engine's path leads to `links/REGION@LEASE` in the pool's folder, and that to the
 file. The next claim of the region removes the second one, which leaves the first harmless
-wherever it is, also in mount namespaces that nobody else sees.
+wherever it is, also in mount namespaces that no other process sees.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from hostprep.linux.files import closing_fd, from_os_error, open_state_file
 from hostprep.linux.locks import try_lock
 from hostprep.paths import PoolPaths
 
-__all__ = ["check_places", "check_template", "link_at", "link_regions"]
-
 _CHOOSE = "choose another path for --link, or remove it"
 _LEFT = "it may be a dead engine's: remove it, or leave the engine's own name out"
 
@@ -29,7 +27,7 @@ _LEFT = "it may be a dead engine's: remove it, or leave the engine's own name ou
 def check_template(paths: PoolPaths, template: str, count: int) -> None:
     """Refuse, before anything is claimed, what could not be linked. Raises BadInputError.
 
-    Names that depend on the lease are not known yet, and are looked at when they are.
+    Names that depend on the lease are checked when the lease is there.
     """
     try:
         names = {_fill(template, "pool", "lease", f"r{index}", index) for index in range(count)}
@@ -50,19 +48,19 @@ def check_template(paths: PoolPaths, template: str, count: int) -> None:
             _check_free(paths.root, _fill(template, paths.pool, "", "", index), _CHOOSE)
 
 
-def check_places(root: str, places: Sequence[str]) -> None:
+def check_paths(root: str, paths: Sequence[str]) -> None:
     """Refuse, before anything is claimed, paths of an engine that are taken.
 
     Raises BadInputError. A link of an earlier lease of ours may be replaced.
     """
-    for path in places:
+    for path in paths:
         _check_free(root, path, _LEFT)
 
 
 def link_regions(leases: Sequence[Lease], template: str) -> tuple[str, ...]:
     """Link every leased region at its path. Returns the paths; none is left on an error.
 
-    Raises BadInputError where something of somebody else's is in the way.
+    Raises BadInputError where something that is not ours is in the way.
     """
     places = [
         _fill(template, lease.handoff.pool, lease.lease_id, lease.region.name, index)
@@ -136,7 +134,7 @@ def _link(lease: Lease, path: str, remedy: str) -> None:
 
 
 def _check_free(root: str, path: str, remedy: str) -> None:
-    """Allow an empty place, and a link of ours that leads nowhere, or to what nobody leases."""
+    """Allow a free path, and a link of ours that leads nowhere or to an unleased region."""
     if not os.path.lexists(path):
         return
     ours = os.path.islink(path) and os.readlink(path).startswith(f"{root}/")
@@ -150,10 +148,10 @@ def _check_free(root: str, path: str, remedy: str) -> None:
 
 
 def _leads_to_lease(root: str, path: str) -> bool:
-    """Tell whether somebody leases what the link leads to; True where that cannot be told.
+    """Tell whether the link leads to a leased region; True where that cannot be found out.
 
-    A container that was killed finds its own link again when it is started anew, and that leads
-    to its region until the next claim or the agent's scrub.
+    A container that was killed finds its own link when it is restarted, and that leads to its
+    region until the next claim or the agent's scrub.
     """
     target = os.path.realpath(path)
     if not os.path.lexists(target):

@@ -1,12 +1,18 @@
-"""`hostprep engines`: which engines can be led to prepared memory, and what the tests saw."""
+"""`hostprep engines`: which engines can use prepared memory, and what the tests recorded."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-from hostprep.engines.catalogue import WAYS, Tried, Way, tried, way_of
-from hostprep.engines.trtllm.connectors import (
+from hostprep.engines.catalogue import (
+    INTEGRATIONS,
+    Integration,
+    RecordedTest,
+    integration_of,
+    recorded_tests,
+)
+from hostprep.engines.trtllm import (
     CONNECTORS,
     connector_yaml,
     lmcache,
@@ -19,8 +25,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["run_engines"]
-
 _COLUMNS = ("NAME", "ENGINE", "VERSIONS", "HOW", "IN BACKGROUND", "KIND", "LAST TEST")
 
 
@@ -32,15 +36,15 @@ def run_engines(options: argparse.Namespace) -> int:
     if options.connector or options.server or options.model_key:
         print(_configuration(options), end="")
         return 0
-    ways = (way_of(options.name),) if options.name else WAYS
+    integrations = (integration_of(options.name),) if options.name else INTEGRATIONS
     if options.output == "json":
         import json
 
-        print(json.dumps([_document(way) for way in ways], indent=2))
+        print(json.dumps([_document(each) for each in integrations], indent=2))
     elif options.name:
-        print(_entry(ways[0]))
+        print(_entry(integrations[0]))
     else:
-        for row in _aligned([_COLUMNS, *(_row(way) for way in WAYS)]):
+        for row in _aligned([_COLUMNS, *map(_row, integrations)]):
             print(row)
         print(_LEGEND)
     return 0
@@ -52,51 +56,52 @@ KIND: takes turns in registering with the node's other processes.
 `hostprep engines NAME` shows how to start one."""
 
 
-def _document(way: Way) -> dict[str, Any]:
+def _document(integration: Integration) -> dict[str, Any]:
     return {
-        "name": way.name,
-        "engine": way.engine,
-        "versions": list(way.versions),
-        "how": way.how,
-        "background": way.background,
-        "kind": way.kind,
-        "docs": way.docs,
-        "example": way.example,
+        "name": integration.name,
+        "engine": integration.engine,
+        "versions": list(integration.versions),
+        "how": integration.how,
+        "background": integration.background,
+        "kind": integration.takes_turns,
+        "docs": integration.docs,
+        "example": integration.example,
         "tested": [
-            {"version": row.version, "date": row.date, "result": row.result} for row in _rows(way)
+            {"version": row.version, "date": row.date, "result": row.result}
+            for row in _rows(integration)
         ],
     }
 
 
-def _rows(way: Way) -> list[Tried]:
-    return [row for row in tried() if row.way == way.name]
+def _rows(integration: Integration) -> list[RecordedTest]:
+    return [row for row in recorded_tests() if row.integration == integration.name]
 
 
-def _last_tests(way: Way) -> str:
+def _last_tests(integration: Integration) -> str:
     """Return what came of each release that was tested, those with the same result together."""
     versions: dict[tuple[str, str], list[str]] = {}
-    for row in _rows(way):
+    for row in _rows(integration):
         versions.setdefault((row.result, row.date), []).append(row.version)
     return "; ".join(f"{' '.join(key)} ({', '.join(found)})" for key, found in versions.items())
 
 
-def _row(way: Way) -> tuple[str, ...]:
+def _row(integration: Integration) -> tuple[str, ...]:
     return (
-        way.name,
-        way.engine,
-        ", ".join(way.versions) or "-",
-        way.how,
-        "yes" if way.background else "no",
-        "yes" if way.kind else "no",
-        _last_tests(way) or "-",
+        integration.name,
+        integration.engine,
+        ", ".join(integration.versions) or "-",
+        integration.how,
+        "yes" if integration.background else "no",
+        "yes" if integration.takes_turns else "no",
+        _last_tests(integration) or "-",
     )
 
 
-def _entry(way: Way) -> str:
-    """Return what one needs to know about a way, as text."""
+def _entry(integration: Integration) -> str:
+    """Return what one needs to know about an integration, as text."""
     names = ("engine", "versions", "how", "in background", "kind", "last test")
-    lines = [f"{name}: {text}" for name, text in zip(names, _row(way)[1:])]
-    return "\n".join([*lines, f"more: {way.docs}", "", f"  {way.example}"])
+    lines = [f"{name}: {text}" for name, text in zip(names, _row(integration)[1:])]
+    return "\n".join([*lines, f"more: {integration.docs}", "", f"  {integration.example}"])
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

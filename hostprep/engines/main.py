@@ -15,8 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hostprep.client.request import Request
 
-__all__ = ["COMMANDS", "main"]
-
 COMMANDS = {
     "exec": "Claim a region, put it where an engine looks, become it.",
     "wait": "Wait until a pool is prepared and verified for this boot.",
@@ -30,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         options = _parser().parse_args(arguments)
-        _end_when_told()
+        _handle_sigterm()
         return int(options.run(options))
     except HostprepError as error:
         _report(error, as_json="json" in arguments)
@@ -40,11 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _end_when_told() -> None:
-    """Have SIGTERM end us as process 1 of a container, which is spared it otherwise.
+def _handle_sigterm() -> None:
+    """End on SIGTERM as process 1 of a container, too, which only gets signals that it handles.
 
-    pid_namespaces(7): only signals that it handles reach that one. What `exec` becomes begins
-    with the default again (execve(2)).
+    pid_namespaces(7). The command that `exec` becomes has the default again (execve(2)).
     """
     if os.getpid() == 1:
         import signal
@@ -82,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
-    """Return argparse's own formatter; told its width, it does not import shutil for it (4 ms)."""
+    """Return argparse's own formatter; given a width, it does not import shutil for it (4 ms)."""
     return argparse.HelpFormatter(prog, width=98)
 
 
@@ -185,7 +182,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_exec(options: argparse.Namespace) -> int:
-    from hostprep.engines.execute import ExecOrder, execute
+    from hostprep.engines.exec import EngineStart, execute
 
     command = tuple(options.command[1:] if options.command[:1] == ["--"] else options.command)
     if not command:
@@ -196,12 +193,11 @@ def _run_exec(options: argparse.Namespace) -> int:
     engine = None
     if options.engine is not None:
         from hostprep.engines.launching import Options
-        from hostprep.engines.starting import read_engine
 
-        told = Options(options.count, request.size_bytes, request.names)
-        engine = read_engine(options.engine, paths, command, told)
+        exec_options = Options(options.count, request.size_bytes, request.names)
+        engine = EngineStart(options.engine, paths, command, exec_options)
         request = engine.request_for(request)
-    execute(ExecOrder(paths, request, options.wait, options.link, command, engine))
+    execute(paths, request, command, wait_timeout_s=options.wait, link=options.link, engine=engine)
     return 1
 
 
@@ -226,8 +222,12 @@ def _run_wait(options: argparse.Namespace) -> int:
     )
     total_bytes = sum(region.size_bytes for region in handoff.regions)
     if options.output == "json":
-        _print_json(
-            {"pool": handoff.pool, "generation": handoff.generation, "size_bytes": total_bytes}
+        import json
+
+        print(
+            json.dumps(
+                {"pool": handoff.pool, "generation": handoff.generation, "size_bytes": total_bytes}
+            )
         )
     else:
         print(
@@ -238,7 +238,7 @@ def _run_wait(options: argparse.Namespace) -> int:
 
 
 def _run_attach(options: argparse.Namespace) -> int:
-    from hostprep.engines.trying import run_attach
+    from hostprep.engines.attach import run_attach
 
     return run_attach(options, _paths(options), _size_bytes(options))
 
@@ -261,12 +261,6 @@ def _size_bytes(options: argparse.Namespace) -> int:
 def _paths(options: argparse.Namespace) -> PoolPaths:
     root = canonical_root(options.root or default_root())
     return PoolPaths(root, check_pool_name(options.pool))
-
-
-def _print_json(document: dict[str, object]) -> None:
-    import json
-
-    print(json.dumps(document))
 
 
 if __name__ == "__main__":

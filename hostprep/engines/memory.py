@@ -1,8 +1,7 @@
-"""Which memory is an engine's: what a plugin inside the engine asks first.
+"""Which region is an engine's: what a plugin inside the engine asks first.
 
-Two ways lead to it. Under `hostprep exec` the lease is there already, and every process of the
-engine joins it. Otherwise the engine's own configuration names a pool, and the one process that
-serves claims a region of it.
+Under `hostprep exec` the lease is there already, and every process of the engine joins it.
+Otherwise the engine's own configuration names a pool, and its one process claims a region of it.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-__all__ = ["MEMORY_KEYS", "Place", "engine_memory", "engine_place"]
-
 MEMORY_KEYS = ("hostprep.pool", "hostprep.root", "hostprep.region")
 """The keys of an engine's configuration by which it names its memory."""
 
@@ -33,7 +30,7 @@ _claimed: dict[tuple[str, str, str], Attachment] = {}
 
 
 @dataclass(frozen=True)
-class Place:
+class EngineRegion:
     """An engine's region, for a process that does not map it, such as a scheduler."""
 
     paths: PoolPaths
@@ -42,7 +39,7 @@ class Place:
 
     @property
     def board(self) -> str:
-        """Where the ranks that share this region report how far they are."""
+        """Where the ranks that share this region report their progress."""
         return self.paths.board(self.region.name)
 
 
@@ -50,7 +47,6 @@ def engine_memory(
     config: Mapping[str, Any],
     *,
     size_bytes: int = 1,
-    largest_page_bytes: int | None = None,
     index: int = 0,
     processes: int = 1,
 ) -> Attachment:
@@ -62,9 +58,8 @@ def engine_memory(
     again, the same process gets the same attachment, until that is closed. Such a claim serves
     one process only, so that `processes` must be 1.
 
-    Raises BadInputError for a region smaller than `size_bytes` or of larger pages than
-    `largest_page_bytes`, and where neither way leads to memory; NotReadyError and BusyError as
-    `attach` and `join` do.
+    Raises BadInputError for a region smaller than `size_bytes`, and where there is neither a
+    lease nor a pool's name; NotReadyError and BusyError as `attach` and `join` do.
     """
     if _is_under_exec():
         lease = _lease_for(config)
@@ -72,22 +67,21 @@ def engine_memory(
     else:
         memory = _claim(config, size_bytes, processes)
     try:
-        _check(memory.region, memory.handoff.pool, size_bytes, largest_page_bytes)
+        _check(memory.region, memory.handoff.pool, size_bytes)
     except BadInputError:
         memory.close()
         raise
     return memory
 
 
-def engine_place(
+def engine_region(
     config: Mapping[str, Any],
     *,
     size_bytes: int = 1,
-    largest_page_bytes: int | None = None,
     index: int = 0,
     processes: int = 1,
-) -> Place:
-    """Return where the same memory lies, without mapping it where it need not be claimed.
+) -> EngineRegion:
+    """Return the same region, without mapping it where it need not be claimed.
 
     Raises as `engine_memory` does.
     """
@@ -95,13 +89,13 @@ def engine_place(
         lease = _lease_for(config)
         paths = PoolPaths(canonical_root(lease.root), lease.pool)
         region = _region_of(paths, lease.regions[index % len(lease.regions)])
-        place = Place(paths, region, lease.lease_id)
+        found = EngineRegion(paths, region, lease.lease_id)
     else:
         memory = _claim(config, size_bytes, processes)
         paths = PoolPaths(_root(config), memory.handoff.pool)
-        place = Place(paths, memory.region, memory.lease_id)
-    _check(place.region, paths.pool, size_bytes, largest_page_bytes)
-    return place
+        found = EngineRegion(paths, memory.region, memory.lease_id)
+    _check(found.region, paths.pool, size_bytes)
+    return found
 
 
 def _is_under_exec() -> bool:
@@ -111,12 +105,12 @@ def _is_under_exec() -> bool:
 def _lease_for(config: Mapping[str, Any]) -> LeaseEnvironment:
     """Return the surrounding lease. Raises BadInputError where the configuration means another."""
     lease = LeaseEnvironment.read()
-    told = {
+    claimed = {
         "hostprep.pool": {lease.pool},
         "hostprep.root": {lease.root, canonical_root(lease.root)},
         "hostprep.region": set(lease.regions),
     }
-    for key, held in told.items():
+    for key, held in claimed.items():
         if config.get(key) not in (None, *held):
             raise BadInputError(
                 f"the configuration's {key} is {config[key]!r}, and `hostprep exec` claimed "
@@ -153,7 +147,7 @@ def _attach(root: str, pool: str, region: str, size_bytes: int) -> Attachment:
     if not region:
         return attach(pool, size_bytes=size_bytes, root=root)
     # Before it is taken: a region that was claimed in vain would have to be scrubbed.
-    _check(_region_of(PoolPaths(root, pool), region), pool, size_bytes, None)
+    _check(_region_of(PoolPaths(root, pool), region), pool, size_bytes)
     return attach(pool, region=region, root=root)
 
 
@@ -175,20 +169,13 @@ def _root(config: Mapping[str, Any]) -> str:
     return canonical_root(str(config.get("hostprep.root") or default_root()))
 
 
-def _check(region: Region, pool: str, size_bytes: int, largest_page_bytes: int | None) -> None:
+def _check(region: Region, pool: str, size_bytes: int) -> None:
     if region.size_bytes < size_bytes:
         raise BadInputError(
             f"the engine asks for {_both(size_bytes)}, and region {region.name} of pool {pool} "
             f"has {_both(region.size_bytes)}",
             reason="RegionTooSmall",
             remedy="ask for less, or claim a larger region (`hostprep exec --size`)",
-        )
-    if largest_page_bytes is not None and region.page_bytes > largest_page_bytes:
-        raise BadInputError(
-            f"the engine maps pages of {format_bytes(largest_page_bytes)} at most, and region "
-            f"{region.name} of pool {pool} has pages of {format_bytes(region.page_bytes)}",
-            reason="PagesTooLarge",
-            remedy="use a pool with smaller pages for it",
         )
 
 

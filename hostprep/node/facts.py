@@ -1,4 +1,4 @@
-"""What observe sees and plan works from: the node as plain, frozen values.
+"""The facts that observe gathers and plan works from: the node as plain, frozen values.
 
 Sizes are bytes. Where the kernel offers no answer the field is None, never a guess.
 """
@@ -8,26 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hostprep.api.placement import Placement
-from hostprep.backing import MIB, Backing
+from hostprep.backing import GIB, KIB, MIB, Backing
 
-__all__ = [
-    "CgroupFacts",
-    "Facts",
-    "Gpu",
-    "HugePageTotals",
-    "HugePages",
-    "KernelFacts",
-    "LedgerEntry",
-    "MemoryFacts",
-    "Mount",
-    "NumaNode",
-    "PoolFacts",
-    "ProcessFacts",
-    "RegionFacts",
-    "RootFacts",
-    "ThpFacts",
-    "Zone",
-]
+_SUFFIXES = {"K": KIB, "M": MIB, "G": GIB}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +171,17 @@ class Mount:
     options: tuple[str, ...]
     device: tuple[int, int]
 
+    @property
+    def backing(self) -> Backing | None:
+        """The backing that files on this mount have; None for another page size or file system."""
+        if self.fs_type == "tmpfs":
+            return Backing.THP if self.option("huge") == "always" else Backing.BASE
+        if self.fs_type != "hugetlbfs":
+            return None
+        text = self.option("pagesize") or ""
+        size = int(text[:-1]) * _SUFFIXES.get(text[-1], 0) if text[:-1].isdecimal() else 0
+        return next((b for b in Backing if b.is_hugetlb and b.page_bytes == size), None)
+
     def option(self, name: str) -> str | None:
         """Return an option's value, '' for a bare one, None where it is absent."""
         for option in self.options:
@@ -272,7 +266,7 @@ class RootFacts:
 
 @dataclass(frozen=True, slots=True)
 class RegionFacts:
-    """One region file as it is on disk, whatever the handoff says of it."""
+    """One region file as it is on disk, whatever the handoff has."""
 
     name: str
     mount_dir: str
@@ -290,9 +284,9 @@ class RegionFacts:
     leased: bool
     clean: bool
     scrubbable: bool = True
-    """Whether this process may judge that nobody uses it, and zero it."""
+    """Whether this process can see that it is not in use, and may zero it."""
     retained: bool = False
-    """Dirty with the bytes of an owner who may come back for them, while nobody waits."""
+    """Dirty with the bytes of an owner who may come back for them, while no claim waits."""
     damage: str | None = None
     """Why it may not be handed out, if it may not."""
     place_bytes: int = 0

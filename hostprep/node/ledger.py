@@ -1,28 +1,25 @@
-"""The agent's own record of a pool: which boot it is of, and which huge pages it took.
+"""The ledger of a pool (agent.json): which boot it is of, and which huge pages the pool added.
 
-Written ahead of every change, so that a run that is killed in between can tell afterwards what
-it did: the kernel's counter says the rest.
+It is written ahead of every change. After a run that was killed in between, the ledger and the
+kernel's counter together tell how much of the change took effect.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hostprep.linux.files import atomic_write
 from hostprep.node.facts import LedgerEntry
 from hostprep.paths import PoolPaths
 
-__all__ = ["Pending", "Record", "Recorder", "read_boot_ledger", "read_record"]
-
 _MAX_LEDGER_CHARACTERS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingChange:
     """A change of one node's huge pages that was begun: from `before` to `after` pages."""
 
     node_id: int
@@ -33,25 +30,25 @@ class Pending:
     def outcome(self, now: int) -> int:
         """Return by how many pages the change had an effect, given the count now.
 
-        Nobody else is assumed to have changed the pool since; whatever happened, the answer
-        stays between nothing and all of the change.
+        This assumes that no other program changed the count since; in any case the result is
+        between nothing and the whole change.
         """
         low, high = sorted((0, self.after - self.before))
         return min(max(now - self.before, low), high)
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Ledger:
     """What `agent.json` holds."""
 
     boot_id: str
     pool_uid: str = ""
     generation: int = 0
     taken: tuple[LedgerEntry, ...] = ()
-    pending: Pending | None = None
+    pending: PendingChange | None = None
 
-    def with_taken(self, node_id: int, page_bytes: int, change: int) -> Record:
-        """Return the record with that many pages more (or fewer), and nothing pending."""
+    def with_taken(self, node_id: int, page_bytes: int, change: int) -> Ledger:
+        """Return the ledger with that many pages more (or fewer), and nothing pending."""
         pages = {(entry.node_id, entry.page_bytes): entry.pages for entry in self.taken}
         key = (node_id, page_bytes)
         pages[key] = max(0, pages.get(key, 0) + change)
@@ -72,28 +69,28 @@ class Record:
         }
 
 
-def read_record(paths: PoolPaths) -> Record | None:
-    """Return the pool's record; None where there is none that can be read."""
+def read_ledger(paths: PoolPaths) -> Ledger | None:
+    """Return the pool's ledger; None where there is none that can be read."""
     try:
         with open(paths.ledger, encoding="utf-8") as file:
             document = json.load(file)
         pending = document["pending"]
-        return Record(
+        return Ledger(
             boot_id=str(document["boot_id"]),
             pool_uid=str(document["pool_uid"]),
             generation=int(document["generation"]),
             taken=tuple(LedgerEntry(*map(int, entry)) for entry in document["taken"]),
-            pending=Pending(*map(int, pending)) if pending else None,
+            pending=PendingChange(*map(int, pending)) if pending else None,
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def read_boot_ledger(paths: PoolPaths, boot_id: str) -> tuple[Pending, ...]:
-    """Return what the boot script set out to add for this pool in that boot; lines it spoilt not.
+def read_boot_ledger(paths: PoolPaths, boot_id: str) -> tuple[PendingChange, ...]:
+    """Return the pages that the boot script set out to add for this pool in that boot.
 
-    Its lines: page size in KiB, node, pages before, those of them that were free for the pool,
-    pages that the pool needs.
+    A line has: page size in KiB, node, pages before, those of them that were free for the pool,
+    pages that the pool needs. Malformed lines are skipped.
     """
     try:
         with open(paths.boot_ledger, encoding="ascii") as file:
@@ -105,24 +102,23 @@ def read_boot_ledger(paths: PoolPaths, boot_id: str) -> tuple[Pending, ...]:
         with contextlib.suppress(ValueError):
             page_kib, node_id, before, spare, need = (int(word) for word in line.split())
             added = max(0, need - spare)
-            changes.append(Pending(node_id, page_kib * 1024, before, before + added))
+            changes.append(PendingChange(node_id, page_kib * 1024, before, before + added))
     return tuple(changes)
 
 
 @dataclass(slots=True)
-class Recorder:
-    """The record of a pool that is being worked on; every change is on disk before the next."""
+class LedgerWriter:
+    """Writes a pool's ledger; every change is on disk before the next."""
 
     paths: PoolPaths
-    record: Record
-    write: Callable[..., None] = field(default=atomic_write)
+    ledger: Ledger
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the record, on disk."""
-        self.save(replace(self.record, **changes))
+        """Change fields of the ledger, on disk."""
+        self.save(replace(self.ledger, **changes))
 
-    def save(self, record: Record) -> None:
-        """Write the record."""
-        data = json.dumps(record.to_json()).encode()
-        self.write(self.paths.ledger, data, mode=0o600)
-        self.record = record
+    def save(self, ledger: Ledger) -> None:
+        """Write the ledger."""
+        data = json.dumps(ledger.to_json()).encode()
+        atomic_write(self.paths.ledger, data, mode=0o600)
+        self.ledger = ledger

@@ -23,7 +23,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from hostprep.cuda.gate import Gate
-from hostprep.engines.vllm.offloading_manager import GatedManager
+from hostprep.engines.vllm.offloading import GatedManager
 from hostprep.engines.vllm.offloading_slots import SlotsManager
 from tests.engines.offloading_plays import Play
 

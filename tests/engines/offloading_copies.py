@@ -23,8 +23,12 @@ from vllm.v1.kv_offload.cpu import gpu_worker
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from hostprep.engines.memory import engine_memory
-from hostprep.engines.vllm.offloading_layout import Layout, layout_of
-from hostprep.engines.vllm.offloading_ranks import Rank, RankRegistration
+from hostprep.engines.vllm.offloading_region import (
+    Layout,
+    RankRegistration,
+    RankSlice,
+    layout_of,
+)
 from hostprep.engines.vllm.offloading_worker import HostprepWorker
 
 __all__ = ["PAGES", "caches_of", "copy_both_ways", "stand_in_for_cuda"]
@@ -110,8 +114,8 @@ def caches_of(seed: int, *, kind: type[torch.Tensor]) -> CanonicalKVCaches:
     )
 
 
-def rank_of(layout: Layout, number: int) -> Rank:
-    return Rank(
+def rank_of(layout: Layout, number: int) -> RankSlice:
+    return RankSlice(
         number=number,
         world=WORLD,
         offset_bytes=layout.offset_of(number),

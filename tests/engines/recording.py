@@ -11,7 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import hostprep.engines
-from hostprep.engines.catalogue import WAYS, way_of
+from hostprep.engines.catalogue import INTEGRATIONS, integration_of
 from testbed.engines.environments import RELEASES
 from testbed.engines.lock import lock_file, parse_pins
 from tests.support.engine_environments import chosen
@@ -59,7 +59,7 @@ class Recorder:
         if module in _WAYS:
             way, environment = _WAYS[module]
             named = test.partition("[")[2].rstrip("]")
-            ways = [each.name for each in WAYS if each.engine == way_of(way).engine]
+            ways = [each.name for each in INTEGRATIONS if each.engine == integration_of(way).engine]
             self._outcomes[named if named in ways else way, environment].add(outcome)
 
     def write(self, path: Path | None = None) -> None:
@@ -75,7 +75,7 @@ class Recorder:
                 del rows[key]
             version = _version(chosen(environment))
             rows[way, version] = {
-                "engine": way_of(way).engine,
+                "engine": integration_of(way).engine,
                 "version": version,
                 "way": way,
                 "date": dt.datetime.now(dt.UTC).date().isoformat(),

@@ -200,13 +200,13 @@ def place_as_sglang_says() -> list[Any]:
     """Return a rank's place, before SGLang has published any, and as its launcher states it."""
     from sglang.srt.runtime_context import get_parallel
 
-    from hostprep.engines.sglang.place import place_of
+    from hostprep.engines.sglang.plugin import local_rank_of
 
     parallel = get_parallel()
-    before = place_of(parallel)
+    before = local_rank_of(parallel)
     said = {"launch_world_size": 16, "launch_world_rank": 11, "nnodes": 2, "dp_size": 1}
     with parallel.override(**said, dp_rank=None):
-        after = place_of(parallel)
+        after = local_rank_of(parallel)
     return [before.index, before.count, after.index, after.count]
 
 
@@ -236,7 +236,7 @@ def times(mib: int) -> None:
 def _join_again() -> None:
     from hostprep.engines.sglang import plugin
 
-    plugin._joined()
+    plugin._join()
 
 
 if __name__ == "__main__":

@@ -16,9 +16,13 @@ from typing import Any
 import pytest
 
 from hostprep.backing import MIB, Backing
-from hostprep.engines.vllm.command_line import CONFIG, parse_config, read_command
-from hostprep.engines.vllm.configuration import TIERING, completed
-from hostprep.engines.vllm.ranks import local_ranks
+from hostprep.engines.vllm.command_line import (
+    CONFIG,
+    local_ranks,
+    parse_config,
+    read_command,
+)
+from hostprep.engines.vllm.configuration import TIERING, complete_config
 from tests.support.engine_environments import engine_python
 from tests.support.machine import clean_node, machine_lock
 from tests.support.pools import POOL, pool_of
@@ -46,7 +50,7 @@ def _read(options: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
 
 def _complete(options: tuple[str, ...]) -> tuple[str, ...]:
     line, config = _read(options)
-    whole = completed(config, TIERING, engine_id="abc", size_bytes=64 * MIB)
+    whole = complete_config(config, TIERING, engine_id="abc", size_bytes=64 * MIB)
     return tuple(line.with_config(whole)[3:])
 
 
@@ -106,6 +110,6 @@ def test_vllm_reads_what_we_read(result: dict[str, Any]) -> None:
 def test_vllm_reads_what_we_completed_and_the_rest_as_before(result: dict[str, Any]) -> None:
     given, whole = result["parsed"][::2], result["parsed"][1::2]
     for options, before, after in zip(COMMANDS, given, whole, strict=True):
-        expected = completed(_read(options)[1], TIERING, engine_id="abc", size_bytes=64 * MIB)
+        expected = complete_config(_read(options)[1], TIERING, engine_id="abc", size_bytes=64 * MIB)
         assert {key: after["config"][key] for key in expected} == expected
         assert {**after, "config": None} == {**before, "config": None}

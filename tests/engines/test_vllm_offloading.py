@@ -123,7 +123,14 @@ def _served_without_the_tier(server: Server) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("slots", [False, True], ids=["vllms_manager", "slots"])
+# A whole server with slots is one more of the same story: their own scenes are above.
+@pytest.mark.parametrize(
+    "slots",
+    [
+        pytest.param(False, id="vllms_manager"),
+        pytest.param(True, id="slots", marks=pytest.mark.long),
+    ],
+)
 def test_it_serves_while_it_registers_and_then_from_the_region(stage: Stage, slots: bool) -> None:
     backing = Backing.HUGETLB_2MI
     stage.node.prepare([pool_of(mib=_REGION_MIB, backing=backing)])

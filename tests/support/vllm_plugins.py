@@ -50,7 +50,7 @@ def copy_plainly() -> None:
     """
     gpu_worker: Any = importlib.import_module("vllm.v1.kv_offload.cpu.gpu_worker")
     tiering: Any = importlib.import_module("vllm.v1.kv_offload.tiering.spec")
-    ours: Any = importlib.import_module("hostprep.engines.vllm.offloading_memcpy")
+    ours: Any = importlib.import_module("hostprep.engines.vllm.offloading_worker")
 
     class Handler(ours.MemcpyHandler):  # type: ignore[misc]
         def __init__(

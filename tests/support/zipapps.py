@@ -17,7 +17,9 @@ def another_version(number: int) -> bytes:
         zipfile.ZipFile(BytesIO(build_zipapp())) as before,
         zipfile.ZipFile(buffer, "w") as after,
     ):
+        main, *others = before.infolist()
+        after.writestr(main, before.read(main))
         after.writestr(zipfile.ZipInfo("notes.txt"), f"version {number}\n" * 100 * number)
-        for entry in before.infolist():
+        for entry in others:
             after.writestr(entry, before.read(entry))
     return b"#!/usr/bin/env python3\n" + buffer.getvalue()

@@ -1,4 +1,4 @@
-"""`python3 -m hostprep.engines.lmcache URL [--wait SECONDS]`: the server is there, and has what.
+"""`python3 -m hostprep.engines.lmcache URL [--wait SECONDS]`: wait for a server, print its files.
 
 For an init container or a script before vLLM's start. Exits 0 once it is healthy, else 1.
 """
@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from hostprep.engines.lmcache.server import Arena, Server
 from hostprep.errors import FailedError, HostprepError
 from hostprep.units import format_bytes
-
-__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

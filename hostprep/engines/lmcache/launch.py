@@ -1,25 +1,55 @@
-"""LMCache's server over leased regions: its L1 is the first one, others are added as it runs."""
+"""Launching LMCache's server: the first leased region is its L1, others are added as it runs.
+
+Names and defaults: lmcache/v1/distributed/config.py and lmcache/v1/multiprocess/config.py, 0.5.6.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from hostprep.backing import GIB
-from hostprep.engines.catalogue import way_of
-from hostprep.engines.helper_process import beside
-from hostprep.engines.installed import installed_version, untried
-from hostprep.engines.launching import Launch, Options, Wanted
-from hostprep.engines.lmcache.command_line import ServerCommand, read_command
+from hostprep.engines.catalogue import Integration
+from hostprep.engines.helper_process import start_beside
+from hostprep.engines.installation import release_notes
+from hostprep.engines.launching import Launch, Options, Requirements, refuse_options
 from hostprep.engines.lmcache.server import Server
-from hostprep.engines.lmcache.sizes import bytes_of_gib, check_one_call
+from hostprep.engines.lmcache.settings import bytes_of_gib, check_one_call
+from hostprep.engines.options import OptionTable, ServerCommand
 from hostprep.errors import BadInputError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hostprep.client.lease import Lease
 
-__all__ = ["arranged", "wanted"]
-
+_OPTIONS = OptionTable(
+    values=(
+        "--eviction-policy",
+        "--eviction-ratio",
+        "--eviction-trigger-watermark",
+        "--gds-l1-backend",
+        "--gds-l1-path",
+        "--gds-l1-use-direct-io",
+        "--http-host",
+        "--http-port",
+        "--l1-align-bytes",
+        "--l1-devdax-path",
+        "--l1-init-size-gb",
+        "--l1-manager",
+        "--l1-read-ttl-seconds",
+        "--l1-size-gb",
+        "--l1-write-ttl-seconds",
+        "--p2p-advertise-url",
+        "--p2p-listen-url",
+        "--shm-name",
+    ),
+    flags=(
+        "--l1-use-hugepages",
+        "--l1-use-lazy",
+        "--no-l1-use-hugepages",
+        "--no-l1-use-lazy",
+    ),
+    shortest=len("--l1-"),
+)
 _SIZE = "--l1-size-gb"
 _ELSEWHERE = {
     "--l1-manager": "puts L1 into pools of their own, to which no region can be added later",
@@ -32,71 +62,96 @@ _ELSEWHERE = {
 }
 
 
-def wanted(command: tuple[str, ...], environ: Mapping[str, str], options: Options) -> Wanted:
+def requirements(
+    integration: Integration,
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    options: Options,
+) -> Requirements:
     """Return what the server needs of the pool. Raises BadInputError where its options forbid it.
 
     `--l1-size-gb` (GiB, whatever its name) is the least that the region must have; without it the
     server gets all of each region.
     """
-    del environ
+    del integration, environ
     server = read_command(command)
-    _check(server)
-    count = len(options.regions) or options.count or 1
-    if count > 1:
-        Server(server.url)  # refuses an address at which nobody could be told of the others
-    given = server.last(_SIZE)
-    if given is None:
-        return Wanted(count=count)
-    size_bytes = bytes_of_gib(given, _SIZE)
-    _check_one_call(size_bytes)
-    if count > 1:
-        raise BadInputError(
-            f"--l1-size-gb is {given}, and {count} regions are to be L1 together",
-            reason="BadCommand",
-            remedy="leave --l1-size-gb out: the server gets all of each region",
-        )
-    return Wanted(count=1, size_bytes=size_bytes, because=f"--l1-size-gb is {given}")
-
-
-def arranged(
-    command: tuple[str, ...], environ: Mapping[str, str], leases: Sequence[Lease]
-) -> Launch:
-    """Return the server's command over these leases. Raises BadInputError for too large a region.
-
-    LMCache registers each with CUDA by one call.
-    """
-    server = read_command(command)
-    first = leases[0]
-    given = server.last(_SIZE)
-    sizes = [lease.region.size_bytes for lease in leases]
-    _check_one_call(bytes_of_gib(given, _SIZE) if given is not None else max(sizes))
-    words = list(server.words)
-    if given is None:
-        # A float of GiB, which holds every multiple of a page exactly.
-        words += [_SIZE, repr(first.region.size_bytes / GIB)]
-    words += ["--l1-devdax-path", first.path, "--no-l1-use-lazy", "--shm-name", ""]
-    version = installed_version(words[0], ("lmcache",), environ)
-    notes = list(untried("LMCache", version, way_of("lmcache").versions))
-    if server.last("--eviction-policy") is None:
-        words += ["--eviction-policy", "LRU"]
-        notes.append("no --eviction-policy was given: LRU")
-    if len(leases) > 1:
-        words = list(_with_others(words, server.url, leases[1:]))
-    return Launch(tuple(words), {}, (), tuple(notes))
-
-
-def _check(server: ServerCommand) -> None:
-    for option, why in _ELSEWHERE.items():
-        if server.last(option) is not None:
-            raise BadInputError(
-                f"{option} {why}", reason="BadCommand", remedy=f"leave {option} out"
-            )
+    refuse_options(_ELSEWHERE, server.names)
     if server.last("--shm-name"):
         raise BadInputError(
             "--shm-name has L1 in a shared memory segment of the server's own",
             reason="BadCommand",
             remedy="leave --shm-name out",
         )
+    count = options.region_count
+    if count > 1:
+        Server(url_of(server))  # refuses an address at which no region could be added
+    size_gb = server.last(_SIZE)
+    if size_gb is None:
+        return Requirements(count=count)
+    size_bytes = bytes_of_gib(size_gb, _SIZE)
+    _check_one_call(size_bytes)
+    if count > 1:
+        raise BadInputError(
+            f"--l1-size-gb is {size_gb}, and {count} regions are to be L1 together",
+            reason="BadCommand",
+            remedy="leave --l1-size-gb out: the server gets all of each region",
+        )
+    return Requirements(count=1, size_bytes=size_bytes, because=f"--l1-size-gb is {size_gb}")
+
+
+def complete(
+    integration: Integration,
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    leases: Sequence[Lease],
+) -> Launch:
+    """Return the server's command over these leases. Raises BadInputError for too large a region.
+
+    LMCache registers each with CUDA by one call.
+    """
+    server = read_command(command)
+    first = leases[0].region
+    size_gb = server.last(_SIZE)
+    largest_bytes = max(lease.region.size_bytes for lease in leases)
+    _check_one_call(bytes_of_gib(size_gb, _SIZE) if size_gb is not None else largest_bytes)
+    words = server.words
+    if size_gb is None:
+        # A float of GiB, which holds every multiple of a page exactly.
+        words += (_SIZE, repr(first.size_bytes / GIB))
+    words += ("--l1-devdax-path", leases[0].path, "--no-l1-use-lazy", "--shm-name", "")
+    notes = release_notes(integration, server.program, environ)
+    if server.last("--eviction-policy") is None:
+        words += ("--eviction-policy", "LRU")
+        notes += ("no --eviction-policy was given: LRU",)
+    if len(leases) > 1:
+        # Several tagged L1s (--l1-manager) would each cache for themselves, and none could grow.
+        regions = [text for each in leases[1:] for text in (each.path, str(each.region.size_bytes))]
+        words = start_beside("lmcache", [url_of(server), *regions], words)
+    return Launch(words, {}, (), notes)
+
+
+def read_command(words: Sequence[str]) -> ServerCommand:
+    """Read a command such as `lmcache server --port 5555`, or one that ends so, after `numactl`.
+
+    Raises BadInputError for what starts no server.
+    """
+    for index, word in enumerate(words[:-1]):
+        if word.rpartition("/")[2] == "lmcache" and words[index + 1] == "server":
+            return ServerCommand(tuple(words), word, _OPTIONS.read(words[index + 2 :]))
+    raise BadInputError(
+        "the command is not `lmcache server`",
+        reason="BadCommand",
+        remedy="give --engine lmcache the server's own command: -- lmcache server ...; vLLM with "
+        "LMCache inside its processes is --engine lmcache-inprocess",
+    )
+
+
+def url_of(server: ServerCommand) -> str:
+    """Return where the server's HTTP interface will answer, seen from this machine."""
+    host = server.last("--http-host") or "127.0.0.1"
+    if host in {"0.0.0.0", "::", "localhost"}:  # noqa: S104 - it is read, not bound
+        host = "127.0.0.1"
+    return f"http://{f'[{host}]' if ':' in host else host}:{server.last('--http-port') or 8080}"
 
 
 def _check_one_call(size_bytes: int) -> None:
@@ -105,14 +160,3 @@ def _check_one_call(size_bytes: int) -> None:
         owner="L1 in one region",
         remedy="have more and smaller regions in the pool, and claim several (--count)",
     )
-
-
-def _with_others(words: Sequence[str], url: str, others: Sequence[Lease]) -> tuple[str, ...]:
-    """Return a command that becomes the server, beside a process that adds the other regions.
-
-    Several tagged L1s (--l1-manager) would each cache for themselves, and none could grow.
-    """
-    adding = [url]
-    for lease in others:
-        adding += [lease.path, str(lease.region.size_bytes)]
-    return beside("hostprep.engines.lmcache.add_l1", adding, words)

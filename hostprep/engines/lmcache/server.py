@@ -18,8 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["Arena", "Server"]
-
 _ANSWER_TIMEOUT_S = 10.0
 _PIN_TIMEOUT_S = 600.0
 """Adding a region registers it with CUDA, in one call, before it answers."""
@@ -89,7 +87,7 @@ class Server:
     def arenas(self) -> tuple[Arena, ...]:
         """Return the files it has mapped, in its order.
 
-        Raises NotReadyError where nobody answers, FailedError where its L1 is of another kind.
+        Raises NotReadyError where no server answers, FailedError where its L1 is of another kind.
         """
         document = self._expect("GET", "/reconfigure/dax/l1/status")
         return tuple(_arena(row) for row in document["arenas"])
@@ -140,7 +138,7 @@ class Server:
         body: dict[str, Any] | None = None,
         timeout_s: float = _ANSWER_TIMEOUT_S,
     ) -> tuple[int, dict[str, Any]]:
-        """Return status and document. Raises NotReadyError where nobody answers in time."""
+        """Return status and document. Raises NotReadyError where no server answers in time."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
         try:
             text = None if body is None else json.dumps(body)

@@ -1,11 +1,15 @@
 """LMCache inside of vLLM, its host memory prepared: what vLLM loads by this module's name.
 
-vLLM's own LMCacheConnectorV1 does all the work; here it is only led to the memory first. Imports
-vLLM, and is imported by nothing else of ours.
+vLLM's own LMCacheConnectorV1 does all the work; here only its host buffers move into this rank's
+part of a region. Two functions of LMCache are replaced in this process, and one is answered
+(names: 0.5.6): those that allocate and free a host buffer (lmcache/v1/memory_management.py), and
+the one that says how much memory the machine has left, which does not count prepared memory.
+Imports vLLM and LMCache, and is imported by no other module of ours.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +20,22 @@ from vllm.platforms import current_platform
 
 from hostprep.backing import GIB
 from hostprep.engines.host_memory import HostMemory
-from hostprep.engines.lmcache.host_buffers import lead, synchronize
-from hostprep.engines.lmcache.inside_settings import ASKER, SIZE_KEY, read_settings, size_asked
+from hostprep.engines.lmcache.settings import (
+    REQUESTER,
+    SIZE_KEY,
+    read_settings,
+    requested_size,
+)
 from hostprep.engines.memory import engine_memory
-from hostprep.engines.vllm.simple_layout import share_of
-from hostprep.errors import BadInputError
+from hostprep.errors import BadInputError, FailedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["HostprepLMCacheConnector"]
-
 # Below vLLM's own logger, whose handler and level are the ones that people have set.
 _log = init_logger("vllm.hostprep")
+_memory_log = logging.getLogger("hostprep.engines")
+_ALLOCATE, _FREE = "_allocate_cpu_memory", "_free_cpu_memory"
 
 
 class HostprepLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
@@ -48,17 +55,19 @@ class HostprepLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
             memory = self._prepared = _memory_of(vllm_config, extra)
             size_bytes = _size_bytes(memory, extra)
             config.kv_connector_extra_config = {**extra, SIZE_KEY: size_bytes / GIB}
-            lead(memory, registers=settings.does_register(is_cuda=current_platform.is_cuda()))
+            _replace_allocator(
+                memory, registers=settings.registers(is_cuda=current_platform.is_cuda())
+            )
         super().__init__(vllm_config, role, kv_cache_config)
 
     def register_kv_caches(self, kv_caches: Any) -> None:
-        """Have LMCache take its memory: it does so once it knows the engine's."""
+        """Let LMCache take its memory: it does so once it knows the engine's."""
         super().register_kv_caches(kv_caches)
         if self._prepared is not None and not self._prepared.used_bytes:
             _log.warning("LMCache took none of this rank's prepared memory: its log says why")
 
     def shutdown(self) -> None:
-        """Let go of the memory, when no copy is on its way any more.
+        """Close the memory, once no copy is in flight any more.
 
         LMCache is left running until the process ends, as by vLLM's own connector: its end closes
         a ZeroMQ socket that its thread still polls, which may abort the process (0.5.6).
@@ -67,7 +76,7 @@ class HostprepLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
             super().shutdown()
         finally:
             if self._prepared is not None:
-                synchronize()
+                _synchronize()
                 self._prepared.close()
 
 
@@ -76,32 +85,84 @@ def _check_platform() -> None:
         raise BadInputError(
             "memory is registered with CUDA, and this is ROCm",
             reason="WrongPlatform",
-            remedy="use LMCacheConnectorV1 without us",
+            remedy="use LMCacheConnectorV1 itself",
         )
 
 
 def _memory_of(vllm_config: Any, extra: Mapping[str, Any]) -> HostMemory:
     parallel = vllm_config.parallel_config
-    here = parallel.local_world_size
-    rank = parallel.rank % here
+    local_world_size = parallel.local_world_size
     attachment = engine_memory(
         extra, index=parallel.data_parallel_index, processes=parallel.world_size
     )
-    try:
-        share = share_of(attachment.size_bytes, attachment.page_bytes, ranks=here, index=rank)
-        return HostMemory(attachment, share, rank=rank, asker=ASKER)
-    except BaseException:
-        attachment.close()
-        raise
+    rank = parallel.rank % local_world_size
+    return HostMemory.take(attachment, rank=rank, ranks=local_world_size, requester=REQUESTER)
 
 
 def _size_bytes(memory: HostMemory, extra: Mapping[str, Any]) -> int:
-    """Return what LMCache is to take: what it is told, or all. Raises BadInputError."""
+    """Return how much LMCache is to take: what is requested, or all. Raises BadInputError."""
     try:
-        asked = size_asked(extra, os.environ)
-        size_bytes = asked.size_bytes if asked is not None else memory.free_bytes
+        requested = requested_size(extra, os.environ)
+        size_bytes = requested.size_bytes if requested is not None else memory.free_bytes
         memory.check(size_bytes)
     except BaseException:
         memory.close()
         raise
     return size_bytes
+
+
+def _replace_allocator(memory: HostMemory, *, registers: bool) -> None:
+    """Let LMCache take its host buffers from `memory` from now on, in this process.
+
+    `registers`: with CUDA, before LMCache has them, by one call in the node's turn: its copies
+    may begin and end anywhere. A buffer that no longer fits is LMCache's own, registered
+    outside of the turns, with a warning. Raises FailedError for an LMCache that has other names
+    for what is replaced.
+    """
+    import torch
+    from lmcache.v1 import memory_management, system_detection
+
+    detector: Any = getattr(system_detection, "SystemMemoryDetector", None)
+    own_allocate = _function(memory_management, _ALLOCATE)
+    own_free = _function(memory_management, _FREE)
+    _function(detector, "get_available_memory_gb")
+
+    def allocate(size: int, *more: Any, **how: Any) -> Any:
+        if size > memory.free_bytes:
+            _memory_log.warning(
+                "%d bytes of LMCache's do not fit into prepared memory any more: it allocates and "
+                "registers them itself, without taking turns with the node's other processes",
+                size,
+            )
+            return own_allocate(size, *more, **how)
+        return memory.tensor((size,), torch.uint8, row_bytes=size if registers else None)
+
+    def free(buffer: Any, *more: Any, **how: Any) -> None:
+        if not memory.owns(buffer.data_ptr()):
+            own_free(buffer, *more, **how)
+            return
+        _synchronize()
+        memory.unregister(buffer.data_ptr())
+
+    for name, ours in ((_ALLOCATE, allocate), (_FREE, free)):
+        setattr(memory_management, name, ours)
+    detector.get_available_memory_gb = staticmethod(lambda: memory.free_bytes / GIB)
+
+
+def _synchronize() -> None:
+    """Wait for copies in flight, as LMCache does before it frees memory."""
+    from lmcache import torch_dev
+
+    if torch_dev.is_available():
+        torch_dev.synchronize()
+
+
+def _function(home: Any, name: str) -> Any:
+    found = getattr(home, name, None)
+    if not callable(found):
+        raise FailedError(
+            f"this LMCache has no {name}: it allocates its host memory elsewhere",
+            reason="EngineUnknown",
+            remedy="use a release that `hostprep engines` lists, or --engine lmcache",
+        )
+    return found

@@ -1,4 +1,4 @@
-"""Mooncake's store service over leased regions: mounted by its REST interface as it starts."""
+"""Launching Mooncake's store service: its REST interface mounts leased regions as it starts."""
 
 from __future__ import annotations
 
@@ -6,62 +6,67 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
-from hostprep.engines.catalogue import way_of
-from hostprep.engines.helper_process import beside
-from hostprep.engines.installed import installed_version, untried
-from hostprep.engines.launching import Launch, Options, Wanted
+from hostprep.engines.catalogue import Integration
+from hostprep.engines.helper_process import start_beside
+from hostprep.engines.installation import release_notes
+from hostprep.engines.launching import Launch, Options, Requirements
+from hostprep.engines.options import OptionTable, ServerCommand
 from hostprep.errors import BadInputError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hostprep.client.lease import Lease
 
-__all__ = ["arranged", "wanted"]
-
 _PROGRAM = "mc_store_rest_server"
-_PACKAGES = ("mooncake_transfer_engine", "mooncake_transfer_engine_non_cuda")
-_DEFAULT_PORT = 8080
-_FOLDER = "/dev/shm"  # noqa: S108 - Mooncake looks nowhere else
+_OPTIONS = OptionTable(values=("--config", "--port"), flags=(), shortest=len("--config"))
+_FOLDER = "/dev/shm"  # noqa: S108 - Mooncake searches nowhere else
 _OWN_MEMORY = "global_segment_size"
+_SIZE_VARIABLE = "MOONCAKE_GLOBAL_SEGMENT_SIZE"
 
 
-def wanted(command: tuple[str, ...], environ: Mapping[str, str], options: Options) -> Wanted:
+def requirements(
+    integration: Integration,
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    options: Options,
+) -> Requirements:
     """Return what the service needs: as many regions as asked for, of any size.
 
     Raises BadInputError for another program, and for a configuration that has the service bring
     memory of its own besides.
     """
-    words = _words(command)
-    _port(words)
-    _check_own_memory(words, environ)
-    return Wanted(count=len(options.regions) or options.count or 1)
+    del integration
+    service = _read_command(command)
+    _port(service)
+    _check_own_memory(service, environ)
+    return Requirements(count=options.region_count)
 
 
-def arranged(
-    command: tuple[str, ...], environ: Mapping[str, str], leases: Sequence[Lease]
+def complete(
+    integration: Integration,
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    leases: Sequence[Lease],
 ) -> Launch:
     """Return the service's command beside a process that mounts the regions."""
-    words = _words(command)
-    arguments = [str(_port(words))]
+    service = _read_command(command)
+    arguments = [_port(service)]
     links = []
     for index, lease in enumerate(leases):
         name = f"hostprep-{lease.lease_id}-{index}"
         links.append((f"{_FOLDER}/{name}", index))
         arguments += [name, str(lease.region.size_bytes)]
     variables = {}
-    if _config_path(words, environ) is None and not environ.get("MOONCAKE_GLOBAL_SEGMENT_SIZE"):
-        variables["MOONCAKE_GLOBAL_SEGMENT_SIZE"] = "0"
-    version = installed_version(command[0], _PACKAGES, environ)
-    notes = untried("Mooncake", version, way_of("mooncake").versions)
-    start = beside("hostprep.engines.mooncake.add_memory", arguments, command)
-    return Launch(start, variables, tuple(links), notes)
+    if _config_path(service, environ) is None and not environ.get(_SIZE_VARIABLE):
+        variables[_SIZE_VARIABLE] = "0"
+    notes = release_notes(integration, service.program, environ)
+    return Launch(start_beside("mooncake", arguments, command), variables, tuple(links), notes)
 
 
-def _words(command: Sequence[str]) -> tuple[str, ...]:
-    """Return the service's own words."""
-    for index, word in enumerate(command):
+def _read_command(words: Sequence[str]) -> ServerCommand:
+    for index, word in enumerate(words):
         if word.rpartition("/")[2] == _PROGRAM:
-            return tuple(command[index + 1 :])
+            return ServerCommand(tuple(words), word, _OPTIONS.read(words[index + 1 :]))
     raise BadInputError(
         f"the command is not {_PROGRAM}",
         reason="BadCommand",
@@ -70,41 +75,32 @@ def _words(command: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _last(words: Sequence[str], name: str) -> str | None:
-    found = None
-    for index, word in enumerate(words):
-        option, equals, text = word.partition("=")
-        if option == name:
-            found = text if equals else (words[index + 1] if index + 1 < len(words) else None)
-    return found
-
-
-def _port(words: Sequence[str]) -> int:
-    text = _last(words, "--port") or str(_DEFAULT_PORT)
+def _port(service: ServerCommand) -> str:
+    text = service.last("--port") or "8080"
     if not text.isascii() or not text.isdigit():
         raise BadInputError(
             f"--port {text!r} is no port", reason="BadCommand", remedy="give a number"
         )
-    return int(text)
+    return str(int(text))
 
 
-def _config_path(words: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    return _last(words, "--config") or environ.get("MOONCAKE_CONFIG_PATH")
+def _config_path(service: ServerCommand, environ: Mapping[str, str]) -> str | None:
+    return service.last("--config") or environ.get("MOONCAKE_CONFIG_PATH")
 
 
-def _check_own_memory(words: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Refuse a store that would allocate memory besides the regions: that is today's slow start.
+def _check_own_memory(service: ServerCommand, environ: Mapping[str, str]) -> None:
+    """Refuse a store that would allocate memory besides the regions: that makes its start slow.
 
     Its default is some GiB (mooncake_config.py), so that a file has to say 0.
     """
-    path = _config_path(words, environ)
+    path = _config_path(service, environ)
     if path is None:
-        size: object = environ.get("MOONCAKE_GLOBAL_SEGMENT_SIZE", "0")
-        where = "MOONCAKE_GLOBAL_SEGMENT_SIZE"
+        size: object = environ.get(_SIZE_VARIABLE, "0")
+        where = _SIZE_VARIABLE
     else:
         config = _read(path)
         if config is None:
-            return  # Mooncake says it better
+            return  # Mooncake reports it
         size, where = config.get(_OWN_MEMORY, "its default"), f"{_OWN_MEMORY} in {path}"
     if str(size).strip() not in {"0", "0gb", "0GB"}:
         raise BadInputError(

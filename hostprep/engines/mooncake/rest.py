@@ -16,8 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["Service"]
-
 _ANSWER_TIMEOUT_S = 10.0
 _MOUNT_TIMEOUT_S = 600.0
 """Over RDMA, mounting registers the whole segment with the card before it answers."""
@@ -37,7 +35,7 @@ class Service:
     def mount(self, name: str, size_bytes: int) -> list[str]:
         """Have it offer /dev/shm/`name` to the pool; returns the segment's ids.
 
-        Raises NotReadyError where nobody answers, FailedError where it refuses.
+        Raises NotReadyError where no store answers, FailedError where it refuses.
         """
         answer = self._expect("/api/mount_shm", {"name": name, "size": size_bytes})
         return [str(each) for each in answer["segment_ids"]]

@@ -1,6 +1,6 @@
 """Segments of a Mooncake store in prepared regions, from Python.
 
-The store opens the region's file itself and maps it; it never looks at what is in there
+The store opens the region's file itself and maps it; it never reads what is in there
 (mooncake-store/src/real_client.cpp, mountSegment): zeros are the claim's doing.
 """
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Store(Protocol):
-        """What is used of mooncake.store.MooncakeDistributedStore (0.3.13.post1)."""
+        """What we call of mooncake.store.MooncakeDistributedStore (0.3.13.post1)."""
 
         def mount_segment(
             self, path: str, size: int, offset: int, protocol: str, location: str
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
         def unmount_segment(self, segment_ids: list[str]) -> int:
             """Take it away again: 0 when that is done."""
-
-
-__all__ = ["Segment", "mount"]
 
 
 class Segment:

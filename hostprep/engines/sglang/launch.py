@@ -1,4 +1,7 @@
-"""SGLang's server over leased regions: its plugin found, its hierarchical cache on."""
+"""Launching SGLang's server over leased regions: its plugin found, its hierarchical cache on.
+
+Names and defaults: sglang/srt/arg_groups/fields/{memory,parallel}.py and server_args.py, 0.5.23.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,11 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from hostprep.engines.catalogue import way_of
-from hostprep.engines.importable import python_path
-from hostprep.engines.installed import installed_version, site_folders, untried
-from hostprep.engines.launching import Launch, Options, Wanted
-from hostprep.engines.sglang.command_line import ServerCommand, read_command
-from hostprep.engines.sglang.place import Place, place_in
-from hostprep.engines.sglang.plugin import ASKED
+from hostprep.engines.catalogue import Integration
+from hostprep.engines.installation import python_path, release_notes, site_folders
+from hostprep.engines.launching import Launch, Options, Requirements, refuse_options
+from hostprep.engines.options import OptionTable, ServerCommand, key_in_file
+from hostprep.engines.sglang.plugin import ENABLED, LocalRank, split_ranks
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.zipapp import STABLE_NAME
 
@@ -21,8 +22,50 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hostprep.client.lease import Lease
 
-__all__ = ["arranged", "wanted"]
-
+_MODULE = "sglang.launch_server"
+_OPTIONS = OptionTable(
+    values=(
+        "--config",
+        "--disaggregation-mode",
+        "--dp-size",
+        "--hicache-host-memory-fraction",
+        "--hicache-host-memory-mode",
+        "--hicache-io-backend",
+        "--hicache-mem-layout",
+        "--hicache-ratio",
+        "--hicache-size",
+        "--hicache-storage-backend",
+        "--hicache-storage-backend-extra-config",
+        "--hicache-storage-prefetch-policy",
+        "--hicache-write-policy",
+        "--nnodes",
+        "--pp-size",
+        "--tp-size",
+    ),
+    flags=(
+        "--disable-radix-cache",
+        "--disaggregation-decode-enable-offload-kvcache",
+        "--enable-dp-attention",
+        "--enable-hierarchical-cache",
+        "--enable-lmcache",
+        "--enable-unified-cache-external-linker",
+        "--use-ray",
+    ),
+    aliases={
+        "--dp": "--dp-size",
+        "--pp": "--pp-size",
+        "--tp": "--tp-size",
+        "--enable-hicache": "--enable-hierarchical-cache",
+        "--tensor-parallel-size": "--tp-size",
+        "--pipeline-parallel-size": "--pp-size",
+        "--data-parallel-size": "--dp-size",
+    },
+    shortest=len("--enable-"),
+)
+_KEYS_IN_FILE = (
+    r"(?:hicache|enable[-_]hi)[-_\w]*|(?:tp|pp|dp)[-_]size|"
+    r"(?:tensor|pipeline|data)[-_]parallel[-_]size|nnodes"
+)
 _GB = 10**9
 """What --hicache-size counts in (pool_host/base.py)."""
 _PLUGIN = "hostprep"
@@ -44,76 +87,113 @@ _ENTRY = re.compile(rf"hostprep-[^/]+\.dist-info/{_POINTS}")
 _NO_EFFECT = ("SGLANG_HUGEPAGE_SIZE", "SGLANG_HICACHE_HOST_PARALLEL_ALLOC_THREADS")
 
 
-def wanted(command: tuple[str, ...], environ: Mapping[str, str], options: Options) -> Wanted:
+def requirements(
+    integration: Integration,
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    options: Options,
+) -> Requirements:
     """Return what the server needs of the pool. Raises BadInputError where its options forbid it.
 
     One region for all its ranks, unless several are asked for. `--hicache-size` (GB a rank) is
     the least that each rank's part must have; what a ratio comes to, SGLang only knows later.
     """
-    server = read_command(command)
-    _check(server, environ)
-    count = len(options.regions) or options.count or 1
-    ranks = server.ranks_here
-    _, place = place_in(count, Place(0, ranks))
-    size = _size_gb(server)
-    if size == 0:
-        return Wanted(count=count)
-    because = f"--hicache-size is {size} for each rank"
-    if place.count > 1:
-        because += f", and {place.count} share a region"
-    return Wanted(count=count, size_bytes=size * _GB * place.count, because=because)
-
-
-def arranged(
-    command: tuple[str, ...], environ: Mapping[str, str], leases: Sequence[Lease]
-) -> Launch:
-    """Return the server's command over these leases, and what leads it to the plugin.
-
-    Raises NotReadyError where the plugin cannot be found: SGLang would start without it.
-    """
-    server = read_command(command)
-    root = leases[0].paths.root
-    variables = {ASKED: "1", **python_path(root, server.program, environ)}
-    paths = variables.get("PYTHONPATH", environ.get("PYTHONPATH", "")).split(":")
-    _check_found((*paths, *site_folders(server.program, environ)), root)
-    chosen = environ.get(_CHOSEN, "")
-    if chosen and _PLUGIN not in (name.strip() for name in chosen.split(",")):
-        variables[_CHOSEN] = f"{chosen},{_PLUGIN}"
-    words = list(server.words)
-    version = installed_version(server.program, ("sglang",), environ)
-    notes = list(untried("SGLang", version, way_of("sglang").versions))
-    if not _has_pools(server):
-        words.append(_ENABLE)
-    if all(server.last(option) is None for option in _SIZES):
-        # Of what is left of our memory: SGLang's 0.8 is for memory that others use as well.
-        words += ["--hicache-host-memory-fraction", "1.0"]
-    notes += [
-        f"{name} has no effect: the host pools are in prepared memory"
-        for name in _NO_EFFECT
-        if environ.get(name)
-    ]
-    return Launch(tuple(words), variables, (), tuple(notes))
-
-
-def _has_pools(server: ServerCommand) -> bool:
-    """Tell whether SGLang makes host pools by itself: a decode server has some for other ends."""
-    return server.last(_ENABLE) is not None or server.last("--disaggregation-mode") == "decode"
-
-
-def _check(server: ServerCommand, environ: Mapping[str, str]) -> None:
-    for option, why in _ELSEWHERE.items():
-        if server.last(option) is not None:
-            raise BadInputError(
-                f"{option} {why}", reason="BadCommand", remedy=f"leave {option} out"
-            )
-    key = server.key_in_file
+    del integration
+    server = _read_command(command)
+    refuse_options(_ELSEWHERE, server.names)
+    path = server.last("--config")
+    key = key_in_file(path, _KEYS_IN_FILE)
     if key is not None:
         raise BadInputError(
-            f"{server.last('--config')} sets {key}, which --engine sglang has to see",
+            f"{path} sets {key}, which --engine sglang has to see",
             reason="BadCommand",
             remedy="move it from the file to the command line",
         )
     _check_storage(server, environ)
+    count = options.region_count
+    _, sharing = split_ranks(count, LocalRank(0, _local_ranks(server)))
+    size_gb = _size_gb(server)
+    if size_gb == 0:
+        return Requirements(count=count)
+    because = f"--hicache-size is {size_gb} for each rank"
+    if sharing.count > 1:
+        because += f", and {sharing.count} share a region"
+    return Requirements(count=count, size_bytes=size_gb * _GB * sharing.count, because=because)
+
+
+def complete(
+    integration: Integration,
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    leases: Sequence[Lease],
+) -> Launch:
+    """Return the server's command over these leases, and the variables that enable the plugin.
+
+    Raises NotReadyError where the plugin cannot be found: SGLang would start without it.
+    """
+    server = _read_command(command)
+    root = leases[0].paths.root
+    variables = {ENABLED: "1", **python_path(root, server.program, environ)}
+    paths = variables.get("PYTHONPATH", environ.get("PYTHONPATH", "")).split(":")
+    _check_plugin((*paths, *site_folders(server.program, environ)), root)
+    chosen = environ.get(_CHOSEN, "")
+    if chosen and _PLUGIN not in (name.strip() for name in chosen.split(",")):
+        variables[_CHOSEN] = f"{chosen},{_PLUGIN}"
+    words = server.words
+    # A decode server makes host pools for other ends.
+    if server.last(_ENABLE) is None and server.last("--disaggregation-mode") != "decode":
+        words += (_ENABLE,)
+    if all(server.last(option) is None for option in _SIZES):
+        # Of what is left of our memory: SGLang's 0.8 is for memory that others use as well.
+        words += ("--hicache-host-memory-fraction", "1.0")
+    notes = [
+        f"{name} has no effect: the host pools are in prepared memory"
+        for name in _NO_EFFECT
+        if environ.get(name)
+    ]
+    return Launch(
+        words, variables, (), (*release_notes(integration, server.program, environ), *notes)
+    )
+
+
+def _read_command(words: Sequence[str]) -> ServerCommand:
+    """Read `python3 -m sglang.launch_server ...` or `sglang serve ...`, after `numactl` or alone.
+
+    Raises BadInputError for what starts no server.
+    """
+    for index, word in enumerate(words[:-1]):
+        is_module = word == "-m" and words[index + 1] == _MODULE and index > 0
+        is_script = os.path.basename(word) == "sglang" and words[index + 1] == "serve"
+        if is_module or is_script:
+            program = words[index - 1] if is_module else word
+            return ServerCommand(tuple(words), program, _OPTIONS.read(words[index + 2 :]))
+    raise BadInputError(
+        "the command starts no server of SGLang's",
+        reason="BadCommand",
+        remedy=f"give --engine sglang one: -- python3 -m {_MODULE} ..., or -- sglang serve ...; "
+        "for a program of your own see docs/engines/sglang.md",
+    )
+
+
+def _local_ranks(server: ServerCommand) -> int:
+    """Return how many processes with a GPU it starts on this node."""
+    ranks = _count(server, "--tp-size") * _count(server, "--pp-size")
+    if server.last("--enable-dp-attention") is None:  # whose groups are ranks of one world
+        ranks *= _count(server, "--dp-size")
+    return max(1, ranks // _count(server, "--nnodes"))
+
+
+def _count(server: ServerCommand, name: str) -> int:
+    text = server.last(name)
+    if text is None:
+        return 1
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise BadInputError(
+            f"{name} {text!r} is no number of anything",
+            reason="BadCommand",
+            remedy="give a whole number from 1 on",
+        )
+    return int(text)
 
 
 def _check_storage(server: ServerCommand, environ: Mapping[str, str]) -> None:
@@ -139,7 +219,7 @@ def _extra_config(server: ServerCommand) -> dict[str, object]:
     try:
         config = json.loads(server.last("--hicache-storage-backend-extra-config") or "{}")
     except ValueError:
-        return {}  # a file (@...), or SGLang says it better
+        return {}  # a file (@...), or SGLang reports it
     return config if isinstance(config, dict) else {}
 
 
@@ -156,7 +236,7 @@ def _size_gb(server: ServerCommand) -> int:
     return int(text)
 
 
-def _check_found(paths: Sequence[str], root: str) -> None:
+def _check_plugin(paths: Sequence[str], root: str) -> None:
     """Refuse a start that SGLang would make without the plugin, in memory of its own.
 
     Entry points are found by what lies beside a package: our zipapp has it, and where we are
@@ -177,7 +257,7 @@ def _offers(path: str) -> bool:
         if os.path.isfile(path):
             return any(map(_ENTRY.fullmatch, _names(path)))
         folders = [name for name in os.listdir(path) if _ENTRY.fullmatch(f"{name}/{_POINTS}")]
-        return any(_says_sglang(f"{path}/{name}/{_POINTS}") for name in folders)
+        return any(_names_group(f"{path}/{name}/{_POINTS}") for name in folders)
     except OSError:
         return False
 
@@ -192,7 +272,7 @@ def _names(path: str) -> list[str]:
         return []
 
 
-def _says_sglang(path: str) -> bool:
+def _names_group(path: str) -> bool:
     if not os.path.isfile(path):
         return False
     with open(path, encoding="utf-8") as file:

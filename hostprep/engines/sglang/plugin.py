@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 
-from hostprep.engines.sglang.place import place_in, place_of
-from hostprep.engines.shares import Asker
+from hostprep.engines.allocator import Requester
 from hostprep.errors import BadInputError
 
 TYPE_CHECKING = False
@@ -24,25 +24,23 @@ if TYPE_CHECKING:
 
     from hostprep.engines.host_memory import HostMemory
 
-__all__ = ["ASKED", "RANGES", "load"]
-
-ASKED = "HOSTPREP_SGLANG"
-"""The variable that asks for it: a lease alone may be meant for something else in this process."""
+ENABLED = "HOSTPREP_SGLANG"
+"""The variable that enables the plugin: a lease alone may be meant for something else."""
 
 RANGES = "_sglang_cuda_host_registered_ranges"
 """The attribute by which SGLang remembers what it has to unregister (pool_host/common.py)."""
 
-_ASKER = Asker("SGLang", "--hicache-size (GB a rank) or --hicache-ratio")
+_REQUESTER = Requester("SGLang", "--hicache-size (GB a rank) or --hicache-ratio")
 _POOLS = "sglang.srt.mem_cache.pool_host"
 _memory: HostMemory | None = None
 
 
 def load() -> None:
-    """Wrap SGLang's functions where we are asked to; SGLang calls this in each of its processes.
+    """Wrap SGLang's functions where it is enabled; SGLang calls this in each of its processes.
 
     SGLang logs what a plugin raises, and goes on with memory of its own.
     """
-    if os.environ.get(ASKED, "0") in ("", "0"):
+    if os.environ.get(ENABLED, "0") in ("", "0"):
         return
     from pkgutil import resolve_name
 
@@ -71,35 +69,31 @@ def host_memory() -> HostMemory:
     """Return this process's part of the lease, joined at first. Raises HostprepError."""
     global _memory  # noqa: PLW0603 - SGLang's hooks are functions
     if _memory is None:
-        _memory = _joined()
+        _memory = _join()
     return _memory
 
 
-def _joined() -> HostMemory:
+def _join() -> HostMemory:
     from sglang.srt.runtime_context import get_parallel
 
     from hostprep.client.environment import LeaseEnvironment
     from hostprep.engines.host_memory import HostMemory
     from hostprep.engines.memory import engine_memory
-    from hostprep.engines.vllm.simple_layout import share_of
 
-    ranks = place_of(get_parallel())
+    rank = local_rank_of(get_parallel())
     if "HOSTPREP_LEASE" not in os.environ:
         raise BadInputError(
-            f"{ASKED} is set, and this engine was given no prepared memory",
+            f"{ENABLED} is set, and this engine was given no prepared memory",
             reason="NoMemory",
             remedy="start it by `hostprep exec --pool POOL -- CMD`, or unset it",
         )
-    region, place = place_in(len(LeaseEnvironment.read().regions), ranks)
-    attachment = engine_memory({}, index=region)
-    try:
-        share = share_of(
-            attachment.size_bytes, attachment.page_bytes, ranks=place.count, index=place.index
-        )
-        return HostMemory(attachment, share, rank=place.index, asker=_ASKER)
-    except BaseException:
-        attachment.close()
-        raise
+    region, sharing = split_ranks(len(LeaseEnvironment.read().regions), rank)
+    return HostMemory.take(
+        engine_memory({}, index=region),
+        rank=sharing.index,
+        ranks=sharing.count,
+        requester=_REQUESTER,
+    )
 
 
 def _allocate(  # noqa: PLR0917 - SGLang's signature
@@ -139,7 +133,7 @@ def _unregister(original: Callable[..., Any], buffer: Any) -> Any:
     """Take a buffer's registration back: ours where the buffer is ours."""
     if _memory is None or not _memory.owns(buffer.data_ptr()):
         return original(buffer)
-    _memory.let_go(buffer.data_ptr())
+    _memory.unregister(buffer.data_ptr())
     return None
 
 
@@ -175,3 +169,47 @@ def _row_bytes(dims: tuple[int, ...], item_bytes: int, io_backend: str) -> int:
     if io_backend == "kernel":
         return 0
     return math.prod(dims[1:]) * item_bytes
+
+
+@dataclass(frozen=True)
+class LocalRank:
+    """A rank among those of its node that share something, counted from 0."""
+
+    index: int = 0
+    count: int = 1
+
+
+def local_rank_of(parallel: Any) -> LocalRank:
+    """Return a scheduler's rank among those of its engine on this node.
+
+    `parallel` is SGLang's `get_parallel()` (srt/runtime_context.py, 0.5.23): a process's rank in
+    its replica's world, which lies on the nodes in contiguous pieces, and the replica's number.
+    Where SGLang has published none of it, as in a process that builds a pool by itself, it is
+    the only one.
+    """
+    try:
+        world, nodes = int(parallel.launch_world_size), max(1, int(parallel.nnodes))
+        rank, replicas = int(parallel.launch_world_rank), max(1, int(parallel.dp_size))
+        # Also set for attention data parallelism, whose groups are ranks of one world.
+        replica = int(parallel.dp_rank or 0) if replicas > 1 else 0
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return LocalRank()
+    here = max(1, world // nodes)
+    return LocalRank(replica * here + rank % here, replicas * here)
+
+
+def split_ranks(regions: int, rank: LocalRank) -> tuple[int, LocalRank]:
+    """Return which of the lease's regions is a rank's, and its number among those that share it.
+
+    Raises BadInputError where the ranks cannot share the regions evenly.
+    """
+    if rank.count % regions or not 0 <= rank.index < rank.count:
+        raise BadInputError(
+            f"SGLang's rank {rank.index} of {rank.count} on this node finds {regions} region(s) "
+            "in its lease",
+            reason="WrongCount",
+            remedy="claim one region for all ranks, or as many as there are ranks on this node "
+            "(`hostprep exec --count`)",
+        )
+    shared = rank.count // regions
+    return rank.index // shared, LocalRank(rank.index % shared, shared)

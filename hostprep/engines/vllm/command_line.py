@@ -1,8 +1,12 @@
-"""A vLLM command line: the options that bear on its host memory, found and replaced.
+"""A vLLM command line: the options that concern its host memory, found and replaced, and its ranks.
 
 Reads what vLLM's parser accepts (vllm/utils/argparse_utils.py, vllm/engine/arg_utils.py, 0.33):
 underscores for dashes in long names, `--name=value`, `--name.key value` for keys of a JSON
 option, `key+` for items of a list, and numbers such as 80g or 80G in either.
+
+Each data-parallel rank is an engine of its own (vllm/engine/arg_utils.py create_engine_config,
+vllm/v1/engine/core.py run_engine_core): its engine_id gets the suffix `_dpRANK`, by its number in
+the whole deployment.
 """
 
 from __future__ import annotations
@@ -18,8 +22,6 @@ from hostprep.errors import BadInputError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-__all__ = ["CONFIG", "CommandLine", "Given", "human_number", "parse_config", "read_command"]
 
 CONFIG = "--kv-transfer-config"
 
@@ -60,11 +62,17 @@ _CLIENTS = ("chat", "complete", "collect-env")
 _NUMBER = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<suffix>[kKmMgGtT])", re.ASCII)
 _STRING_OR_NUMBER = re.compile(r'"(?:[^"\\]|\\.)*"|\b\d+(?:\.\d+)?[kKmMgGtT]\b', re.ASCII)
 _POWERS = "kmgt"
+_SIZE = "--data-parallel-size"
+_LOCAL = "--data-parallel-size-local"
+_RANK = "--data-parallel-rank"
+_START = "--data-parallel-start-rank"
+_MAX_RANKS = 1024
+"""More ranks than any node has: a slip of the hand."""
 
 
 @dataclass(frozen=True)
-class Given:
-    """An option as it was given: where, and what."""
+class GivenOption:
+    """An option of the command: where it stands, and its value."""
 
     name: str
     """Its long name."""
@@ -86,14 +94,14 @@ class CommandLine:
     """The script `vllm`, or the Python that runs its module."""
     end: int
     """Where an option can be added: at the end, or before a `--`."""
-    given: tuple[Given, ...]
+    given: tuple[GivenOption, ...]
 
-    def all(self, name: str) -> tuple[Given, ...]:
+    def all(self, name: str) -> tuple[GivenOption, ...]:
         """Return every mention of an option."""
         return tuple(option for option in self.given if option.name == name)
 
     def last(self, name: str) -> str | None:
-        """Return what an option says; the last one counts, as in argparse. None: not given."""
+        """Return an option's value; the last one counts, as in argparse. None: not given."""
         found = self.all(name)
         return found[-1].text if found else None
 
@@ -114,7 +122,7 @@ class CommandLine:
             ) from None
 
     def with_config(self, config: dict[str, Any]) -> tuple[str, ...]:
-        """Return the words with --kv-transfer-config as this, in the place of what was given."""
+        """Return the words with this --kv-transfer-config, in place of one that was given."""
         new = (CONFIG, json.dumps(config))
         old = self.all(CONFIG)
         if not old:
@@ -158,7 +166,7 @@ def _begin(words: tuple[str, ...]) -> tuple[str, int]:
     return "", 0
 
 
-def _options(words: tuple[str, ...], begin: int, end: int) -> list[Given]:
+def _options(words: tuple[str, ...], begin: int, end: int) -> list[GivenOption]:
     found = []
     index = begin
     while index < end:
@@ -170,7 +178,7 @@ def _options(words: tuple[str, ...], begin: int, end: int) -> list[Given]:
                     raise BadInputError(f"{words[index]} has no value", reason="BadCommand")
                 text = words[after]
                 after += 1
-            found.append(Given(name, key, text, index, after))
+            found.append(GivenOption(name, key, text, index, after))
         index = after
     return found
 
@@ -187,7 +195,7 @@ def _split(word: str) -> tuple[str, str, str | None]:
             raise BadInputError(
                 f"{name} is short for {' or '.join(sorted(whole))}",
                 reason="BadCommand",
-                remedy="write it out, for us to see it as vLLM will",
+                remedy="write it out: only whole names are read here",
             )
     return name, key, text if equals else None
 
@@ -203,7 +211,7 @@ def parse_config(line: CommandLine) -> dict[str, Any]:
         raise BadInputError(
             f"{CONFIG} is given {'in two spellings' if len(whole) == 1 else 'twice'}",
             reason="BadCommand",
-            remedy="vLLM takes the last and forgets the other: give one",
+            remedy="vLLM takes the last and ignores the other: give one",
         )
     if whole:
         return _object(whole[0].text or "")
@@ -242,7 +250,7 @@ def human_number(text: str) -> int:
     return int(match["number"]) << (10 * power)
 
 
-def _set(config: dict[str, Any], option: Given) -> None:
+def _set(config: dict[str, Any], option: GivenOption) -> None:
     """Set the key of a `--kv-transfer-config.key` option, as vLLM merges them."""
     key, text = option.key, option.text or ""
     found: Any
@@ -272,3 +280,91 @@ def _value(text: str) -> Any:
         return human_number(text)
     except ValueError:
         return text
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The data-parallel ranks of this node."""
+
+    numbers: tuple[int, ...] = (0,)
+    is_parallel: bool = False
+    """Whether vLLM adds a suffix to their engine_id."""
+
+    def engine_ids(self, engine_id: str) -> tuple[str, ...]:
+        """Return each rank's engine_id, as vLLM makes it."""
+        if not self.is_parallel:
+            return (engine_id,)
+        return tuple(f"{engine_id}_dp{number}" for number in self.numbers)
+
+
+def local_ranks(line: CommandLine) -> Ranks:
+    """Return which ranks the command starts on this node.
+
+    Raises BadInputError where only the other nodes could say, or Ray starts them elsewhere.
+    """
+    size = _count(line, _SIZE)
+    rank, start = line.number(_RANK), line.number(_START)
+    for option, number in ((_RANK, rank), (_START, start)):
+        if number is not None and number < 0:
+            raise BadInputError(f"{option} {number} is negative", reason="BadCommand")
+    if line.last("--data-parallel-backend") == "ray":
+        raise BadInputError(
+            "--data-parallel-backend ray has Ray start the ranks, outside of this command",
+            reason="BadCommand",
+            remedy="use the backend mp, or `hostprep exec` for each rank with --data-parallel-rank",
+        )
+    if rank is not None:
+        return Ranks((rank,), is_parallel=size > 1 or rank > 0)
+    local = line.number(_LOCAL)
+    _check_known(line, size, local, start)
+    count = _count(line, _LOCAL) if local is not None else size
+    first = (start or 0) if local is not None else 0
+    numbers = tuple(range(first, first + count))
+    return Ranks(numbers, is_parallel=size > 1 or first > 0)
+
+
+def worker_count(line: CommandLine) -> int:
+    """Return how many processes with a GPU each data-parallel rank has, on all its nodes."""
+    count = 1
+    for kind in ("tensor", "pipeline", "prefill-context"):
+        count *= max(1, line.number(f"--{kind}-parallel-size") or 1)
+    return count
+
+
+def local_worker_count(line: CommandLine) -> int:
+    """Return how many of them are on this node, where a rank may span several.
+
+    vllm/config/parallel.py, local_world_size and nnodes_within_dp. Raises as `local_ranks` does.
+    """
+    groups = max(1, _count(line, _SIZE) // len(local_ranks(line).numbers))
+    nodes = max(1, (line.number("--nnodes") or 1) // groups)
+    return max(1, worker_count(line) // nodes)
+
+
+def _check_known(line: CommandLine, size: int, local: int | None, start: int | None) -> None:
+    """Refuse what vLLM would derive from the number of this node among the others."""
+    nodes = max(line.number("--nnodes") or 1, (line.number("--node-rank") or 0) + 1)
+    external = line.has("--data-parallel-external-lb")
+    derived = nodes > 1 and (local is None or start is None)
+    ignored = start is not None and local is None  # vLLM takes it with the other one only
+    if size > 1 and (derived or external or ignored):
+        raise BadInputError(
+            "which data-parallel ranks run on this node is for vLLM to find out",
+            reason="BadCommand",
+            remedy=f"say it: {_LOCAL} and {_START}, or {_RANK}",
+        )
+    if local == 0:
+        raise BadInputError(
+            f"{_LOCAL} 0 runs no engine on this node, so there is nothing to claim for",
+            reason="BadCommand",
+            remedy="leave `hostprep exec` out here",
+        )
+
+
+def _count(line: CommandLine, option: str) -> int:
+    number = line.number(option)
+    if number is None:
+        return 1
+    if not 1 <= number <= _MAX_RANKS:
+        raise BadInputError(f"{option} {number} is not from 1 to {_MAX_RANKS}", reason="BadCommand")
+    return number

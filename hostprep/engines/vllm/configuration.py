@@ -11,25 +11,13 @@ import re
 from dataclasses import dataclass
 
 from hostprep.engines.vllm.command_line import CONFIG, human_number
-from hostprep.engines.vllm.offloading_slots_setting import has_slots
+from hostprep.engines.vllm.settings import has_slots
 from hostprep.errors import BadInputError
 from hostprep.units import format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-__all__ = [
-    "OFFLOADING",
-    "SIMPLE",
-    "TIERING",
-    "Kind",
-    "bytes_asked",
-    "checked",
-    "completed",
-    "fits",
-    "usable_bytes",
-]
 
 _BYTES = "cpu_bytes_to_use"
 _BYTES_PER_RANK = "cpu_bytes_to_use_per_rank"
@@ -39,14 +27,14 @@ _ENGINE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What one way needs in the configuration."""
+class Connector:
+    """What one integration needs in the configuration."""
 
-    way: str
-    connector: str
+    integration: str
+    name: str
     replaces: tuple[str, ...]
-    """Connectors for which ours stands in."""
-    connector_module: str | None
+    """Connectors in whose place it comes."""
+    module: str | None
     spec: str | None
     spec_module: str | None
     replaces_spec: tuple[str, ...] = ()
@@ -56,29 +44,29 @@ class Kind:
     """Whether tensors of several sizes are laid out one after another, each on pages of its own."""
 
 
-TIERING = Kind(
-    way="vllm",
-    connector="OffloadingConnector",
+TIERING = Connector(
+    integration="vllm",
+    name="OffloadingConnector",
     replaces=(),
-    connector_module=None,
+    module=None,
     spec="TieringOffloadingSpec",
     spec_module=None,
     is_tiering=True,
 )
-OFFLOADING = Kind(
-    way="vllm-offloading",
-    connector="OffloadingConnector",
+OFFLOADING = Connector(
+    integration="vllm-offloading",
+    name="OffloadingConnector",
     replaces=(),
-    connector_module=None,
+    module=None,
     spec="HostprepOffloadingSpec",
     spec_module="hostprep.engines.vllm",
     replaces_spec=("CPUOffloadingSpec",),
 )
-SIMPLE = Kind(
-    way="vllm-simple",
-    connector="HostprepSimpleConnector",
+SIMPLE = Connector(
+    integration="vllm-simple",
+    name="HostprepSimpleConnector",
     replaces=("SimpleCPUOffloadConnector",),
-    connector_module="hostprep.engines.vllm",
+    module="hostprep.engines.vllm",
     spec=None,
     spec_module=None,
     is_by_tensor=True,
@@ -88,28 +76,28 @@ _SPARE_PAGES = 4
 _SPARE_SHARE = 16
 
 
-def checked(config: dict[str, Any], kind: Kind) -> None:
-    """Refuse a configuration that contradicts the way. Raises BadInputError, which explains."""
-    connector = config.get("kv_connector")
-    if connector not in (None, kind.connector, *kind.replaces):
+def check_config(config: dict[str, Any], connector: Connector) -> None:
+    """Raise BadInputError for a configuration that contradicts the integration."""
+    given = config.get("kv_connector")
+    if given not in (None, connector.name, *connector.replaces):
         raise _contradicts(
-            f"kv_connector {connector!r}",
-            f"--engine {kind.way} needs {kind.connector}",
+            f"kv_connector {given!r}",
+            f"--engine {connector.integration} needs {connector.name}",
             "leave kv_connector out, or leave --engine out and lead your connector to the memory "
             "by --link or the variables",
         )
     extra = _extra(config)
-    _check_module(config, "kv_connector_module_path", kind.connector_module)
-    _check_spec(extra, kind)
-    if kind.connector_module and extra.get("kv_offload_backend", "cpu") != "cpu":
+    _check_module(config, "kv_connector_module_path", connector.module)
+    _check_spec(extra, connector)
+    if connector.module and extra.get("kv_offload_backend", "cpu") != "cpu":
         raise _contradicts(
             f"kv_offload_backend {extra['kv_offload_backend']!r}",
             "it keeps its blocks in a file on disk",
             "leave it out",
         )
-    has_slots(extra, can_have=kind.spec_module is not None)
+    has_slots(extra, can_have=connector.spec_module is not None)
     tiers = extra.get("secondary_tiers", [])
-    if kind.is_tiering and not isinstance(tiers, list):
+    if connector.is_tiering and not isinstance(tiers, list):
         raise _contradicts("secondary_tiers", "it is no list", "give a list, or leave it out")
     engine_id = config.get("engine_id")
     if engine_id is not None and not _ENGINE_ID.fullmatch(str(engine_id)):
@@ -120,8 +108,8 @@ def checked(config: dict[str, Any], kind: Kind) -> None:
         )
 
 
-def bytes_asked(config: dict[str, Any], workers: int) -> tuple[int, str] | None:
-    """Return how many bytes one engine is told to use, and by which key; None if it is not told.
+def requested_bytes(config: dict[str, Any], workers: int) -> tuple[int, str] | None:
+    """Return how many bytes one engine is to use, and by which key; None where no key says so.
 
     `workers` is the number of its processes with a GPU each, for keys that count by them.
     """
@@ -132,49 +120,49 @@ def bytes_asked(config: dict[str, Any], workers: int) -> tuple[int, str] | None:
     return None
 
 
-def usable_bytes(kind: Kind, size_bytes: int, *, page_bytes: int, workers: int) -> int:
-    """Return how much of a region an engine that is not told is to use.
+def usable_bytes(connector: Connector, size_bytes: int, *, page_bytes: int, workers: int) -> int:
+    """Return how much of a region an engine is to use where its configuration does not say.
 
     Where tensors begin on pages of their own, some pages of each worker's part are left over for
     that: as many as models with a few kinds of layers need, and a small part at most.
     """
-    if not kind.is_by_tensor:
+    if not connector.is_by_tensor:
         return size_bytes
     part = size_bytes // workers // page_bytes * page_bytes or size_bytes // workers
     return (part - min(_SPARE_PAGES * page_bytes, part // _SPARE_SHARE)) * workers
 
 
-def completed(
-    config: dict[str, Any], kind: Kind, *, engine_id: str, size_bytes: int
+def complete_config(
+    config: dict[str, Any], connector: Connector, *, engine_id: str, size_bytes: int
 ) -> dict[str, Any]:
-    """Return the configuration with everything that the way needs; what is there stays.
+    """Return the configuration with everything that the integration needs; what is there stays.
 
-    Raises BadInputError as `checked` does. Completing it again changes nothing.
+    Raises BadInputError as `check_config` does. Completing it again changes nothing.
     """
-    checked(config, kind)
+    check_config(config, connector)
     config = copy.deepcopy(config)
-    config["kv_connector"] = kind.connector
-    if kind.connector_module:
-        config["kv_connector_module_path"] = kind.connector_module
+    config["kv_connector"] = connector.name
+    if connector.module:
+        config["kv_connector_module_path"] = connector.module
     config.setdefault("kv_role", "kv_both")
     config["engine_id"] = config.get("engine_id") or engine_id
     extra = config[_EXTRA] = _extra(config)
-    if kind.spec:
-        extra["spec_name"] = kind.spec
-    if kind.spec_module:
-        extra["spec_module_path"] = kind.spec_module
-    if bytes_asked(config, 1) is None:
+    if connector.spec:
+        extra["spec_name"] = connector.spec
+    if connector.spec_module:
+        extra["spec_module_path"] = connector.spec_module
+    if requested_bytes(config, 1) is None:
         extra[_BYTES] = size_bytes
-    if kind.is_tiering:
+    if connector.is_tiering:
         extra.setdefault("secondary_tiers", [])
     return config
 
 
-def _check_spec(extra: dict[str, Any], kind: Kind) -> None:
+def _check_spec(extra: dict[str, Any], connector: Connector) -> None:
     spec = extra.get("spec_name")
-    if kind.spec is None or spec in (None, kind.spec, *kind.replaces_spec):
-        if kind.spec_module:
-            _check_module(extra, "spec_module_path", kind.spec_module)
+    if connector.spec is None or spec in (None, connector.spec, *connector.replaces_spec):
+        if connector.spec_module:
+            _check_module(extra, "spec_module_path", connector.spec_module)
         return
     if spec == "CPUOffloadingSpec":
         raise _contradicts(
@@ -186,7 +174,7 @@ def _check_spec(extra: dict[str, Any], kind: Kind) -> None:
         )
     raise _contradicts(
         f"spec_name {spec!r}",
-        f"--engine {kind.way} needs {kind.spec}",
+        f"--engine {connector.integration} needs {connector.spec}",
         "leave spec_name out, or leave --engine out and read HOSTPREP_PATH in your spec",
     )
 
@@ -196,7 +184,7 @@ def _check_module(config: dict[str, Any], key: str, module: str | None) -> None:
     if given is not None and given != module:
         raise _contradicts(
             f"{key} {given!r}",
-            f"this way needs {module!r}" if module else "this way loads no module",
+            f"this integration needs {module!r}" if module else "this integration loads no module",
             f"leave {key} out",
         )
 
@@ -226,11 +214,11 @@ def _contradicts(what: str, why: str, remedy: str) -> BadInputError:
     return BadInputError(f"{CONFIG} has {what}: {why}", reason="BadCommand", remedy=remedy)
 
 
-def fits(asked: tuple[int, str] | None, size_bytes: int) -> None:
+def check_fits(requested: tuple[int, str] | None, size_bytes: int) -> None:
     """Refuse a number of bytes beyond the region's. Raises BadInputError with both numbers."""
-    if asked is not None and asked[0] > size_bytes:
+    if requested is not None and requested[0] > size_bytes:
         raise _contradicts(
-            f"{asked[1]} of {format_bytes(asked[0])}",
+            f"{requested[1]} of {format_bytes(requested[0])}",
             f"the region has {format_bytes(size_bytes)}",
             "ask for less, or leave it out to use the whole region",
         )

@@ -2,7 +2,7 @@
 
 vLLM loads it by name: `"spec_name": "HostprepOffloadingSpec", "spec_module_path":
 "hostprep.engines.vllm"` in kv_connector_extra_config (vllm/v1/kv_offload/factory.py). It imports
-vLLM, and is imported by nothing else of ours.
+vLLM, and is imported by no other module of ours.
 """
 
 from __future__ import annotations
@@ -11,32 +11,37 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from vllm.platforms import current_platform
+from vllm.v1.kv_offload.base import LookupResult, PrepareStoreOutput
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from hostprep.cuda.board import BoardReader
 from hostprep.cuda.gate import Gate
-from hostprep.engines.memory import engine_memory, engine_place
+from hostprep.engines.memory import engine_memory, engine_region
 from hostprep.engines.vllm.offloading_compat import (
     LOG,
+    Forwarding,
     config_info_of,
     nodes_of_world,
     shares_process,
-    warn_if_unread,
+    warn_if_untested,
 )
-from hostprep.engines.vllm.offloading_layout import Layout, layout_of
-from hostprep.engines.vllm.offloading_manager import GatedManager
-from hostprep.engines.vllm.offloading_ranks import Rank, RankRegistration
-from hostprep.engines.vllm.offloading_settings import Settings
+from hostprep.engines.vllm.offloading_region import (
+    Layout,
+    RankRegistration,
+    RankSlice,
+    layout_of,
+)
 from hostprep.engines.vllm.offloading_slots import SlotsManager
 from hostprep.engines.vllm.offloading_worker import HostprepWorker
+from hostprep.engines.vllm.settings import Settings
 from hostprep.errors import BadInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
-    from hostprep.engines.memory import Place
-
-__all__ = ["HostprepOffloadingSpec"]
+    from hostprep.engines.memory import EngineRegion
 
 
 class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
@@ -47,11 +52,11 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
     """
 
     def __init__(self, config: Any) -> None:
-        warn_if_unread()
+        warn_if_untested()
         _check(config)
         self._settings = Settings.read(config.extra_config, can_have_slots=True)
         self._is_cuda = bool(current_platform.is_cuda())
-        self._place = self._find(config)
+        self._region = self._find_region(config)
         self._layout = self._lay_out(config)
         copies = self._copies(config)
         super().__init__(_sized(config, self._layout, copies, self.BLOCK_SIZE_ALIGNMENT))
@@ -59,7 +64,7 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
         self._copier: HostprepWorker | None = None
 
     def get_manager(self) -> Any:
-        """Return vLLM's own manager, or ours of slots, behind the gate."""
+        """Return vLLM's own manager, or ours over slots, behind the gate."""
         if self._gated is None:
             inner = self._slots() if self._settings.slots else super().get_manager()
             self._gated = GatedManager(inner, self._gate())
@@ -79,10 +84,10 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
             config_info=config_info_of(self),
         )
 
-    def _find(self, config: Any) -> Place:
+    def _find_region(self, config: Any) -> EngineRegion:
         parallel = config.parallel
         processes = parallel.world_size if shares_process() else max(2, parallel.world_size)
-        return engine_place(
+        return engine_region(
             config.extra_config,
             size_bytes=self._settings.size_bytes or 1,
             index=parallel.data_parallel_index,
@@ -90,7 +95,7 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
         )
 
     def _lay_out(self, config: Any) -> Layout:
-        region = self._place.region
+        region = self._region.region
         return layout_of(
             self._settings.size_bytes or region.size_bytes,
             page_bytes=region.page_bytes,
@@ -100,19 +105,19 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
         )
 
     def _copies(self, config: Any) -> int:
-        """Return how many ranks have bytes of their own; as the base class decides on one (MLA)."""
+        """Return how many ranks have bytes of their own: one where the base class says so (MLA)."""
         is_replicated = config.replicated_layout and self._uses_shared_region()
         return 1 if is_replicated else int(config.parallel.world_size)
 
     def _gate(self) -> Gate:
         return Gate(
             self.config.parallel.world_size,
-            BoardReader(self._place.board, generation=self._place.lease_id),
+            BoardReader(self._region.board, generation=self._region.lease_id),
             deadline_s=self._settings.deadline_s,
             on_open=lambda: LOG.info(
                 "all ranks are ready: the host tier, %d chunks in region %s, is in use%s",
                 self.num_chunks,
-                self._place.region.name,
+                self._region.region.name,
                 ", by hostprep.slots" if self._settings.slots else "",
             ),
             on_degraded=lambda why: LOG.warning(
@@ -142,15 +147,15 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
             memory.close()
             raise
 
-    def _rank(self, slice_number: int) -> Rank:
+    def _rank(self, slice_number: int) -> RankSlice:
         nodes = nodes_of_world()
-        return Rank(
+        return RankSlice(
             number=self.config.parallel.rank,
             world=self.config.parallel.world_size,
             offset_bytes=self._layout.offset_of(slice_number),
             size_bytes=self._layout.slice_bytes,
             row_bytes=self._layout.row_bytes,
-            registers=self._settings.does_register(is_cuda=self._is_cuda),
+            registers=self._settings.registers(is_cuda=self._is_cuda),
             mode=self._settings.mode,
             deadline_s=self._settings.deadline_s,
             obstacle=f"its ranks are on {nodes} nodes, and vLLM's OffloadingConnector has no "
@@ -160,8 +165,76 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
         )
 
 
+class _Side:
+    """Whether a request may use host memory; kept in its context, and gone with it."""
+
+    def __init__(self, *, is_inside: bool) -> None:
+        self.is_inside = is_inside
+
+
+class GatedManager(Forwarding):  # type: ignore[misc]
+    """Any manager of vLLM's, behind a gate; what is not about the gate goes to `inner`.
+
+    While the gate is closed nothing is in host memory, and nothing is brought there: every lookup
+    is a miss, and every store has nothing to do. Both are answers that vLLM gives itself, so that
+    it neither asks again nor warns (vllm/.../offloading/scheduler.py, _build_store_jobs).
+
+    A request stays on the side it was first seen on. vLLM offers a request's blocks in order, and
+    does not offer those again whose store was answered as not needed: a request that changed sides
+    would have later blocks in host memory without the ones before, which no lookup ever reaches.
+    """
+
+    def __init__(self, inner: Any, gate: Gate) -> None:
+        super().__init__(inner)
+        self.gate = gate
+        self._has_stepped = False
+
+    def on_new_request(self, req_context: Any) -> Any:
+        """Decide on the request's side."""
+        self._is_inside(req_context)
+        return self.inner.on_new_request(req_context)
+
+    def lookup(self, key: Any, req_context: Any) -> Any:
+        """Return a miss for a request that stays outside; never "ask again"."""
+        if not self._is_inside(req_context):
+            return LookupResult.MISS
+        return self.inner.lookup(key, req_context)
+
+    def prepare_store(self, keys: Collection[Any], req_context: Any) -> Any:
+        """Store nothing of a request that stays outside: as if all of it were there already."""
+        if not self._is_inside(req_context):
+            return PrepareStoreOutput(
+                keys_to_store=[], store_spec=CPULoadStoreSpec([]), evicted_keys=[]
+            )
+        return self.inner.prepare_store(keys, req_context)
+
+    def on_schedule_end(self, context: Any) -> None:
+        """Note that the ranks were polled."""
+        self._has_stepped = True
+        self.inner.on_schedule_end(context)
+
+    def has_pending_work(self) -> bool:
+        """Make the engine take one step by itself once it is up, with or without a request.
+
+        In it each rank is polled for the first time, and begins to register.
+        """
+        return not self._has_stepped or bool(self.inner.has_pending_work())
+
+    def shutdown(self) -> None:
+        """Stop watching the gate."""
+        self.gate.close()
+        self.inner.shutdown()
+
+    def _is_inside(self, req_context: Any) -> bool:
+        side = req_context.get_state(_Side)
+        if side is None:
+            side = _Side(is_inside=self.gate.is_open)
+            req_context.set_state(side)
+        return bool(side.is_inside)
+
+
 def _check(config: Any) -> None:
-    """Refuse what cannot work, before any memory is looked for. Raises BadInputError."""
+    """Refuse what cannot work, before the memory is attached. Raises BadInputError."""
     if not (current_platform.is_cuda() or current_platform.is_cpu()):
         raise BadInputError(
             f"the plugin is for CUDA, and this is {current_platform.device_name}",

@@ -17,6 +17,8 @@ from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadingManager
 
+from hostprep.engines.catalogue import integration_of
+
 try:
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 except ImportError:  # before 0.32.0
@@ -26,51 +28,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
-__all__ = [
-    "LOAD_SOURCE",
-    "LOG",
-    "READ_FOR",
-    "Forwarding",
-    "config_info_of",
-    "keys_by_group",
-    "keys_from",
-    "nodes_of_world",
-    "shares_process",
-    "warn_if_unread",
-]
-
-READ_FOR = ("0.31.0", "0.32.0", "0.33.0")
-
 # Below vLLM's own logger, whose handler and level are the ones that people have set.
 LOG = init_logger("vllm.hostprep")
 
 LOAD_SOURCE: Any = CacheHitSource.HOST if CacheHitSource else None
 """The origin of hits in vLLM's metrics: its CPU tier's own."""
 
-_told: list[str] = []
+_warned: list[str] = []
 
 
-def warn_if_unread() -> None:
-    """Say once that nobody has read this release's interfaces. It goes on: they change seldom."""
+def warn_if_untested() -> None:
+    """Warn once of a release whose interfaces were not read. It goes on: they change seldom."""
     version = str(vllm.__version__)
-    if version.partition("+")[0] not in READ_FOR and not _told:
-        _told.append(version)
+    tested = integration_of("vllm-offloading").versions
+    if version.partition("+")[0] not in tested and not _warned:
+        _warned.append(version)
         LOG.warning(
             "hostprep was tried with vLLM %s, and this is %s: if it does not start, use "
             "`hostprep exec --engine vllm`, which needs no plugin",
-            ", ".join(READ_FOR),
+            ", ".join(tested),
             version,
         )
 
 
 def nodes_of_world() -> int:
-    """Return on how many nodes the ranks of this engine are, as far as this rank is told."""
+    """Return on how many nodes the ranks of this engine are, as far as this rank knows."""
     config = get_current_vllm_config_or_none()
     return int(getattr(config.parallel_config, "nnodes_within_dp", 1)) if config else 1
 
 
 def shares_process() -> bool:
-    """Tell whether this rank lives in the scheduler's process, as far as it is told.
+    """Tell whether this rank lives in the scheduler's process, as far as it knows.
 
     vllm/config/parallel.py: `uni` is what a world of one rank gets unless it asks for another one.
     """
@@ -79,7 +67,7 @@ def shares_process() -> bool:
 
 
 def config_info_of(spec: Any) -> Sequence[Any]:
-    """Return what vLLM's own manager tells of its CPU tier's size, one mapping a series (0.33)."""
+    """Return what vLLM's own manager shows of its CPU tier's size, one mapping a series (0.33)."""
     info = getattr(spec, "cpu_info", None)
     return [info.as_config_info() if info is not None else {}]
 
@@ -88,8 +76,8 @@ def keys_from(key: bytes, req_context: Any) -> list[bytes]:
     """Return a key and those of the same group of layers that follow in its request.
 
     vLLM notes a request's keys in its context before it looks them up, each group's in order, and
-    tells a manager the position of a key but no list: that is read from where it is kept. Without
-    it there is only the key itself, and all that follow are asked for one by one.
+    gives a manager the position of a key but no list: that is read from where it is kept. Without
+    it there is only the key itself, and all that follow are looked up one by one.
     """
     keys = list(_keys(req_context))
     if key not in keys:
@@ -123,7 +111,7 @@ def _forward(name: str, member: object) -> Any:
 
 
 def _forwarding() -> Callable[[Any], Any]:
-    """Make a manager that hands all on to `inner`, of the interface that this release has."""
+    """Make a manager class that forwards this release's whole interface to `inner`."""
     members = {
         name: _forward(name, member)
         for name, member in vars(OffloadingManager).items()

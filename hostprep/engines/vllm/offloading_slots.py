@@ -1,16 +1,23 @@
 """The scheduler's half with Hostprep's slots in place of vLLM's own manager (`hostprep.slots`).
 
 Both answer alike. The difference is what a store may evict: with vLLM's manager the least recently
-used chunks, also those that it has just told a waiting request to be there; with this one chunks
-that nobody was told of, as long as there are any.
+used chunks, also those for which a waiting request has just got a hit; with this one chunks that
+no request waits for, as long as there are any.
 
 All groups of layers share vLLM's chunks, and a key names its group: one group of slots, one slot a
-chunk, found by the whole key. It is entered by the scheduler's thread alone, as vLLM's is.
+chunk, found by the whole key. Only the scheduler's thread uses it, as vLLM's.
+
+vLLM looks a waiting request up in each step in which it may be scheduled, key by key, and loads
+within that step or looks up again (v1/core/sched/scheduler.py). Stores come at the end of a step,
+and only they evict. So a claim has to be made before the next store, and not at each hit: chunks
+that a request looks up in their order are claimed at once, up to the first that is not there, and
+what it looks up otherwise (windows of attention, from their end) is noted and claimed then.
 """
 
 from __future__ import annotations
 
-from itertools import chain
+from collections import Counter
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
@@ -26,22 +33,22 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec, CPUOffloadingMetrics
 
-from hostprep.engines.vllm.offloading_compat import LOAD_SOURCE
-from hostprep.engines.vllm.offloading_reads import ReadClaims, request_for
-from hostprep.slots import WRITE, Claim, Group, Layout, ShortageError, SlotPool
+from hostprep.engines.vllm.offloading_compat import LOAD_SOURCE, keys_by_group, keys_from
+from hostprep.errors import FailedError
+from hostprep.slots import WRITE, Claim, Group, Layout, Request, ShortageError, SlotPool
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
     from typing import Any
 
-__all__ = ["SlotsManager"]
-
 _KEY_BYTES = 36
 """vLLM's keys by default: a SHA-256, and the number of a group."""
+_GROUP_BYTES = 4
+"""They end with the number of a group of layers (v1/kv_offload/base.py)."""
 
 
 class _Store:
-    """One store that is being copied: a claim, and which of its chunks were not reported yet."""
+    """A store that is being copied: its claim, and the chunks that are not reported yet."""
 
     def __init__(self, claim: Claim, keys: Iterable[bytes]) -> None:
         self.claim = claim
@@ -77,7 +84,7 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         self._reads = ReadClaims(self.pool)
 
     def on_new_request(self, req_context: Any) -> Any:
-        """Have chunks stored as they come, as vLLM's manager does."""
+        """Let chunks be stored as they come, as vLLM's manager does."""
         del req_context
         return RequestOffloadingContext()
 
@@ -102,11 +109,11 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         self._reads.loaded(req_context)
 
     def prepare_store(self, keys: Collection[Any], req_context: Any) -> Any:
-        """Return where those chunks go that nobody has stored, or is storing.
+        """Return where those chunks go that are neither stored nor being stored.
 
         None where there are not slots for all of them: vLLM offers them again, with later ones.
         """
-        self._reads.run(req_context)
+        self._reads.end_waiting(req_context)
         keys = list(keys)
         if keys and len(keys[0]) != self.pool.hash_bytes and not self.pool.totals().requests:
             self._open(len(keys[0]))
@@ -122,7 +129,7 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
             )
         self._sizes.append(len(written))
         evicted: list[Any] = list(use.evicted)
-        self._tell(evicted, is_removed=True)
+        self._record_event(evicted, is_removed=True)
         new = [keys[block] for block in written]
         self._writing.update(dict.fromkeys(new, _Store(claim, new)))
         return PrepareStoreOutput(
@@ -151,7 +158,7 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         self._reads.finish(req_context)
 
     def on_schedule_end(self, context: Any) -> None:
-        """Take note of a step, and of the requests that it began with."""
+        """Note a step, and the requests that it began with."""
         self._reads.end_step(context.new_req_ids)
 
     def take_events(self) -> Iterable[Any]:
@@ -169,7 +176,7 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
     def get_stats(self) -> Any:
         """Return vLLM's gauges of its CPU tier, and sizes of stores since the last call.
 
-        Chunks that are being read include what waiting requests were told of.
+        Chunks that are being read include those that waiting requests have claimed.
         """
         stats = OffloadingConnectorStats()
         writing = len(self._writing) / self._chunks
@@ -195,7 +202,7 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
 
     def _claim(self, keys: list[Any], request_id: str) -> Claim | None:
         """Claim what is there of these and slots for the rest; None where they are short."""
-        self._reads.settle()
+        self._reads.claim_noted()
         request = request_for(request_id, keys, store=True)
         while True:
             try:
@@ -211,7 +218,9 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         if not store.has_failed:
             store.claim.commit()
             use = store.claim.uses[0]
-            self._tell([store.claim.request.hashes[i] for i in use.blocks(WRITE)], is_removed=False)
+            self._record_event(
+                [store.claim.request.hashes[i] for i in use.blocks(WRITE)], is_removed=False
+            )
         store.claim.release()
 
     def _stores(self) -> set[_Store]:
@@ -223,6 +232,236 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
             store.claim.release()
         self._writing.clear()
 
-    def _tell(self, keys: list[Any], *, is_removed: bool) -> None:
+    def _record_event(self, keys: list[Any], *, is_removed: bool) -> None:
         if keys and self._events is not None:
             self._events.append(OffloadingEvent(keys, Medium.CPU, is_removed))
+
+
+class _Reads:
+    """What one request has claimed; kept in its context, and gone with it."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.claims: list[Claim] = []
+        self.slots: dict[bytes, int] = {}
+        """Of everything that is claimed."""
+        self.notes: dict[bytes, None] = {}
+        """Keys that were hits, to be claimed before anything is evicted."""
+        self.tried: set[bytes] = set()
+        """Groups whose chunks were claimed in order, in this step."""
+        self.step = -1
+        self.loads = 0
+        """Being copied to the GPU."""
+        self.has_run = False
+        """Loaded or stored something."""
+
+
+class ReadClaims:
+    """The claims of all requests that wait, or load."""
+
+    def __init__(self, pool: SlotPool) -> None:
+        self._pool = pool
+        self._step = 0
+        self._waiting: dict[str, _Reads] = {}
+        """By request, in the order of their first hits."""
+        self._loading: dict[_Reads, None] = {}
+        self._noted: dict[_Reads, None] = {}
+
+    @property
+    def chunks(self) -> int:
+        """How many are claimed; one that several requests read counts for each of them."""
+        return sum(len(reads.slots) for reads in (*self._waiting.values(), *self._loading))
+
+    def has(self, key: bytes, req_context: Any) -> bool:
+        """Tell whether a chunk is there, to be loaded. If it is, it stays."""
+        reads = req_context.get_state(_Reads)
+        if reads is not None and (key in reads.slots or key in reads.notes):
+            return True
+        if len(key) != self._pool.hash_bytes or not self._pool.holds(key):
+            return False
+        reads = _reads_of(req_context)
+        if not reads.loads:
+            self._keep(key, reads, req_context)
+        return True
+
+    def load(self, keys: Collection[bytes], req_context: Any) -> list[int]:
+        """Return the chunks' slots, claimed until `loaded`; the request's other claims end.
+
+        Raises FailedError where a chunk is not there: it was not looked up in this step.
+        """
+        reads = _reads_of(req_context)
+        if reads.slots.keys() != set(keys):
+            before, reads.claims, reads.slots = reads.claims, [], {}
+            self._claim(reads, list(keys))
+            _release(before)
+        gone = [key for key in keys if key not in reads.slots]
+        if gone:
+            raise FailedError(
+                f"{len(gone)} of {len(keys)} chunks that request {reads.request_id} is to load are "
+                "not in host memory",
+                reason="ChunksGone",
+            )
+        self._forget_notes(reads)
+        self._waiting.pop(reads.request_id, None)
+        self._loading[reads] = None
+        reads.loads += 1
+        reads.has_run = True
+        return [reads.slots[key] for key in keys]
+
+    def loaded(self, req_context: Any) -> None:
+        """End a load. One from before `clear` no longer counts."""
+        reads = _reads_of(req_context)
+        reads.loads = max(0, reads.loads - 1)
+        if not reads.loads:
+            self._end(reads)
+
+    def end_waiting(self, req_context: Any) -> None:
+        """End what a request claimed that runs without loading it."""
+        reads = _reads_of(req_context)
+        reads.has_run = True
+        self._leave(reads)
+
+    def finish(self, req_context: Any) -> None:
+        """End what a request claimed; what is being loaded stays until `loaded`.
+
+        Then have its last chunks evicted before its first ones, without which they are of no use:
+        they were stored a few at a time, the first ones first.
+        """
+        reads = _reads_of(req_context)
+        self._leave(reads)
+        if reads.has_run:
+            groups = keys_by_group(req_context)
+            self._pool.claim_batch([_request(reads, keys) for keys in groups]).release()
+
+    def end_step(self, scheduled: Iterable[str]) -> None:
+        """Note a step, and the requests that wait no longer.
+
+        Before the step's stores, or after them as of vLLM 0.33: those have more given up then.
+        """
+        self._step += 1
+        for request_id in scheduled:
+            if request_id in self._waiting:
+                self._end(self._waiting[request_id])
+
+    def claim_noted(self) -> None:
+        """Claim what was noted. To be called before anything is evicted."""
+        if not self._noted:
+            return
+        noted = list(self._noted)
+        batch = self._pool.claim_batch([_request(one, list(one.notes)) for one in noted])
+        for reads, claim in zip(noted, batch.claims):
+            self._take(reads, claim)
+            self._forget_notes(reads)
+
+    def give_up(self, lacking: int, stored: Iterable[bytes]) -> bool:
+        """Release what waiting requests claim, the latest one's first, for `lacking` slots more.
+
+        `stored`: the chunks of stores, of that one as well that lacks slots; they stay claimed, as
+        those of loads do. Returns whether that was done: nothing is released where all of it would
+        not be enough. What is left is claimed again when vLLM looks those requests up again.
+        """
+        reading = (*self._waiting.values(), *self._loading)
+        claims = Counter(chain(stored, *(reads.slots for reads in reading)))
+        given_up = []
+        for reads in reversed(self._waiting.values()):
+            if lacking <= 0:
+                break
+            given_up.append(reads)
+            claims.subtract(reads.slots.keys())
+            lacking -= sum(not claims[key] for key in reads.slots)
+        if lacking > 0:
+            return False
+        for reads in given_up:
+            self._end(reads)
+        return True
+
+    def clear(self) -> None:
+        """End all claims, those of loads as well: vLLM forgets its jobs."""
+        for reads in (*self._waiting.values(), *self._loading):
+            reads.loads = 0
+            self._end(reads)
+
+    def _keep(self, key: bytes, reads: _Reads, req_context: Any) -> None:
+        before = self._waiting.setdefault(reads.request_id, reads)
+        if before is not reads:  # of a request that vLLM restarted under the same name
+            self._end(before)
+            self._waiting[reads.request_id] = reads
+        if reads.step != self._step:
+            reads.step = self._step
+            reads.tried.clear()
+        group = key[-_GROUP_BYTES:]
+        if group in reads.tried:
+            reads.notes[key] = None
+            self._noted[reads] = None
+            return
+        reads.tried.add(group)
+        following = keys_from(key, req_context)
+        if reads.slots:
+            following = list(takewhile(lambda one: one not in reads.slots, following))
+        self._claim(reads, following)
+
+    def _claim(self, reads: _Reads, keys: list[bytes]) -> None:
+        """Claim the first of these keys, up to one that is not there."""
+        if keys:
+            self._take(reads, self._pool.claim_batch([_request(reads, keys)]).claims[0])
+
+    def _take(self, reads: _Reads, claim: Claim) -> None:
+        if not claim.counts.reused:
+            claim.release()
+            return
+        reads.claims.append(claim)
+        found = claim.uses[0].slots[: claim.counts.reused]
+        reads.slots.update(zip(claim.request.hashes, found))
+
+    def _leave(self, reads: _Reads) -> None:
+        if not reads.loads:
+            self._end(reads)
+
+    def _forget_notes(self, reads: _Reads) -> None:
+        reads.notes.clear()
+        self._noted.pop(reads, None)
+
+    def _end(self, reads: _Reads) -> None:
+        _release(reads.claims)
+        reads.claims.clear()
+        reads.slots.clear()
+        self._forget_notes(reads)
+        self._loading.pop(reads, None)
+        if self._waiting.get(reads.request_id) is reads:
+            del self._waiting[reads.request_id]
+
+
+def _release(claims: Iterable[Claim]) -> None:
+    for claim in claims:
+        claim.release()
+
+
+def _reads_of(req_context: Any) -> _Reads:
+    reads = req_context.get_state(_Reads)
+    if reads is None:
+        reads = _Reads(req_context.req_id)
+        req_context.set_state(reads)
+    found: _Reads = reads
+    return found
+
+
+def _request(reads: _Reads, keys: list[bytes]) -> Request:
+    return request_for(reads.request_id, keys, store=False)
+
+
+def request_for(request_id: str, keys: list[bytes], *, store: bool) -> Request:
+    """Return the request for all of these chunks, to store or to load; a chunk is one token.
+
+    They may be from anywhere in a sequence: not from its first block on.
+    """
+    end = 1 + len(keys)
+    limit = 0 if store else end
+    return Request(
+        request_id,
+        end,
+        keys,
+        computed_tokens=1,
+        first_block=1,
+        reuse_limit_tokens=limit,
+        store=store,
+    )

@@ -1,7 +1,7 @@
 """SimpleCPUOffloadConnector over prepared memory, registered while the engine serves already.
 
 vLLM loads it by name: `"kv_connector": "HostprepSimpleConnector", "kv_connector_module_path":
-"hostprep.engines.vllm"`. It imports vLLM, and is imported by nothing else of ours.
+"hostprep.engines.vllm"`. It imports vLLM, and is imported by no other module of ours.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from vllm.v1.simple_kv_offload.metadata import (
 )
 
 from hostprep.cuda.board import BoardReader
-from hostprep.engines.memory import engine_memory, engine_place
-from hostprep.engines.vllm.offloading_settings import Settings
+from hostprep.engines.memory import engine_memory, engine_region
+from hostprep.engines.vllm.settings import Settings
 from hostprep.engines.vllm.simple_scheduler import TierGate
-from hostprep.engines.vllm.simple_worker import Place, PreparedTier
+from hostprep.engines.vllm.simple_worker import PreparedTier, Rank
 from hostprep.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -31,15 +31,13 @@ if TYPE_CHECKING:
 
     from hostprep.client.attachment import Attachment
 
-__all__ = ["GatedMetadata", "HostprepSimpleConnector", "RankMetadata"]
-
 # Below vLLM's own logger, whose handler and level are the ones that people have set.
 _log = init_logger("vllm.hostprep")
 
 
 @dataclass
 class GatedMetadata(SimpleCPUOffloadMetadata):  # type: ignore[misc]
-    """What the scheduler tells the workers at each step."""
+    """What the scheduler sends the workers at each step."""
 
     is_decided: bool = False
     """The gate is open, or will never be: ranks need not report any more."""
@@ -47,7 +45,7 @@ class GatedMetadata(SimpleCPUOffloadMetadata):  # type: ignore[misc]
 
 @dataclass
 class RankMetadata(SimpleCPUOffloadWorkerMetadata):  # type: ignore[misc]
-    """What the workers tell the scheduler at each step, on whichever node they are."""
+    """What the workers send the scheduler at each step, on whichever node they are."""
 
     ranks: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Each rank's state, and why."""
@@ -68,7 +66,7 @@ class HostprepSimpleConnector(upstream.SimpleCPUOffloadConnector):  # type: igno
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
         settings = Settings.read(extra)
-        _refuse(extra)
+        _check(extra)
         super().__init__(vllm_config, role, kv_cache_config)
         self._tier: PreparedTier | None = None
         self._gate: TierGate | None = None
@@ -109,7 +107,7 @@ class HostprepSimpleConnector(upstream.SimpleCPUOffloadConnector):  # type: igno
         return RankMetadata(**said, ranks={rank: report})
 
     def shutdown(self) -> None:
-        """Let go of the memory, or stop watching the gate."""
+        """Close the memory, or stop watching the gate."""
         try:
             super().shutdown()
         finally:
@@ -124,7 +122,7 @@ class HostprepSimpleConnector(upstream.SimpleCPUOffloadConnector):  # type: igno
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Find nothing while the gate is closed: a miss, never "ask again"."""
-        if self._gate is not None and not self._gate.lets(request.request_id):
+        if self._gate is not None and not self._gate.admits(request.request_id):
             return 0, False
         found: tuple[int | None, bool] = super().get_num_new_matched_tokens(
             request, num_computed_tokens
@@ -133,7 +131,7 @@ class HostprepSimpleConnector(upstream.SimpleCPUOffloadConnector):  # type: igno
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Follow only requests that may use the tier."""
-        if self._gate is None or self._gate.lets(request.request_id):
+        if self._gate is None or self._gate.admits(request.request_id):
             super().update_state_after_alloc(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> GatedMetadata:
@@ -144,10 +142,10 @@ class HostprepSimpleConnector(upstream.SimpleCPUOffloadConnector):  # type: igno
         return GatedMetadata(**vars(meta), is_decided=True)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Hear the ranks."""
+        """Pass the ranks' states to the gate."""
         meta = connector_output.kv_connector_worker_meta
         if self._gate is not None and isinstance(meta, RankMetadata):
-            self._gate.hear(meta.ranks)
+            self._gate.report(meta.ranks)
         super().update_connector_output(connector_output)
 
     def request_finished(self, request: Any, block_ids: Any) -> Any:
@@ -165,7 +163,7 @@ class HostprepSimpleConnector(upstream.SimpleCPUOffloadConnector):  # type: igno
             self._gate.forget(request_id)
 
 
-def _refuse(extra: Mapping[str, Any]) -> None:
+def _check(extra: Mapping[str, Any]) -> None:
     if extra.get("kv_offload_backend", "cpu") != "cpu":
         raise BadInputError(
             f"kv_offload_backend is {extra['kv_offload_backend']!r}: that tier is not in host "
@@ -196,9 +194,9 @@ def _tier_of(handler: Any, vllm_config: Any, settings: Settings) -> PreparedTier
 
     return PreparedTier(
         handler,
-        Place(parallel.rank, parallel.world_size, parallel.rank % here, here),
+        Rank(parallel.rank, parallel.world_size, parallel.rank % here, here),
         attach=attach,
-        registers=settings.does_register(is_cuda=current_platform.is_cuda()),
+        registers=settings.registers(is_cuda=current_platform.is_cuda()),
         in_background=settings.mode == "background",
         deadline_s=settings.deadline_s,
         log=_log,
@@ -215,5 +213,5 @@ def _board_of(vllm_config: Any) -> BoardReader | None:
     if "HOSTPREP_LEASE" not in os.environ and parallel.distributed_executor_backend != "uni":
         return None
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
-    place = engine_place(extra, index=parallel.data_parallel_index, processes=parallel.world_size)
-    return BoardReader(place.board, generation=place.lease_id)
+    region = engine_region(extra, index=parallel.data_parallel_index, processes=parallel.world_size)
+    return BoardReader(region.board, generation=region.lease_id)

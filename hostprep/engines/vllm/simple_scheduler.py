@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from hostprep.cuda.board import BoardReader
 
-__all__ = ["TierGate"]
-
 
 class TierGate:
     """The gate, and the requests that came before it opened.
@@ -21,14 +19,14 @@ class TierGate:
     the first step in which it sees it, and would take later blocks for the first ones, stored
     before they are computed.
 
-    `world` counts all ranks of the engine, on whichever node. The board tells of this node's;
-    the connector's own messages tell of all.
+    `world` counts all ranks of the engine, on whichever node. The board has those of this node,
+    the connector's own messages all of them.
     """
 
     def __init__(self, world: int, board: BoardReader | None, log: Any) -> None:
         self._log = log
         self._early: set[str] = set()
-        self._gate = Gate(world, board, on_degraded=self._say_degraded, on_open=self._say_open)
+        self._gate = Gate(world, board, on_degraded=self._log_degraded, on_open=self._log_open)
 
     @property
     def is_open(self) -> bool:
@@ -45,7 +43,7 @@ class TierGate:
         """Why it is not open."""
         return self._gate.why
 
-    def lets(self, request_id: str) -> bool:
+    def admits(self, request_id: str) -> bool:
         """Tell whether a request may use the tier, now."""
         if self._gate.is_open:
             return request_id not in self._early
@@ -54,11 +52,11 @@ class TierGate:
         return False
 
     def forget(self, request_id: str) -> None:
-        """Take note that a request ended."""
+        """Note that a request ended."""
         self._early.discard(request_id)
 
-    def hear(self, ranks: Mapping[int, tuple[str, str]]) -> None:
-        """Take what ranks said of themselves: a state, and why."""
+    def report(self, ranks: Mapping[int, tuple[str, str]]) -> None:
+        """Take the states that ranks report: a state, and why."""
         if self.is_decided:
             return
         for rank, (state, reason) in ranks.items():
@@ -68,10 +66,10 @@ class TierGate:
         """Stop watching."""
         self._gate.close()
 
-    def _say_open(self) -> None:
+    def _log_open(self) -> None:
         self._log.info("All ranks have registered: the host KV cache is in use")
 
-    def _say_degraded(self, why: str) -> None:
+    def _log_degraded(self, why: str) -> None:
         self._log.warning(
             "Serving from GPU memory alone, without the host KV cache, until the engine is "
             "started again: %s",

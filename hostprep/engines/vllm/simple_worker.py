@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hostprep.cuda.board import RankBoard, board_path
-from hostprep.engines.vllm.simple_layout import lay_out, share_of
-from hostprep.engines.vllm.simple_registration import RunRegistrations
-from hostprep.errors import BusyError, FailedError, HostprepError, NotReadyError
+from hostprep.engines.allocator import share_of
+from hostprep.engines.rank_progress import open_board
+from hostprep.engines.vllm.simple_region import RunRegistrations, lay_out
+from hostprep.errors import FailedError, HostprepError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hostprep.client.attachment import Attachment
-    from hostprep.engines.vllm.simple_layout import Layout
-
-__all__ = ["Place", "PreparedTier"]
+    from hostprep.cuda.board import RankBoard
+    from hostprep.engines.vllm.simple_region import Layout
 
 READY = "Ready"
 FAILED = "Failed"
@@ -32,14 +31,14 @@ _OVERRIDDEN = "_init_cpu_mode"
 
 
 @dataclass(frozen=True)
-class Place:
+class Rank:
     """Which of an engine's ranks this is; a data-parallel replica is an engine of its own."""
 
     rank: int
-    world: int
-    index: int
+    world_size: int
+    local_rank: int
     """Among the ranks of this node, which share a region."""
-    ranks_here: int
+    local_world_size: int
 
 
 class PreparedTier:
@@ -54,7 +53,7 @@ class PreparedTier:
     def __init__(
         self,
         handler: Any,
-        place: Place,
+        rank: Rank,
         *,
         attach: Callable[[], Attachment],
         registers: bool,
@@ -70,7 +69,7 @@ class PreparedTier:
                 remedy="use a release that `hostprep engines` lists, or --engine vllm-offloading",
             )
         self._handler = handler
-        self._place = place
+        self._rank = rank
         self._attach = attach
         self._registers = registers
         self._in_background = in_background
@@ -91,23 +90,23 @@ class PreparedTier:
         return None if self._is_acknowledged else self._outcome
 
     def acknowledge(self) -> None:
-        """Take note that the scheduler's gate is open, or will never be."""
+        """Note that the scheduler's gate is open, or will never be."""
         self._is_acknowledged = True
 
     def poll(self) -> None:
-        """Begin after warm-up, then look how far it is; no system call once that is settled."""
+        """Begin after warm-up, then check progress; no system call once that is settled."""
         if self._outcome is not None or self._attachment is None or not self._in_background:
             return
         try:
             if not self._has_begun:
                 self._has_begun = True
                 self._begin()
-            self._look()
+            self._check_registrations()
         except Exception as error:
             self._fail(str(error))
 
     def close(self) -> None:
-        """Let copies end, take registrations back, and let go of the memory."""
+        """Let copies end, take registrations back, and close the memory."""
         handler, attachment = self._handler, self._attachment
         if attachment is None:
             return
@@ -139,8 +138,8 @@ class PreparedTier:
         share = share_of(
             attachment.size_bytes,
             attachment.page_bytes,
-            ranks=self._place.ranks_here,
-            index=self._place.index,
+            ranks=self._rank.local_world_size,
+            index=self._rank.local_rank,
         )
         self._layout = lay_out(
             {name: _row_bytes(tensor) for name, tensor in gpu_caches.items()},
@@ -150,6 +149,9 @@ class PreparedTier:
         handler.cpu_kv_caches = _views(attachment, self._layout, gpu_caches, rows)
         self._attachment = attachment
         self._gpu_caches, self._device = gpu_caches, device
+        how = "registered in the background" if self._in_background else "registered now"
+        if not self._registers:
+            how = "not registered with CUDA"
         self._log.info(
             "Host KV cache in prepared memory: region %s, %d tensors, %d blocks, %d bytes from %d "
             "on, %s",
@@ -158,35 +160,18 @@ class PreparedTier:
             rows,
             rows * total_bytes_per_block,
             share.offset_bytes,
-            self._how(),
+            how,
         )
-        self._board = self._open_board(attachment)
+        self._board = open_board(
+            attachment, rank=self._rank.rank, world=self._rank.world_size, log=self._log
+        )
         if not self._in_background:
-            self._do_at_once()
+            self._register_now()
 
-    def _how(self) -> str:
-        if not self._registers:
-            return "not registered with CUDA"
-        return "registered in the background" if self._in_background else "registered now"
-
-    def _open_board(self, attachment: Attachment) -> RankBoard | None:
-        """Take the rank's place. Raises BadInputError where another engine has it."""
-        place = self._place
-        try:
-            return RankBoard.open(
-                board_path(attachment),
-                generation=attachment.lease_id,
-                world=place.world,
-                rank=place.rank,
-            )
-        except (BusyError, FailedError, NotReadyError) as error:
-            self._log.warning("No rank board, `hostprep status` shows no gate: %s", error)
-            return None
-
-    def _do_at_once(self) -> None:
+    def _register_now(self) -> None:
         registrations = self._registrations = self._make_registrations()
         if registrations is None:
-            self._join()
+            self._make_backend()
             self._outcome = (READY, "")
             return
         registrations.run()
@@ -199,7 +184,7 @@ class PreparedTier:
             return
         if self._board is not None:
             self._board.initializing()
-        self._join()
+        self._make_backend()
         if self._board is not None:
             self._board.ready()
         self._outcome = (READY, "")
@@ -210,12 +195,12 @@ class PreparedTier:
         return RunRegistrations(
             self._attachment,
             self._layout.runs,
-            joined=self._join,
+            on_registered=self._make_backend,
             board=self._board,
             deadline_s=self._deadline_s,
         )
 
-    def _join(self) -> None:
+    def _make_backend(self) -> None:
         """Make the copy backend: the engine's part, in whichever thread registered last."""
         from vllm.v1.simple_kv_offload.copy_backend import DmaCopyBackend
 
@@ -230,7 +215,7 @@ class PreparedTier:
         )
         handler._backend = backend  # noqa: SLF001
 
-    def _look(self) -> None:
+    def _check_registrations(self) -> None:
         registrations = self._registrations
         if registrations is None:
             return

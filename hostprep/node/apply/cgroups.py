@@ -22,8 +22,6 @@ from hostprep.node.observe.cgroups import parse_own_paths
 from hostprep.node.observe.host import HostRoot
 from hostprep.node.observe.mounts import MountEntry, observe_mount_entries
 
-__all__ = ["NAME", "host_cgroup", "remove_host_cgroup"]
-
 NAME = "hostprep"
 _FIRST_ROOT = "/proc/1/root"
 _HOST = HostRoot("/")
@@ -31,14 +29,14 @@ _HOST = HostRoot("/")
 
 @contextlib.contextmanager
 def host_cgroup(
-    facts: Facts, *, on_stranded: Callable[[str], None] = lambda _: None
+    facts: Facts, *, on_return_failed: Callable[[str], None] = lambda _: None
 ) -> Iterator[None]:
     """Work in the host-level cgroup while the block runs, if where we are would be charged.
 
     Raises FailedError only where staying is bound to fail. The cgroup outlives the block, since
-    what was populated in it stays charged to it. Killed in the block, this process leaves nothing
-    behind but the cgroup, and the next one enters it. `on_stranded` is told why there is no way
-    back: whoever lives on is outside of all its limits then, and should not live long.
+    what was populated in it stays charged to it. A process that is killed in the block leaves
+    nothing behind but the cgroup, and the next one enters it. `on_return_failed` takes why this
+    process cannot return: it is outside of all its limits then, and should end soon.
     """
     if facts.cgroup.is_top:
         yield
@@ -49,9 +47,9 @@ def host_cgroup(
                 raise PermissionError("its namespace ends there, and PID 1's cannot be entered")
             stack.enter_context(first_cgroup_namespace())
             for hierarchy in _hierarchies(facts.cgroup.version):
-                stack.callback(_return_to, _leave(hierarchy), on_stranded)
+                stack.callback(_return_to, _leave(hierarchy), on_return_failed)
         except OSError as error:
-            _complain(facts.cgroup, error)
+            _check_may_stay(facts.cgroup, error)
         yield
 
 
@@ -91,11 +89,11 @@ def _leave(hierarchy: _Hierarchy) -> str:
     raise trouble
 
 
-def _return_to(folder: str, on_stranded: Callable[[str], None]) -> None:
+def _return_to(folder: str, on_return_failed: Callable[[str], None]) -> None:
     try:
         _move_to(folder)
     except OSError as error:  # gone with its container, it may be
-        on_stranded(f"cannot return to cgroup {folder}: {error.strerror}")
+        on_return_failed(f"cannot return to cgroup {folder}: {error.strerror}")
 
 
 def _move_to(folder: str) -> None:
@@ -140,7 +138,7 @@ def _is_whole(entry: MountEntry, controller: str) -> bool:
     return right_type and is_it and entry.fs_root == "/" and "ro" not in mount.options
 
 
-def _complain(cgroup: CgroupFacts, error: OSError) -> None:
+def _check_may_stay(cgroup: CgroupFacts, error: OSError) -> None:
     if cgroup.in_kubepods or cgroup.memory_limit_bytes is not None or cgroup.hugetlb_limit_bytes:
         raise FailedError(
             f"cannot leave cgroup {cgroup.path} for a host-level one: {error.strerror or error}",

@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterator
 from hostprep.errors import BadInputError, BusyError, HostprepError
 from hostprep.linux.files import closing_fd, from_os_error, open_folder, remove_file
 from hostprep.linux.locks import try_lock
-from hostprep.node.apply.debris import clear_debris, is_debris
-
-__all__ = ["AgentLock", "exclusive", "remove_root"]
+from hostprep.node.apply.folder import clear_debris, is_debris
 
 _NAME = ".lock"
 _AGENT = ".agent.lock"
 _MADE = ".made"
-"""Tells that the root is ours to remove: we made it."""
+"""Marks a root that we made, and so may remove."""
 _PAUSE_S = 0.05
 
 
@@ -27,16 +25,16 @@ def exclusive(
 ) -> Iterator[None]:
     """Make the root if need be, and be the only one to prepare or release below it.
 
-    A second one waits, and `on_wait` is told for whom. Raises BusyError when the time is over,
-    BadInputError for a root that cannot be.
+    A second process waits; `on_wait` takes the holder's name, once. Raises BusyError after
+    `wait_timeout_s`, BadInputError for a root that cannot be used.
     """
     path = f"{root}/{_NAME}"
     deadline_s = time.monotonic() + wait_timeout_s
-    told = False
+    is_reported = False
     while (fd := _try(root, path)) is None:
-        if not told:
+        if not is_reported:
             on_wait(_holder(path))
-            told = True
+            is_reported = True
         if time.monotonic() >= deadline_s:
             raise BusyError(
                 f"{_holder(path)} is at work below {root}",
@@ -70,7 +68,7 @@ def remove_root(root: str, names: tuple[str, ...]) -> None:
 
 
 def _is_left_of_mounts(folder: str) -> bool:
-    """Tell whether containers with regions left it: each has a view below `devices` mounted.
+    """Return whether containers with regions left it: each has a view below `devices` mounted.
 
     One without may be what kubelet made for a pod that waits for its pool, and has it mounted.
     """
@@ -78,7 +76,7 @@ def _is_left_of_mounts(folder: str) -> bool:
 
 
 def _sweep(root: str) -> None:
-    """Clear away what a killed run left of a pool or a zipapp that it was making or removing."""
+    """Remove what a killed run left of a pool or zipapp that it was making or removing."""
     for name in os.listdir(root):
         if name.startswith(".") and name.endswith(".new"):
             remove_file(f"{root}/{name}")
@@ -105,7 +103,7 @@ def _make_root(root: str) -> None:
 
 
 def _check_owner(root: str, status: os.stat_result) -> None:
-    """Refuse a root in which somebody else could replace what we make."""
+    """Refuse a root in which another user could replace our files."""
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
         raise BadInputError(
             f"{root} belongs to user {status.st_uid} or can be written by others",
@@ -139,7 +137,7 @@ def _try(root: str, path: str) -> int | None:
 
 
 def _sign(fd: int) -> None:
-    """Put our number into a lock's file: for people, and no reason to fail where /run is full."""
+    """Write our process id into a lock file: for people, so a full /run is no failure."""
     with contextlib.suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
@@ -154,10 +152,9 @@ def _holder(path: str, who: str = "hostprep") -> str:
 
 
 class AgentLock:
-    """Held by the one agent of a root: two with different wishes would undo each other's work.
+    """Held by the one agent of a root: two with different specs would undo each other's work.
 
-    A root that nobody has worked below yet gets none: an agent that has nothing to do leaves no
-    trace.
+    A root that was never worked below gets no lock file: an agent without work leaves no trace.
     """
 
     def __init__(self, root: str) -> None:
@@ -166,12 +163,12 @@ class AgentLock:
         self._fd: int | None = None
 
     def hold(self, *, make_root: bool = False) -> None:
-        """Take the lock unless it is held; again where the root was made anew since.
+        """Take the lock unless it is held; again where the root was replaced since.
 
-        With `make_root`, for whoever is about to work below it, also where there is no root yet.
-        Raises BadInputError where another agent has it.
+        With `make_root` the root is made where it is missing: work is about to begin below it.
+        Raises BadInputError where another agent holds the lock.
         """
-        # Whoever had it may take the file away in between: then the next one counts.
+        # Its holder may remove the file in between: then the next file counts.
         while not self._is_held():
             self._drop()
             try:
@@ -184,7 +181,7 @@ class AgentLock:
             except FileNotFoundError:
                 continue  # the root went in between
             except (HostprepError, OSError):
-                return  # the worker meets the same, and says it
+                return  # the worker meets the same error, and reports it
             self._lock(self._fd)
 
     def _lock(self, fd: int) -> None:
@@ -199,7 +196,7 @@ class AgentLock:
         _sign(fd)
 
     def close(self) -> None:
-        """Let go of it; where nothing else is left below the root, take the file away."""
+        """Release the lock; where nothing else is left below the root, remove it."""
         if self._is_held():
             with contextlib.suppress(OSError):
                 if set(os.listdir(self._root)) <= {_AGENT, _MADE}:

@@ -1,9 +1,19 @@
-"""A pool's folder: made and removed in one step each, and never one that is not ours."""
+"""A pool's folder and its mounts, made and removed; what is not ours is never touched.
+
+Empty folders may stand where files of ours should be: containerd makes a missing source folder
+for every bind mount (MkdirAll, in its WithMounts), and kubelet starts a container again with the
+mounts of its first start. So while a region is rebuilt, or after its pool was released, empty
+folders of root's may appear at any path that a container had mounted, the regions' files and the
+zipapp included. `clear_debris` removes those.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 
+from hostprep.api.mount_options import mount_options
 from hostprep.client.sidecar import make_state_folder
 from hostprep.errors import BadInputError, FailedError
 from hostprep.linux.files import (
@@ -15,13 +25,11 @@ from hostprep.linux.files import (
     open_state_file,
     remove_file,
 )
-from hostprep.node.apply.debris import is_debris
-from hostprep.node.apply.mounts import remove_mount
-from hostprep.node.facts import PoolFacts
-from hostprep.node.plan.actions import MakePool
+from hostprep.linux.mounts import mount, remount, unmount
+from hostprep.node.facts import Mount, PoolFacts
+from hostprep.node.observe.pools import read_mounts
+from hostprep.node.plan.actions import MakePool, MountMemory
 from hostprep.paths import POOL_MARKS, PoolPaths
-
-__all__ = ["make_pool", "remove_pool", "set_access"]
 
 _OURS = frozenset({*POOL_MARKS, "handoff.json", "tickets", "state", "links", "devices"})
 
@@ -33,8 +41,8 @@ def make_pool(paths: PoolPaths, action: MakePool) -> None:
     """
     try:
         if not os.path.lexists(paths.folder):
-            _make_folder(paths, action)
-        elif not _is_ours(paths):
+            _make_pool_folder(paths, action)
+        elif not _is_pool(paths):
             with open(paths.claim_lock, "xb"):
                 pass
         _set_modes(paths.folder, action)
@@ -42,10 +50,10 @@ def make_pool(paths: PoolPaths, action: MakePool) -> None:
         raise from_os_error(error, f"make the folder {paths.folder}") from error
 
 
-def _make_folder(paths: PoolPaths, action: MakePool) -> None:
+def _make_pool_folder(paths: PoolPaths, action: MakePool) -> None:
     """Make the folder in one step: a pool's, and its group's, from its first instant.
 
-    An engine that looks in before it has its mode would be told that it has no permission.
+    An engine that opens it before it has its mode would report a permission error.
     """
     remove_file(paths.making)
     os.mkdir(paths.making, 0o700)
@@ -55,10 +63,10 @@ def _make_folder(paths: PoolPaths, action: MakePool) -> None:
     os.rename(paths.making, paths.folder)
 
 
-def _is_ours(paths: PoolPaths) -> bool:
-    """Tell whether the folder is a pool's already. Raises BadInputError for somebody else's.
+def _is_pool(paths: PoolPaths) -> bool:
+    """Return whether the folder is a pool's already. Raises BadInputError for a foreign one.
 
-    One of nothing but empty folders is taken as it is: kubelet and container runtimes make
+    One that holds nothing but empty folders is used as it is: kubelet and container runtimes make
     missing host paths (hostPath DirectoryOrCreate; containerd's WithMounts), and a pod that has
     it mounted would never see the one that took its place.
     """
@@ -87,7 +95,7 @@ def _set_modes(folder: str, action: MakePool) -> None:
 
 
 def set_access(paths: PoolPaths, action: MakePool, pool: PoolFacts) -> None:
-    """Give what is there already the group and mode that the pool has now."""
+    """Give mounts, regions and locks that exist the group and mode that the pool has now."""
     gid = -1 if action.gid is None else action.gid
     try:
         for mount in pool.mounts:
@@ -124,6 +132,87 @@ def remove_pool(paths: PoolPaths) -> None:
                 remedy="move it away, and run release again",
             )
     remove_file(paths.making)
-    # One step here too: what is left of it under that name, every later run clears away.
+    # One step here too: every later run removes what is left under that name.
     os.rename(paths.folder, paths.making)
     remove_file(paths.making)
+
+
+def ensure_mount(paths: PoolPaths, action: MountMemory) -> None:
+    """Make the mount of an action, or adjust one that is there. Raises HostprepError."""
+    target = f"{paths.folder}/{action.mount_dir}"
+    try:
+        os.makedirs(target, mode=0o755, exist_ok=True)
+    except OSError as error:
+        raise from_os_error(error, f"create {target}") from error
+    if not action.own_mount:
+        return
+    here = _mounts_at(target)
+    fs_type = "hugetlbfs" if action.backing.is_hugetlb else "tmpfs"
+    if not here:
+        options = mount_options(
+            action.backing,
+            gid=action.gid,
+            size_bytes=action.size_bytes,
+            noswap=action.noswap,
+            large_folios=action.large_folios,
+        )
+        mount(fs_type, target, options)
+    elif len(here) > 1 or here[0].fs_type != fs_type:
+        raise FailedError(
+            f"{target} has {len(here)} mount(s), {here[-1].fs_type} on top; {fs_type} is wanted",
+            reason="ForeignMount",
+            remedy=f"see who mounted there, then: umount {target}",
+        )
+    elif fs_type == "tmpfs":
+        remount(fs_type, target, f"size={action.size_bytes}")
+
+
+def remove_mount(paths: PoolPaths, mount_dir: str) -> None:
+    """Unmount and remove the folder; nothing to do where neither is there."""
+    target = f"{paths.folder}/{mount_dir}"
+    for _ in _mounts_at(target):
+        unmount(target)
+    clear_debris(target)  # with folders in it for regions that were missing
+    if os.path.isdir(target):
+        try:
+            os.rmdir(target)
+        except OSError as error:
+            raise from_os_error(error, f"remove {target}") from error
+
+
+def _mounts_at(target: str) -> list[Mount]:
+    return [entry for entry in read_mounts() if entry.path == target]
+
+
+def is_debris(path: str) -> bool:
+    """Return whether a folder of root's or ours holds nothing but such folders; no link is one."""
+    if not os.path.isdir(path) or os.path.islink(path):
+        return False
+    try:
+        return all(
+            not files and os.fstat(fd).st_uid in (0, os.geteuid()) and not _has_link(fd, folders)
+            for _, folders, files, fd in os.fwalk(path, onerror=_raise)
+        )
+    except OSError:
+        return False  # it changes, or is not ours to read
+
+
+def clear_debris(path: str) -> None:
+    """Remove a folder that is debris; leave anything else, and what is filled meanwhile."""
+    if not is_debris(path):
+        return
+    with contextlib.suppress(OSError):  # rmdir takes empty folders only
+        for _, folders, _, fd in os.fwalk(path, topdown=False, onerror=_raise):
+            for name in folders:
+                os.rmdir(name, dir_fd=fd)
+        os.rmdir(path)
+
+
+def _has_link(folder: int, names: list[str]) -> bool:
+    """Return whether one of them is a link: os.fwalk counts those to folders among the folders."""
+    modes = (os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode for name in names)
+    return any(stat.S_ISLNK(mode) for mode in modes)
+
+
+def _raise(error: OSError) -> None:
+    raise error

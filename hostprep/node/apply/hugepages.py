@@ -15,10 +15,8 @@ from dataclasses import dataclass
 
 from hostprep.errors import BusyError, FailedError, HostprepError
 from hostprep.linux.locks import hold_lock
-from hostprep.node.ledger import Pending, Record, Recorder
+from hostprep.node.ledger import Ledger, LedgerWriter, PendingChange
 from hostprep.units import format_bytes
-
-__all__ = ["HugePageControl"]
 
 _LOCK_TIMEOUT_S = 120.0
 _COMPACT = "import os, sys; os.write(os.open(sys.argv[1], os.O_WRONLY), b'1')"
@@ -26,12 +24,12 @@ _COMPACT = "import os, sys; os.write(os.open(sys.argv[1], os.O_WRONLY), b'1')"
 
 @dataclass(frozen=True, slots=True)
 class HugePageControl:
-    """The adapter; `sysfs` can be a folder of a test."""
+    """Changes the huge-page pools below a sysfs folder; each change is in the ledger first."""
 
     sysfs: str = "/sys"
     compact_timeout_s: float = 5.0
 
-    def add(self, recorder: Recorder, *, node_id: int, page_bytes: int, pages: int) -> int:
+    def add(self, writer: LedgerWriter, *, node_id: int, page_bytes: int, pages: int) -> int:
         """Add pages to the node's pool. Returns how many came.
 
         If they are short, free memory is compacted once, for at most `compact_timeout_s`, and
@@ -39,23 +37,23 @@ class HugePageControl:
         """
         with self._locked(node_id, page_bytes) as folder:
             before = _persistent(folder)
-            change = Pending(node_id, page_bytes, before, before + pages)
-            with _accounted(recorder, change, folder):
+            change = PendingChange(node_id, page_bytes, before, before + pages)
+            with _recorded(writer, change, folder):
                 self._write(folder, change.after)
                 if _persistent(folder) < change.after and self._compact(node_id):
                     self._write(folder, change.after)
                 came = change.outcome(_persistent(folder))
         return came
 
-    def give_back(self, recorder: Recorder, *, node_id: int, page_bytes: int, pages: int) -> None:
-        """Take pages out of the node's pool: at most as many as the record says we added.
+    def give_back(self, writer: LedgerWriter, *, node_id: int, page_bytes: int, pages: int) -> None:
+        """Take pages out of the node's pool: at most as many as the ledger says we added.
 
-        Pages still mapped by somebody become surplus and vanish when they are let go.
+        Pages that are still mapped become surplus and vanish when they are unmapped.
         """
         ours = next(
             (
                 entry.pages
-                for entry in recorder.record.taken
+                for entry in writer.ledger.taken
                 if (entry.node_id, entry.page_bytes) == (node_id, page_bytes)
             ),
             0,
@@ -65,31 +63,31 @@ class HugePageControl:
             return
         with self._locked(node_id, page_bytes) as folder:
             before = _persistent(folder)
-            change = Pending(node_id, page_bytes, before, max(0, before - pages))
-            with _accounted(recorder, change, folder):
+            change = PendingChange(node_id, page_bytes, before, max(0, before - pages))
+            with _recorded(writer, change, folder):
                 self._write(folder, change.after)
 
-    def adopt(self, record: Record, changes: Iterable[Pending]) -> Record:
-        """Return the record with what came of the boot script's changes: they were for this pool.
+    def adopt(self, ledger: Ledger, changes: Iterable[PendingChange]) -> Ledger:
+        """Return the ledger with the pages that the boot script added for this pool.
 
-        To be asked before the pool adds any of its own: the counters tell the two not apart.
+        Call it before the pool adds any of its own: the counters do not tell the two apart.
         """
         for change in changes:
             with contextlib.suppress(OSError, ValueError):  # a node that is not there any more
                 came = change.outcome(_persistent(self._folder(change.node_id, change.page_bytes)))
-                record = record.with_taken(change.node_id, change.page_bytes, came)
-        return record
+                ledger = ledger.with_taken(change.node_id, change.page_bytes, came)
+        return ledger
 
-    def settle(self, recorder: Recorder) -> None:
-        """Finish the account of a change during which an earlier run was killed."""
-        pending = recorder.record.pending
+    def replay_ledger(self, writer: LedgerWriter) -> None:
+        """Account for a change during which an earlier run was killed."""
+        pending = writer.ledger.pending
         if pending is None:
             return
         with self._locked(pending.node_id, pending.page_bytes) as folder:
-            recorder.save(_after(recorder, pending, folder))
+            writer.save(_after(writer, pending, folder))
 
     def free_pages(self, node_id: int, page_bytes: int) -> int:
-        """Return the node's pages that nothing is in."""
+        """Return the node's unused pages."""
         return _read(self._folder(node_id, page_bytes), "free_hugepages")
 
     def _folder(self, node_id: int, page_bytes: int) -> str:
@@ -147,23 +145,23 @@ class HugePageControl:
 
 
 @contextlib.contextmanager
-def _accounted(recorder: Recorder, change: Pending, folder: str) -> Iterator[None]:
-    """Record a change ahead, and what came of it afterwards, refused or not.
+def _recorded(writer: LedgerWriter, change: PendingChange, folder: str) -> Iterator[None]:
+    """Write a change to the ledger ahead, and its effect afterwards, refused or not.
 
-    Only a run that is killed leaves it pending, for the next one to settle.
+    Only a run that is killed leaves it pending, for the next one to replay.
     """
-    recorder.update(pending=change)
+    writer.update(pending=change)
     try:
         yield
     except HostprepError:
-        recorder.save(_after(recorder, change, folder))
+        writer.save(_after(writer, change, folder))
         raise
-    recorder.save(_after(recorder, change, folder))
+    writer.save(_after(writer, change, folder))
 
 
-def _after(recorder: Recorder, change: Pending, folder: str) -> Record:
+def _after(writer: LedgerWriter, change: PendingChange, folder: str) -> Ledger:
     outcome = change.outcome(_persistent(folder))
-    return recorder.record.with_taken(change.node_id, change.page_bytes, outcome)
+    return writer.ledger.with_taken(change.node_id, change.page_bytes, outcome)
 
 
 def _persistent(folder: str) -> int:

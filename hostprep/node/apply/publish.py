@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from dataclasses import replace as changed
 
 import hostprep
 from hostprep.api.slot_layout import SlotLayout
@@ -20,19 +19,14 @@ from hostprep.linux.files import (
     remove_file,
 )
 from hostprep.linux.locks import try_lock
-from hostprep.node.apply.debris import clear_debris
+from hostprep.node.apply.folder import clear_debris
 from hostprep.node.apply.zipapp import build_zipapp, version_name
 from hostprep.node.facts import Facts, PoolFacts, RegionFacts
-from hostprep.node.ledger import Recorder
+from hostprep.node.ledger import LedgerWriter
 from hostprep.node.observe.pools import as_region
-from hostprep.node.plan.layouts import layout_of
+from hostprep.node.plan.placement import layout_of
 from hostprep.paths import PoolPaths
 from hostprep.zipapp import STABLE_NAME, is_version
-
-__all__ = ["attach_advice", "build_handoff", "publish", "publish_zipapp", "unused_versions"]
-
-Write = Callable[..., None]
-"""`atomic_write`, or what a test of the tests puts in its place."""
 
 _MAX_READ_THREADS = 16
 
@@ -41,23 +35,23 @@ def publish(
     paths: PoolPaths,
     facts: Facts,
     pool: PoolFacts,
-    recorder: Recorder,
+    writer: LedgerWriter,
     *,
     gid: int | None,
     sizing: SlotLayout | None = None,
-    write: Write = atomic_write,
+    write: Callable[..., None] = atomic_write,
 ) -> Handoff:
     """Publish all regions that are finished and sound, under the next generation."""
-    record = recorder.record
-    generation = record.generation + 1
-    handoff = build_handoff(paths, facts, pool, generation, record.pool_uid, sizing=sizing)
+    ledger = writer.ledger
+    generation = ledger.generation + 1
+    handoff = build_handoff(paths, facts, pool, generation, ledger.pool_uid, sizing=sizing)
     if not handoff.regions:
         raise FailedError(
             f"pool {paths.pool} has no sound region to publish",
             reason="NothingToPublish",
             remedy="run prepare again; see `hostprep status` for the damage",
         )
-    recorder.update(generation=generation)
+    writer.update(generation=generation)
     mode = 0o640 if gid is not None else 0o644
     write(paths.handoff, handoff.to_bytes(), mode=mode, gid=gid)
     return handoff
@@ -73,7 +67,15 @@ def build_handoff(
     sizing: SlotLayout | None = None,
 ) -> Handoff:
     """Return the handoff for what the pool's folder holds."""
-    before = _layouts(facts.pool(paths.pool))
+    before = facts.pool(paths.pool)
+    # The layouts, by inode, as they were before the handoff was withdrawn.
+    layouts = {region.inode: region.layout for region in before.regions} if before else {}
+
+    def published(region: RegionFacts) -> Region:
+        known = replace(region, layout=region.layout or layouts.get(region.inode, ""))
+        layout = layout_of(known, sizing)
+        return replace(as_region(region), layout=layout, attach=attach_advice(facts, region))
+
     return Handoff(
         pool=paths.pool,
         pool_uid=pool_uid,
@@ -81,29 +83,15 @@ def build_handoff(
         boot_id=facts.kernel.boot_id,
         agent_version=hostprep.__version__,
         regions=tuple(
-            _published(facts, region, before, sizing)
+            published(region)
             for region in sorted(pool.regions, key=lambda region: region.name)
             if region.finished and region.damage is None
         ),
     )
 
 
-def _layouts(pool: PoolFacts | None) -> dict[int, str]:
-    """Return the layouts by inode as they were before the handoff was withdrawn."""
-    return {region.inode: region.layout for region in pool.regions} if pool else {}
-
-
-def _published(
-    facts: Facts, region: RegionFacts, before: Mapping[int, str], sizing: SlotLayout | None
-) -> Region:
-    known = changed(region, layout=region.layout or before.get(region.inode, ""))
-    return replace(
-        as_region(region), layout=layout_of(known, sizing), attach=attach_advice(facts, region)
-    )
-
-
 def attach_advice(facts: Facts, region: RegionFacts) -> AttachAdvice:
-    """Return what an engine should know of this node.
+    """Return the node's advice to engines that attach.
 
     Memory-only NUMA nodes on arm64 beside NVIDIA GPUs are GPU memory (GB200 and its like):
     there the GPUs use the host's page tables and registering gains nothing.

@@ -31,13 +31,10 @@ from hostprep.linux.locks import try_lock
 from hostprep.linux.memory import address_of, explain, map_shared, populate
 from hostprep.linux.numa import bind_memory, interleave_memory
 from hostprep.linux.threads import run_pieces
-from hostprep.node.apply.debris import clear_debris
-from hostprep.node.apply.errors import ShortfallError
+from hostprep.node.apply.folder import clear_debris
 from hostprep.node.facts import PoolFacts
-from hostprep.node.plan.actions import CreateRegion, RemoveRegion, Shortfall
+from hostprep.node.plan.actions import CreateRegion, RemoveRegion, Shortfall, ShortfallError
 from hostprep.paths import PoolPaths
-
-__all__ = ["create_region", "mark_damaged", "remove_region", "scrub_region"]
 
 _PIECE_BYTES = {
     Backing.HUGETLB_1GI: 1 << 30,
@@ -45,8 +42,8 @@ _PIECE_BYTES = {
     Backing.THP: 64 * MIB,
     Backing.BASE: 16 * MIB,
 }
-"""About 10 ms of one thread's work each (1 GiB pages cannot be cut): a bar that moves, and a
-Ctrl-C that is heard."""
+"""About 10 ms of one thread's work each (1 GiB pages cannot be cut): progress moves, and Ctrl-C
+takes effect."""
 
 _MIN_HUGE_SHARE = 0.95
 
@@ -60,8 +57,8 @@ def create_region(
 ) -> None:
     """Make one region: under a temporary name until it is populated, checked and marked clean.
 
-    A temporary file that a killed run left is taken up again: what is resident stays. Nobody
-    was ever handed it, so it is zero.
+    A temporary file that a killed run left is continued: what is resident stays. It was never
+    published, so it is zero.
     Raises ShortfallError when pages ran out, Stopped, HostprepError.
     """
     part = paths.part_of(action.mount_dir, action.region)
@@ -82,10 +79,7 @@ def create_region(
             _finish(paths, action, fd)
         except OSError as error:
             raise from_os_error(error, f"make the files beside {action.region}") from error
-    _put_in_place(part, f"{paths.folder}/{action.mount_dir}/{action.region}")
-
-
-def _put_in_place(part: str, path: str) -> None:
+    path = f"{paths.folder}/{action.mount_dir}/{action.region}"
     clear_debris(path)
     try:
         os.rename(part, path)
@@ -106,7 +100,8 @@ def _populate(
                     os.posix_fallocate(fd, offset, length)
                 populate(address + offset, length, write=True)
             except OSError as error:
-                raise _populate_error(error, action) from error
+                explained = explain(error.errno, f"populating {action.region}")
+                raise _as_shortfall(explained, action) from error
 
         run_pieces(
             work,
@@ -130,12 +125,8 @@ def _mapped(fd: int, action: CreateRegion) -> mmap.mmap:
         raise _as_shortfall(error, action) from error
 
 
-def _populate_error(error: OSError, action: CreateRegion) -> Exception:
-    return _as_shortfall(explain(error.errno, f"populating {action.region}"), action)
-
-
 def _as_shortfall(explained: HostprepError, action: CreateRegion) -> HostprepError:
-    """Return what to raise: where pages ran out, another backing may still do."""
+    """Return the error to raise: a shortfall where pages ran out, for the next plan to avoid."""
     if explained.reason in ("OutOfPages", "OutOfMemory"):
         return _shortfall(action, explained.message)
     return explained
@@ -170,7 +161,7 @@ def _check_huge(address: int, action: CreateRegion) -> None:
 
 
 def _finish(paths: PoolPaths, action: CreateRegion, fd: int) -> None:
-    """Give the region its access and its small files; the mark names the inode made here."""
+    """Set the region's access and make its state files; the clean mark names this inode."""
     gid = -1 if action.gid is None else action.gid
     make_state_folder(paths, action.region)
     users = paths.users_lock(action.region)
@@ -187,9 +178,9 @@ def _finish(paths: PoolPaths, action: CreateRegion, fd: int) -> None:
 
 
 def mark_damaged(paths: PoolPaths, pool: PoolFacts) -> None:
-    """Leave word of what is damaged, before the handoff that shows it makes room for another.
+    """Mark damaged regions before the handoff that shows the damage is replaced.
 
-    A region that was shrunk looks sound by itself: of its size, only the handoff knew better.
+    A region that was shrunk looks sound by itself: only the handoff has its size.
     """
     for region in pool.regions:
         if region.finished and region.damage and read_bad_mark(paths, region.name) is None:
@@ -201,9 +192,9 @@ def mark_damaged(paths: PoolPaths, pool: PoolFacts) -> None:
 def scrub_region(
     paths: PoolPaths, region: Region, *, on_done: Callable[[int], None], stop: threading.Event
 ) -> None:
-    """Zero a dirty region that nobody holds, keeping claimers away from it, and mark it clean.
+    """Zero a dirty region that is not in use, keep claimers away meanwhile, and mark it clean.
 
-    Raises BusyError if somebody came first.
+    Raises BusyError if it is in use.
     """
     with _held_alone(paths, region, "scrubbed") as fd:
         # Before the first zero: a kill in between must leave no owner's name on half its bytes.
@@ -222,7 +213,7 @@ def scrub_region(
 def _held_alone(paths: PoolPaths, region: Region, done: str) -> Iterator[int]:
     """Yield a quiescent region's descriptor with both of its locks held.
 
-    Nobody can claim, join or read it meanwhile. Raises BusyError if it is in use.
+    No process can claim, join or read it meanwhile. Raises BusyError if it is in use.
     """
     with contextlib.ExitStack() as stack:
         with claim_lock(paths):
@@ -242,7 +233,7 @@ def _held_alone(paths: PoolPaths, region: Region, done: str) -> Iterator[int]:
 
 
 def remove_region(paths: PoolPaths, action: RemoveRegion, region: Region | None) -> None:
-    """Delete a region's file and all that is beside it. Raises BusyError if it is in use.
+    """Delete a region's file and its state. Raises BusyError if it is in use.
 
     `region` is None for what was never finished. With `force` a holder keeps its pages until it
     ends; nothing is ever truncated under it.

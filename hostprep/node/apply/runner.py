@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from hostprep.api.pool_spec import PoolSpec
 from hostprep.backing import GIB, Backing
@@ -20,15 +21,19 @@ from hostprep.client.sidecar import make_state_folder
 from hostprep.errors import BusyError
 from hostprep.linux.files import atomic_write, remove_file
 from hostprep.linux.threads import Halt, Stopped, undisturbed
-from hostprep.node.apply.errors import ShortfallError
-from hostprep.node.apply.folder import make_pool, remove_pool, set_access
+from hostprep.node.apply.folder import (
+    ensure_mount,
+    make_pool,
+    remove_mount,
+    remove_pool,
+    set_access,
+)
 from hostprep.node.apply.hugepages import HugePageControl
-from hostprep.node.apply.mounts import ensure_mount, remove_mount
-from hostprep.node.apply.progress import NoProgress, Progress
+from hostprep.node.apply.progress import NoProgress, ProgressReporter
 from hostprep.node.apply.publish import publish
 from hostprep.node.apply.regions import create_region, mark_damaged, remove_region, scrub_region
 from hostprep.node.facts import Facts
-from hostprep.node.ledger import Record, Recorder, read_boot_ledger, read_record
+from hostprep.node.ledger import Ledger, LedgerWriter, read_boot_ledger, read_ledger
 from hostprep.node.observe.pools import as_region, observe_pool
 from hostprep.node.plan.actions import (
     Action,
@@ -45,19 +50,17 @@ from hostprep.node.plan.actions import (
     ReturnHugePages,
     ScrubRegion,
     Shortfall,
+    ShortfallError,
     UnmountMemory,
 )
 from hostprep.paths import PoolPaths
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hostprep.linux.threads import Stop
 
-__all__ = ["Runner"]
 
-
-class _New:
-    """Tells of bytes that were not there before: an interrupted run's are the first ones."""
+class _NewBytes:
+    """Counts bytes that were not resident before: an interrupted run's are the first ones."""
 
     def __init__(self, there_bytes: int, on_done: Callable[[int], None]) -> None:
         self._left_bytes = there_bytes
@@ -65,7 +68,7 @@ class _New:
         self._lock = threading.Lock()
 
     def done(self, size_bytes: int) -> None:
-        """Take note of a piece; from any thread."""
+        """Count a piece. Called from any thread."""
         with self._lock:
             old_bytes = min(size_bytes, self._left_bytes)
             self._left_bytes -= old_bytes
@@ -75,17 +78,17 @@ class _New:
 
 @dataclass
 class Runner:
-    """Applies plans below one root. The adapters are fields, so that tests can put in others."""
+    """Carries out plans below one root."""
 
     root: str
     facts: Facts
     specs: Sequence[PoolSpec]
-    progress: Progress = field(default_factory=NoProgress)
+    progress: ProgressReporter = field(default_factory=NoProgress)
     huge_pages: HugePageControl = field(default_factory=HugePageControl)
     write_handoff: Callable[..., None] = atomic_write
     stop: threading.Event = field(default_factory=threading.Event)
     """The caller's: once it is set, the piece in flight is the last. Never set here."""
-    _recorders: dict[str, Recorder] = field(default_factory=dict)
+    _writers: dict[str, LedgerWriter] = field(default_factory=dict)
 
     def run(self, plan: Plan) -> None:
         """Carry out the plan. Raises ShortfallError where to plan again, Stopped, HostprepError.
@@ -99,20 +102,20 @@ class Runner:
                 self._populate([action for action in group if isinstance(action, CreateRegion)])
             else:
                 for action in group:
-                    self._timed(action)
+                    self._run(action)
 
     def _populate(self, actions: Sequence[CreateRegion]) -> None:
         """Populate regions: one after the other on a node, all nodes at once."""
-        lanes: dict[object, list[CreateRegion]] = {}
+        queues: dict[object, list[CreateRegion]] = {}
         for action in actions:
-            lanes.setdefault(action.placement, []).append(action)
-        undisturbed(lambda interrupted: self._run_lanes(list(lanes.values()), interrupted))
+            queues.setdefault(action.placement, []).append(action)
+        undisturbed(lambda interrupted: self._run_queues(list(queues.values()), interrupted))
 
-    def _run_lanes(self, lanes: Sequence[Sequence[CreateRegion]], interrupted: Stop) -> None:
+    def _run_queues(self, queues: Sequence[Sequence[CreateRegion]], interrupted: Stop) -> None:
         halt = Halt(self.stop, interrupted)
-        with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
+        with ThreadPoolExecutor(max_workers=len(queues)) as pool:
             try:
-                futures = [pool.submit(self._lane, lane, halt) for lane in lanes]
+                futures = [pool.submit(self._run_queue, queue, halt) for queue in queues]
             except BaseException:
                 halt.set()
                 raise
@@ -121,23 +124,23 @@ class Runner:
             # The cause, not the Stopped of those that it stopped.
             raise next((error for error in errors if not isinstance(error, Stopped)), errors[0])
 
-    def _lane(self, actions: Sequence[CreateRegion], halt: threading.Event) -> None:
+    def _run_queue(self, actions: Sequence[CreateRegion], halt: threading.Event) -> None:
         try:
             for action in actions:
-                with self._told(action, halt):
-                    new = _New(action.there_bytes, self._advance(action))
+                with self._progress_of(action, halt):
+                    new = _NewBytes(action.there_bytes, self._advance(action))
                     create_region(self._paths(action), action, on_done=new.done, stop=halt)
         except BaseException:
             halt.set()
             raise
 
-    def _timed(self, action: Action) -> None:
-        with self._told(action, self.stop):
+    def _run(self, action: Action) -> None:
+        with self._progress_of(action, self.stop):
             self._do(action, self._paths(action))
 
     @contextlib.contextmanager
-    def _told(self, action: Action, stop: threading.Event) -> Iterator[None]:
-        """Tell the progress of an action; begin none once it is time to stop."""
+    def _progress_of(self, action: Action, stop: threading.Event) -> Iterator[None]:
+        """Report the progress of an action. Raises Stopped instead of beginning one."""
         if stop.is_set():
             raise Stopped
         self.progress.begin(action)
@@ -153,15 +156,15 @@ class Runner:
 
     @singledispatchmethod
     def _do(self, action: Action, paths: PoolPaths) -> None:
-        raise TypeError(f"no way to do {type(action).__name__} for {paths.pool}")
+        raise TypeError(f"cannot carry out {type(action).__name__} for {paths.pool}")
 
     @_do.register
     def _(self, action: DropHandoff, paths: PoolPaths) -> None:
         _ = action
         mark_damaged(paths, observe_pool(paths))
         remove_file(paths.handoff)
-        record = read_record(paths)
-        if record is not None and record.boot_id != self.facts.kernel.boot_id:
+        ledger = read_ledger(paths)
+        if ledger is not None and ledger.boot_id != self.facts.kernel.boot_id:
             # Of another boot: its huge pages, leases and marks went with it.
             for folder in (paths.state, paths.tickets, paths.links, paths.devices):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -170,13 +173,13 @@ class Runner:
     @_do.register
     def _(self, action: MakePool, paths: PoolPaths) -> None:
         make_pool(paths, action)
-        self._recorder(paths)
+        self._writer(paths)
         set_access(paths, action, observe_pool(paths))
 
     @_do.register
     def _(self, action: ReserveHugePages, paths: PoolPaths) -> None:
         came = self.huge_pages.add(
-            self._recorder(paths),
+            self._writer(paths),
             node_id=action.node_id,
             page_bytes=action.page_bytes,
             pages=action.pages,
@@ -192,7 +195,7 @@ class Runner:
     @_do.register
     def _(self, action: ReturnHugePages, paths: PoolPaths) -> None:
         self.huge_pages.give_back(
-            self._recorder(paths),
+            self._writer(paths),
             node_id=action.node_id,
             page_bytes=action.page_bytes,
             pages=action.pages,
@@ -208,8 +211,8 @@ class Runner:
 
     @_do.register
     def _(self, action: AdoptRegion, paths: PoolPaths) -> None:
-        # Observing it was the work. What is beside it, though, may have been tampered with, and a
-        # half-made namesake is in nobody's plan.
+        # The region itself was observed. Its state folder may have been tampered with, and a
+        # half-made namesake is in no plan.
         make_state_folder(paths, action.region)
         for entry in os.listdir(paths.folder):
             if entry.startswith("mem"):
@@ -237,7 +240,7 @@ class Runner:
             paths,
             self.facts,
             observe_pool(paths),
-            self._recorder(paths),
+            self._writer(paths),
             gid=spec.gid,
             sizing=spec.sizing,
             write=self.write_handoff,
@@ -247,7 +250,7 @@ class Runner:
     def _(self, action: RemovePool, paths: PoolPaths) -> None:
         _ = action
         remove_pool(paths)
-        self._recorders.pop(paths.pool, None)
+        self._writers.pop(paths.pool, None)
 
     def _region(self, paths: PoolPaths, name: str) -> Region | None:
         for region in observe_pool(paths).regions:
@@ -255,18 +258,51 @@ class Runner:
                 return as_region(region)
         return None
 
-    def _recorder(self, paths: PoolPaths) -> Recorder:
-        """Return the pool's record, made if need be, with an interrupted change settled."""
-        recorder = self._recorders.get(paths.pool)
-        if recorder is None:
+    def _writer(self, paths: PoolPaths) -> LedgerWriter:
+        """Return the writer of the pool's ledger, once an interrupted change is replayed."""
+        writer = self._writers.get(paths.pool)
+        if writer is None:
             boot_id = self.facts.kernel.boot_id
             uid = next((spec.uid for spec in self.specs if spec.name == paths.pool), "")
-            record = read_record(paths)
-            if record is None or record.boot_id != boot_id:
+            ledger = read_ledger(paths)
+            if ledger is None or ledger.boot_id != boot_id:
                 at_boot = read_boot_ledger(paths, boot_id)
-                record = self.huge_pages.adopt(Record(boot_id=boot_id, pool_uid=uid), at_boot)
-            recorder = Recorder(paths, record)
-            recorder.save(record)
-            self.huge_pages.settle(recorder)
-            self._recorders[paths.pool] = recorder
-        return recorder
+                ledger = self.huge_pages.adopt(Ledger(boot_id=boot_id, pool_uid=uid), at_boot)
+            writer = LedgerWriter(paths, ledger)
+            writer.save(ledger)
+            self.huge_pages.replay_ledger(writer)
+            self._writers[paths.pool] = writer
+        return writer
+
+
+def roll_back(paths: PoolPaths, short: Shortfall, huge_pages: HugePageControl) -> None:
+    """Undo an attempt with a backing that was short: unfinished regions, empty mount, free pages.
+
+    Finished regions stay with the pages under them: what is given back is never more than what
+    this pool added and what lies free on the node. Other nodes' regions of the backing stay too.
+    """
+    backing = short.backing
+    for region in observe_pool(paths).regions:
+        is_there = short.node_id is None or region.placement.node in (None, short.node_id)
+        if region.backing is backing and not region.finished and is_there:
+            remove_file(paths.part_of(region.mount_dir, region.name))
+    pool = observe_pool(paths)
+    used = {region.mount_dir for region in pool.regions}
+    for mount in pool.mounts:
+        mount_dir = os.path.basename(mount.path)
+        is_hugetlb = mount.fs_type == "hugetlbfs"
+        if mount_dir not in used and is_hugetlb == backing.is_hugetlb:
+            remove_mount(paths, mount_dir)
+    ledger = read_ledger(paths)
+    if ledger is None or not backing.is_hugetlb:
+        return
+    writer = LedgerWriter(paths, ledger)
+    for entry in ledger.taken:
+        if entry.page_bytes == backing.page_bytes and short.node_id in (None, entry.node_id):
+            free = huge_pages.free_pages(entry.node_id, entry.page_bytes)
+            huge_pages.give_back(
+                writer,
+                node_id=entry.node_id,
+                page_bytes=entry.page_bytes,
+                pages=min(entry.pages, free),
+            )

@@ -1,41 +1,48 @@
-"""Prepare and release: observe, plan, apply, and plan again where a backing ran short."""
+"""Prepare, release and reconcile: observe, plan, apply; plan again where a backing ran short."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 from hostprep.api.pool_spec import PoolSpec, PoolState
+from hostprep.backing import Backing
 from hostprep.cuda.turnstile_folders import make_turnstiles, remove_turnstiles
-from hostprep.errors import BadInputError, BusyError, HostprepError, NotReadyError
+from hostprep.errors import BadInputError, BusyError, FailedError, HostprepError, NotReadyError
 from hostprep.linux.files import atomic_write
 from hostprep.node.apply.cgroups import host_cgroup, remove_host_cgroup
-from hostprep.node.apply.errors import ShortfallError
 from hostprep.node.apply.exclusive import exclusive, remove_root
 from hostprep.node.apply.hugepages import HugePageControl
-from hostprep.node.apply.progress import NoProgress, Progress
+from hostprep.node.apply.progress import NoProgress, OnProgress, ProgressReporter, ProgressTracker
 from hostprep.node.apply.publish import publish_zipapp, unused_versions
 from hostprep.node.apply.regions import mark_damaged
-from hostprep.node.apply.rollback import roll_back
-from hostprep.node.apply.runner import Runner
+from hostprep.node.apply.runner import Runner, roll_back
 from hostprep.node.facts import Facts
-from hostprep.node.ledger import Recorder, read_record
+from hostprep.node.ledger import LedgerWriter, read_ledger
 from hostprep.node.observe import observe
 from hostprep.node.observe.host import HostRoot
 from hostprep.node.observe.pools import observe_pools
 from hostprep.node.plan import plan
-from hostprep.node.plan.actions import Plan, PoolPlan, Shortfall, Unmet
+from hostprep.node.plan.actions import (
+    Action,
+    AdoptRegion,
+    CreateRegion,
+    Plan,
+    PoolPlan,
+    ScrubRegion,
+    Shortfall,
+    ShortfallError,
+    Unmet,
+)
 from hostprep.paths import PoolPaths, canonical_root, check_pool_name
 from hostprep.zipapp import STABLE_NAME
 
-__all__ = ["Node", "Outcome", "check_met", "unmet_error"]
-
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What was planned last, and what stood in the way of earlier plans."""
+class ApplyResult:
+    """The plan that was carried out, and why earlier ones of the same run were given up."""
 
     plan: Plan
     shortfalls: tuple[str, ...] = ()
@@ -43,15 +50,15 @@ class Outcome:
 
 @dataclass
 class Node:
-    """This machine, and the folder in which its pools live."""
+    """This machine, and the root folder of its pools."""
 
     root: str
     host: HostRoot = field(default_factory=lambda: HostRoot("/"))
     huge_pages: HugePageControl = field(default_factory=HugePageControl)
     write_handoff: Callable[..., None] = atomic_write
-    stranded: str = ""
-    """Why this process is left in the host-level cgroup, outside of its own one's limits: it should
-    end. Empty where it is not."""
+    cgroup_return_failed: str = ""
+    """Why this process could not leave the host-level cgroup again: it runs outside of its own
+    cgroup's limits, and should end. Empty where it did."""
 
     def __post_init__(self) -> None:
         self.root = canonical_root(self.root)
@@ -68,10 +75,10 @@ class Node:
         self,
         specs: Sequence[PoolSpec],
         *,
-        progress: Progress | None = None,
+        progress: ProgressReporter | None = None,
         wait_timeout_s: float = 600.0,
         on_wait: Callable[[str], None] = lambda _: None,
-    ) -> Outcome:
+    ) -> ApplyResult:
         """Make the node hold what the specs say, adopting what is right already.
 
         Raises BadInputError where that can never be, NotReadyError where it cannot be now (both
@@ -79,19 +86,19 @@ class Node:
         """
         check_met(self.plan(specs), specs)
         with exclusive(self.root, wait_timeout_s=wait_timeout_s, on_wait=on_wait):
-            outcome = self._apply(specs, progress or NoProgress())
-            self.furnish()
-        return outcome
+            result = self._apply(specs, progress or NoProgress())
+            self.publish_shared_files()
+        return result
 
     def release(
         self,
         names: Sequence[str],
         *,
         force: bool = False,
-        progress: Progress | None = None,
+        progress: ProgressReporter | None = None,
         wait_timeout_s: float = 600.0,
         on_wait: Callable[[str], None] = lambda _: None,
-    ) -> Outcome:
+    ) -> ApplyResult:
         """Give the pools' memory and huge pages back, exactly what was taken.
 
         Raises BadInputError for what names no pool, NotReadyError for one that is not there,
@@ -111,34 +118,34 @@ class Node:
             PoolSpec(name=name, state=PoolState.ABSENT, size_bytes=1, force=force) for name in names
         ]
         with exclusive(self.root, wait_timeout_s=wait_timeout_s, on_wait=on_wait):
-            outcome = self._apply(specs, progress or NoProgress())
+            result = self._apply(specs, progress or NoProgress())
             self.clear_if_empty()
-        return outcome
+        return result
 
-    def furnish(self) -> None:
-        """Have what engines find beside the pools; while holding the root."""
+    def publish_shared_files(self) -> None:
+        """Publish the files beside the pools that engines share. Call it while holding the root."""
         publish_zipapp(self.root)
-        with contextlib.suppress(OSError, HostprepError):  # engines register without it too
+        with contextlib.suppress(OSError, HostprepError):  # engines register without them too
             make_turnstiles(self.root)
 
     def clear_if_empty(self) -> None:
-        """Remove what is left beside the pools once there is none; while holding the root."""
+        """Remove the shared files once there is no pool. Call it while holding the root."""
         if not observe_pools(self.root):
             remove_host_cgroup(self.facts())
             remove_turnstiles(self.root)
             with unused_versions(self.root) as versions:
                 remove_root(self.root, (STABLE_NAME, *versions))
 
-    def _apply(self, specs: Sequence[PoolSpec], progress: Progress) -> Outcome:
+    def _apply(self, specs: Sequence[PoolSpec], progress: ProgressReporter) -> ApplyResult:
         shortfalls: list[Shortfall] = []
-        self.settle()
+        self.replay_ledgers()
         while True:
             facts = self.facts()
             wanted = plan(specs, facts, shortfalls=shortfalls)
             check_met(wanted, specs)
             short = self.carry_out(wanted, facts, specs, progress=progress)
             if short is None:
-                return Outcome(wanted, tuple(found.why for found in shortfalls))
+                return ApplyResult(wanted, tuple(found.why for found in shortfalls))
             shortfalls.append(short)
 
     def carry_out(
@@ -147,12 +154,12 @@ class Node:
         facts: Facts,
         specs: Sequence[PoolSpec],
         *,
-        progress: Progress,
+        progress: ProgressReporter,
         stop: threading.Event | None = None,
     ) -> Shortfall | None:
-        """Carry out a plan; while holding the root, after `settle`.
+        """Carry out a plan. Call it while holding the root, after `replay_ledgers`.
 
-        Returns what ran short, rolled back: plan again without it. Raises Stopped,
+        Returns the backing that ran short, rolled back: plan again without it. Raises Stopped,
         HostprepError.
         """
         runner = Runner(
@@ -164,33 +171,33 @@ class Node:
             write_handoff=self.write_handoff,
             stop=stop or threading.Event(),
         )
-        populates = wanted.expected_bytes_to_populate > 0
+
+        def note_return_failed(why: str) -> None:
+            self.cgroup_return_failed = why
+
         try:
             with contextlib.ExitStack() as stack:
-                if populates:
-                    stack.enter_context(host_cgroup(facts, on_stranded=self._strand))
+                if wanted.expected_bytes_to_populate > 0:
+                    stack.enter_context(host_cgroup(facts, on_return_failed=note_return_failed))
                 runner.run(wanted)
         except ShortfallError as error:
             roll_back(PoolPaths(self.root, error.short.pool), error.short, self.huge_pages)
             return error.short
         return None
 
-    def _strand(self, why: str) -> None:
-        self.stranded = why
-
-    def settle(self) -> None:
-        """Finish the accounts of changes during which earlier runs were killed; note damage."""
+    def replay_ledgers(self) -> None:
+        """Account for changes during which earlier runs were killed; mark damaged regions."""
         for pool in observe_pools(self.root):
             paths = PoolPaths(self.root, pool.name)
             mark_damaged(paths, pool)
-            record = read_record(paths)
-            if record is not None and record.pending is not None:
+            ledger = read_ledger(paths)
+            if ledger is not None and ledger.pending is not None:
                 with contextlib.suppress(FileNotFoundError):
-                    self.huge_pages.settle(Recorder(paths, record))
+                    self.huge_pages.replay_ledger(LedgerWriter(paths, ledger))
 
 
 def check_met(wanted: Plan, specs: Sequence[PoolSpec]) -> None:
-    """Raise what stands in the way of a plan; nothing is done in part.
+    """Raise why a plan cannot be carried out as a whole; nothing is done in part.
 
     BadInputError where it can never be met, BusyError where leases are in the way of a release,
     NotReadyError where the node cannot give that much now.
@@ -211,3 +218,122 @@ def unmet_error(pool: PoolPlan, unmet: Unmet) -> HostprepError:
     """Return why the pool cannot be had: BadInputError where never, else NotReadyError."""
     kind = BadInputError if unmet.never else NotReadyError
     return kind(f"pool {pool.name}: {unmet.why}", reason=unmet.reason, remedy=unmet.remedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolResult:
+    """The result for one pool: its plan, and the error that ended it, if any."""
+
+    plan: PoolPlan
+    error: HostprepError | None = None
+    steps: tuple[tuple[str, float], ...] = ()
+    """Seconds by kind of step; empty where nothing was changed."""
+    regions: tuple[str, ...] = ()
+    """Names that the plan kept or made; known where something was changed."""
+    populated: tuple[tuple[Backing, int], ...] = ()
+    """Bytes made resident, by backing; those of a failed attempt too."""
+
+
+def pending_actions(wanted: Plan, pool: str) -> tuple[Action, ...]:
+    """Return a plan's actions for a pool; none where it only adopts."""
+    actions = tuple(action for action in wanted.actions if action.pool == pool)
+    return () if all(isinstance(action, AdoptRegion) for action in actions) else actions
+
+
+@dataclass(kw_only=True)
+class Reconciler:
+    """Brings many pools to what their specs ask for, one by one, with a new plan for each.
+
+    All specs are planned together, since they share memory by priority; a pool that cannot be met
+    or fails does not hold up the others. Absent pools are released, unless leased.
+    """
+
+    node: Node
+    specs: Sequence[PoolSpec]
+    leave_dirty: Collection[str] = ()
+    """Pools whose regions the next claim scrubs: none is scrubbed here."""
+    held: Collection[str] = ()
+    """Pools that take part in the plan and are not changed."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    on_progress: OnProgress = lambda _pool, _done, _total: None
+    on_pool: Callable[[PoolResult], None] = lambda _: None
+    wait_timeout_s: float = 2.0
+    thorough: bool = False
+    """Also clear away what killed runs left in pools that need no other change."""
+    scrubbing: set[tuple[str, str]] = field(default_factory=set)
+    """(pool, region) being zeroed at this moment, and locked for that by this process."""
+    _shortfalls: list[Shortfall] = field(default_factory=list)
+
+    def plan(self, facts: Facts) -> Plan:
+        """Return the plan for all pools, less scrubbing what shall stay dirty."""
+        wanted = plan(self.specs, facts, shortfalls=self._shortfalls)
+        return replace(
+            wanted,
+            actions=tuple(
+                action
+                for action in wanted.actions
+                if not (isinstance(action, ScrubRegion) and action.pool in self.leave_dirty)
+            ),
+        )
+
+    def run(self) -> None:
+        """Bring every pool that is not held to its spec, and report each one's result.
+
+        Raises BusyError while another hostprep is at work below the root, Stopped, and
+        HostprepError for what concerns all pools.
+        """
+        with exclusive(self.node.root, wait_timeout_s=self.wait_timeout_s, on_wait=lambda _: None):
+            self.node.replay_ledgers()
+            if any(spec.state is PoolState.PRESENT for spec in self.specs):
+                # Before the pools: engines of the first one do not wait for the last one.
+                self.node.publish_shared_files()
+            left = [spec.name for spec in self.specs if spec.name not in self.held]
+            while left:
+                wanted = self.plan(self.node.facts())
+                name = next(pool.name for pool in wanted.pools if pool.name in left)
+                left.remove(name)
+                self.on_pool(self._reconcile_pool(name))
+            self.node.clear_if_empty()
+
+    def _reconcile_pool(self, name: str) -> PoolResult:
+        """Carry out one pool's part, planning again where a backing turns out short."""
+        tracker = ProgressTracker(name, self.on_progress, self.scrubbing)
+        while True:
+            facts = self.node.facts()
+            wanted = self.plan(facts)
+            pool = next(pool for pool in wanted.pools if pool.name == name)
+            actions = pending_actions(wanted, name)
+            if not actions and self.thorough:
+                actions = tuple(action for action in wanted.actions if action.pool == name)
+            if not actions:
+                return PoolResult(
+                    plan=pool, error=self._short_error(pool), populated=tracker.populated
+                )
+            tracker.expect(actions)
+            try:
+                part = Plan(actions=actions, pools=(pool,))
+                short = self.node.carry_out(
+                    part, facts, self.specs, progress=tracker, stop=self.stop
+                )
+            except HostprepError as error:
+                return PoolResult(plan=pool, error=error, populated=tracker.populated)
+            except OSError as error:
+                failed = FailedError(f"pool {name}: {error}", reason="SystemError")
+                return PoolResult(plan=pool, error=failed, populated=tracker.populated)
+            if short is None:
+                held = {a.region for a in actions if isinstance(a, AdoptRegion | CreateRegion)}
+                return PoolResult(
+                    plan=pool,
+                    steps=tracker.steps,
+                    regions=tuple(sorted(held)),
+                    populated=tracker.populated,
+                )
+            self._shortfalls.append(short)
+
+    def _short_error(self, pool: PoolPlan) -> HostprepError | None:
+        """Return the failure of a pool that was tried and ran short of everything it may have.
+
+        Only trying shows it: the next plan takes the same pages for free again.
+        """
+        was_tried = any(short.pool == pool.name for short in self._shortfalls)
+        return unmet_error(pool, pool.unmet) if was_tried and pool.unmet else None

@@ -16,7 +16,22 @@ __all__ = ["build_zipapp", "version_name"]
 _PACKAGES = ("linux", "client", "cuda", "register", "slots", "engines")
 _MODULES = ("__init__", "attachment", "backing", "errors", "layout", "paths", "units", "zipapp")
 _DATA = ("tested.json",)
-_MAIN = "import sys\n\nfrom hostprep.engines.main import main\n\nsys.exit(main())\n"
+_MAIN = """\
+import sys
+import zipimport
+
+archive = __loader__.archive
+sys.path_importer_cache.pop(archive, None)
+getattr(zipimport, "_zip_directory_cache", {}).pop(archive, None)
+
+from hostprep.engines.main import main
+
+sys.exit(main())
+"""
+"""Python reads the zip's directory, then starts up, then reads this: another version may lie there
+by then. So this is the same in all versions, first in the file and not compressed, and begins by
+having the directory read again; hostprep/__init__.py then settles on one version. Do not change it.
+"""
 _PLUGINS = "[sglang.srt.plugins]\nhostprep = hostprep.engines.sglang.plugin:load\n"
 """As in pyproject.toml: what engines find by importlib.metadata, which reads zip files as well."""
 
@@ -62,8 +77,9 @@ def _read(files: dict[str, Traversable]) -> dict[str, str]:
 def _zip(files: dict[str, str]) -> bytes:
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in sorted(files):
+        for name in sorted(files, key=lambda name: (name != "__main__.py", name)):
             # A fixed date: the agent compares bytes to see whether the published one is current.
             entry = zipfile.ZipInfo(name.replace(os.sep, "/"))
-            archive.writestr(entry, files[name], compress_type=zipfile.ZIP_DEFLATED)
+            kind = zipfile.ZIP_STORED if name == "__main__.py" else zipfile.ZIP_DEFLATED
+            archive.writestr(entry, files[name], compress_type=kind)
     return buffer.getvalue()

@@ -1,25 +1,30 @@
 """`boot: systemd`: the node's own copy of the boot scripts, and the one unit that runs them.
 
-Only what begins with our mark is ever changed or removed. systemd is told nothing: it reads the
-unit at the next boot, which is when there is something to do.
+Only files that begin with our mark are ever changed or removed. systemd is not notified: it reads
+the unit at the next boot, which is when there is something to do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hostprep.api.pool_spec import PoolSpec
 from hostprep.errors import HostprepError, NotReadyError
-from hostprep.linux.files import closing_fd, from_os_error
+from hostprep.linux.files import (
+    atomic_write,
+    closing_fd,
+    from_os_error,
+    open_beneath,
+    open_state_file,
+    read_limited,
+    remove_file,
+)
 from hostprep.linux.processes import sees_all_processes
-from hostprep.node.boot.host_files import HostFiles, not_ours, where_we_write
-from hostprep.node.boot.record import FILE_NAME, read_record, write_record
 from hostprep.node.boot.script import boot_script, systemd_unit
-
-__all__ = ["UNIT", "BootUnit", "host_folder", "keep_boot_unit"]
 
 UNIT = "hostprep-boot.service"
 _SCRIPTS = "etc/hostprep"
@@ -28,11 +33,22 @@ _WANTS = f"{_UNITS}/multi-user.target.wants"
 _TARGET = f"/{_UNITS}/{UNIT}"
 _OF_FILES = ("NoPermission", "ReadOnly", "NoSpace", "BadRoot", "Failed")
 _BY_HAND = "or put the script on the node yourself: hostprep boot --script"
+_MARK = "# Kept by the Hostprep agent, which changes and removes it: what you edit here is lost.\n"
+_MAX_BYTES = 1 << 20
+_NO_FILE_OF_OURS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV)
+"""What open(2) says of a path at which no regular file can be opened without following a link."""
+_RECORD_NAME = "boot-scripts"
+"""In the agent's state folder, which outlives the boot: one pool a line.
+
+An agent without hostPID sees neither the scripts nor the unit that an earlier one with it wrote,
+and they reserve pages at every boot. The record is written after the scripts, from what stands on
+the node: each sync that reaches the node corrects it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class BootUnit:
-    """What the node will do at its next boot, and what stood in the way of more."""
+    """What the node will do at its next boot, and what failed."""
 
     pools: tuple[str, ...] = ()
     """Whose scripts the unit runs, in that order."""
@@ -60,7 +76,7 @@ def host_folder() -> str:
     return "/proc/1/root"
 
 
-def keep_boot_unit(
+def sync_boot_unit(
     wanted: Sequence[PoolSpec],
     unwanted: Collection[str],
     *,
@@ -68,63 +84,62 @@ def keep_boot_unit(
     host: str | None = None,
     state: str | None = None,
 ) -> BootUnit:
-    """Have the scripts of `wanted` and the unit on the node, those of `unwanted` removed.
+    """Write the scripts of `wanted` and the unit to the node, and remove those of `unwanted`.
 
-    Scripts of pools in neither stay. Nothing is written that is right already. Never raises: what
-    could not be done is in the result, pool by pool. `host` is the node's root folder, found by
+    Scripts of pools in neither stay. Files that are right are not written again. Never raises:
+    failures are in the result, pool by pool. `host` is the node's root folder, found by
     `host_folder` if it is None. `state` is the agent's state folder: where the node cannot be
-    reached, what it remembers tells which of `unwanted` have a script there still.
+    reached, its record names those of `unwanted` that may still have a script there.
     """
     if not wanted and not unwanted:
         return BootUnit()
     try:
-        with contextlib.ExitStack() as stack:
-            keeper = _Keeper(HostFiles(_open_host(stack, host or host_folder())), root, state)
-            return keeper.keep(sorted(wanted, key=lambda spec: -spec.priority), unwanted)
+        fd = os.open(host or host_folder(), os.O_RDONLY | os.O_DIRECTORY)
+        with closing_fd(fd):
+            sync = _BootUnitSync(_HostFiles(fd), root, state)
+            return sync.run(sorted(wanted, key=lambda spec: -spec.priority), unwanted)
     except (HostprepError, OSError) as error:
-        failures = [(spec.name, _said(_ours(error))) for spec in wanted]
-        left = sorted(read_record(state).intersection(unwanted))
-        failures += [(name, _left_behind(name, _ours(error), str(state))) for name in left]
+        failures = [(spec.name, _with_remedy(_as_hostprep_error(error))) for spec in wanted]
+        left = sorted(_read_record(state).intersection(unwanted))
+        failures += [
+            (name, _left_behind(name, _as_hostprep_error(error), str(state))) for name in left
+        ]
         return BootUnit(failures=tuple(failures))
 
 
-def _open_host(stack: contextlib.ExitStack, host: str) -> int:
-    return stack.enter_context(closing_fd(os.open(host, os.O_RDONLY | os.O_DIRECTORY)))
-
-
 @dataclass
-class _Keeper:
+class _BootUnitSync:
     """One pass over the node's files, below an open folder that is its root."""
 
-    files: HostFiles
+    files: _HostFiles
     root: str
     state: str | None = None
     _failures: dict[str, str] = field(default_factory=dict)
 
-    def keep(self, wanted: Sequence[PoolSpec], unwanted: Collection[str]) -> BootUnit:
+    def run(self, wanted: Sequence[PoolSpec], unwanted: Collection[str]) -> BootUnit:
         names = [spec.name for spec in wanted]
-        with self._failing_for(*names):
+        with self._failures_of(*names):
             if wanted:
                 self._check_systemd()
             for spec in wanted:
                 self._write_script(spec)
         for name in unwanted:
-            with self._failing_for(name):
+            with self._failures_of(name):
                 self.files.remove_ours(_SCRIPTS, f"{name}.sh")
         kept: list[str] = []
-        with self._failing_for(*(names or unwanted)):
+        with self._failures_of(*(names or unwanted)):
             kept = self._kept(names)
-            write_record(self.state, kept)
+            _write_record(self.state, kept)
             self._write_unit(kept) if kept else self._remove_unit()
         return BootUnit(tuple(kept), tuple(self._failures.items()))
 
     @contextlib.contextmanager
-    def _failing_for(self, *pools: str) -> Iterator[None]:
+    def _failures_of(self, *pools: str) -> Iterator[None]:
         try:
             yield
         except (HostprepError, OSError) as error:
             for pool in pools:
-                self._failures.setdefault(pool, _said(_ours(error)))
+                self._failures.setdefault(pool, _with_remedy(_as_hostprep_error(error)))
 
     def _check_systemd(self) -> None:
         try:
@@ -136,7 +151,7 @@ class _Keeper:
             ) from None
 
     def _write_script(self, spec: PoolSpec) -> None:
-        with self._failing_for(spec.name):
+        with self._failures_of(spec.name):
             text = boot_script(spec, root=self.root)
             self.files.write_ours(_SCRIPTS, f"{spec.name}.sh", text)
 
@@ -148,13 +163,13 @@ class _Keeper:
                 try:
                     os.symlink(_TARGET, UNIT, dir_fd=folder)
                 except FileExistsError:
-                    raise not_ours(f"{_WANTS}/{UNIT}") from None
+                    raise _not_ours(f"{_WANTS}/{UNIT}") from None
                 os.fsync(folder)
 
     def _remove_unit(self) -> None:
-        if not self.files.is_anothers(_UNITS, UNIT):
+        if not self.files.is_foreign(_UNITS, UNIT):
             # Where a link leads elsewhere on the way (NixOS), nothing of ours was ever put.
-            with where_we_write(), closing_fd(self.files.open(_WANTS)) as folder:
+            with _ours_only(), closing_fd(self.files.open(_WANTS)) as folder:
                 if _link(folder) == _TARGET:
                     os.unlink(UNIT, dir_fd=folder)
         self.files.remove_ours(_UNITS, UNIT)
@@ -166,20 +181,20 @@ class _Keeper:
         Raises OSError: what cannot be read is not taken for missing, or the unit would go.
         """
         files: list[str] = []
-        with where_we_write(), closing_fd(self.files.open(_SCRIPTS)) as folder:
+        with _ours_only(), closing_fd(self.files.open(_SCRIPTS)) as folder:
             files = [name for name in sorted(os.listdir(folder)) if name.endswith(".sh")]
         ours = [file[:-3] for file in files if self.files.is_ours(_SCRIPTS, file)]
         return [*(n for n in names if n in ours), *(n for n in ours if n not in names)]
 
 
-def _ours(error: HostprepError | OSError) -> HostprepError:
+def _as_hostprep_error(error: HostprepError | OSError) -> HostprepError:
     if isinstance(error, HostprepError):
         return error
     return from_os_error(error, f"change {error.filename or 'the boot unit'}")
 
 
-def _said(error: HostprepError) -> str:
-    """Return why, with a remedy that fits: those of the files speak of --root."""
+def _with_remedy(error: HostprepError) -> str:
+    """Return why, with a remedy that fits: file errors name --root in theirs."""
     if error.reason in _OF_FILES:
         return f"{error.message}; let the agent write there, {_BY_HAND}"
     return str(error)
@@ -190,7 +205,7 @@ def _left_behind(pool: str, error: HostprepError, state: str) -> str:
     return (
         f"/{_SCRIPTS}/{pool}.sh may still reserve pages at every boot: {error.message}; give the"
         " agent agent.hostPID=true and agent.mode=privileged, or remove the script yourself, and"
-        f" then its line in {state}/{FILE_NAME}"
+        f" then its line in {state}/{_RECORD_NAME}"
     )
 
 
@@ -199,3 +214,167 @@ def _link(folder: int) -> str | None:
         return os.readlink(UNIT, dir_fd=folder)
     except OSError:
         return None
+
+
+class _NotOursError(NotReadyError):
+    """A file or link that is not the agent's is in the way."""
+
+
+def _not_ours(path: str) -> _NotOursError:
+    """Return the error for a path, relative to the node's root, that is not the agent's."""
+    return _NotOursError(
+        f"/{path} is not the agent's",
+        reason="ForeignFile",
+        remedy="move it away, or set boot: none",
+    )
+
+
+def _ours_only() -> contextlib.AbstractContextManager[None]:
+    """Skip folders that do not exist, or that are not the agent's to write to."""
+    return contextlib.suppress(FileNotFoundError, _NotOursError)
+
+
+@dataclass(frozen=True)
+class _HostFiles:
+    """The agent's own files below the node's root, an open folder; ours by their first line.
+
+    No link is followed on the way: below PID 1's root an absolute one would lead into the agent's
+    own container. Where a link is on the way, no file of ours can be.
+    """
+
+    root: int
+
+    def is_ours(self, folder: str, name: str) -> bool:
+        """Return whether a file there begins with our mark. Raises OSError."""
+        return (self._read(folder, name) or b"").startswith(_MARK.encode())
+
+    def is_foreign(self, folder: str, name: str) -> bool:
+        """Return whether something there is not ours. Raises OSError."""
+        try:
+            with closing_fd(self.open(folder)) as fd:
+                there = _exists(fd, name)
+        except (FileNotFoundError, _NotOursError):
+            return False
+        return there and not self.is_ours(folder, name)
+
+    def _read(self, folder: str, name: str) -> bytes | None:
+        """Return a file's bytes, None where there is no such file. Raises OSError.
+
+        Anything but a regular file, or a larger one than we write, has no bytes.
+        """
+        path = f"{folder}/{name}"
+        try:
+            fd = open_beneath(self.root, path, os.O_RDONLY | os.O_NONBLOCK)
+        except NotReadyError:  # a link
+            return b""
+        except OSError as error:
+            if error.errno in _NO_FILE_OF_OURS:
+                return None if error.errno == errno.ENOENT else b""
+            raise
+        with closing_fd(fd):
+            try:
+                return read_limited(fd, _MAX_BYTES)
+            except NotReadyError:
+                return b""
+
+    def write_ours(self, folder: str, name: str, text: str) -> None:
+        """Write our mark and `text` to a file, and make missing folders; no-op where it is right.
+
+        Raises NotReadyError where a foreign file is in the way, HostprepError, OSError.
+        """
+        data = (_MARK + text).encode()
+        before = self._read(folder, name)
+        if before == data:
+            return
+        if before is not None and not before.startswith(_MARK.encode()):
+            raise _not_ours(f"{folder}/{name}")
+        with closing_fd(self.open(folder, make=True)) as fd, _named(fd, f"/{folder}"):
+            atomic_write(f"/proc/self/fd/{fd}/{name}", data)
+
+    def remove_ours(self, folder: str, name: str) -> None:
+        """Remove a file if it is ours, and what a killed run left of one."""
+        unfinished = f".{name}.new"
+        with _ours_only(), closing_fd(self.open(folder)) as fd, _named(fd, f"/{folder}"):
+            # Looked for first: on a read-only file system unlink(2) refuses what is not there.
+            gone = [unfinished] if _exists(fd, unfinished) else []
+            gone += [name] if self.is_ours(folder, name) else []
+            for one in gone:
+                remove_file(f"/proc/self/fd/{fd}/{one}")
+            if gone:
+                os.fsync(fd)
+
+    def remove_if_empty(self, folder: str) -> None:
+        """Remove an empty folder."""
+        parent, _, name = folder.rpartition("/")
+        with contextlib.suppress(OSError), closing_fd(self.open(parent)) as fd:
+            os.rmdir(name, dir_fd=fd)
+
+    def open(self, folder: str, *, make: bool = False) -> int:
+        """Open a folder of the node, following no link: links there are relative to its root.
+
+        Raises _NotOursError for a link on the way, OSError.
+        """
+        try:
+            return open_beneath(self.root, folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            if not make:
+                raise
+        except NotReadyError as error:
+            raise _not_ours(folder) from error
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise _not_ours(folder) from error
+            raise
+        parent, _, name = folder.rpartition("/")
+        with closing_fd(self.open(parent, make=True) if parent else os.dup(self.root)) as fd:
+            try:
+                os.mkdir(name, 0o755, dir_fd=fd)
+            except OSError as error:
+                raise from_os_error(error, f"make /{folder}") from error
+        return open_beneath(self.root, folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+@contextlib.contextmanager
+def _named(fd: int, folder: str) -> Iterator[None]:
+    """Put the folder's real path into errors."""
+    try:
+        yield
+    except HostprepError as error:
+        error.message = error.message.replace(f"/proc/self/fd/{fd}", folder)
+        raise
+
+
+def _exists(folder: int, name: str) -> bool:
+    try:
+        os.lstat(name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _read_record(folder: str | None) -> frozenset[str]:
+    """Return the pools whose scripts stood on the node when it was last reached; none if unknown.
+
+    `folder` is the agent's state folder, or None where there is none.
+    """
+    if folder is None:
+        return frozenset()
+    try:
+        with closing_fd(open_state_file(f"{folder}/{_RECORD_NAME}", os.O_RDONLY)) as fd:
+            return frozenset(read_limited(fd, _MAX_BYTES).decode("utf-8", "replace").split())
+    except (HostprepError, OSError):
+        return frozenset()
+
+
+def _write_record(folder: str | None, pools: Collection[str]) -> None:
+    """Record which pools have a script, if that changed.
+
+    A full or read-only disk is no failure of the boot unit: the next sync tries again.
+    """
+    if folder is None or _read_record(folder) == frozenset(pools):
+        return
+    text = "".join(f"{name}\n" for name in sorted(pools))
+    try:
+        atomic_write(f"{folder}/{_RECORD_NAME}", text.encode(), mode=0o600)
+    except HostprepError:
+        return

@@ -13,10 +13,8 @@ from hostprep.backing import KIB, MIB, Backing
 from hostprep.errors import BadInputError
 from hostprep.paths import check_pool_name
 
-__all__ = ["boot_script", "systemd_unit"]
-
 _SAFE_PATH = re.compile(r"/[A-Za-z0-9._+/-]*[A-Za-z0-9._+-]", re.ASCII)
-_PARTS = ("1-look.sh", "2-reserve.sh", "3-finish.sh")
+_PARTS = ("1-observe.sh", "2-reserve.sh", "3-finish.sh")
 _MILLIONTHS_PER_PERCENT = 10_000
 
 _HEAD = """\

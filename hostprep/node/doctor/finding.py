@@ -1,4 +1,4 @@
-"""What the doctor says: one finding, with what to do about it."""
+"""A finding of the doctor, with its remedy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hostprep.node.facts import Facts
-
-__all__ = ["NOTHING_TO_DO", "Check", "Finding", "Severity", "all_well", "worst_first"]
 
 NOTHING_TO_DO = "nothing to do"
 
@@ -19,11 +17,11 @@ class Severity(StrEnum):
     ERROR = "error"
     """Memory cannot be prepared, or not as asked for."""
     WARNING = "warning"
-    """It can, but slower, in fewer ways, or at somebody's cost."""
+    """It can, but slower, in fewer ways, or at others' cost."""
     INFO = "info"
     """Worth knowing."""
     OK = "ok"
-    """Looked at and fine."""
+    """Checked and fine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class Finding:
 
 
 Check = Callable[[Facts], Iterable[Finding]]
-"""Looks at one thing. Yields nothing only where there is nothing to look at."""
+"""Checks one thing. Yields nothing only where there is nothing to check."""
 
 _ORDER = tuple(Severity)
 

@@ -1,17 +1,31 @@
-"""GPUs: where they sit, and whether there is memory beside them."""
+"""GPUs: where they sit, the memory beside them, and registering with CUDA."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from hostprep.node.doctor.finding import Finding, Severity, all_well
+from hostprep.api.pool_spec import PoolSpec
+from hostprep.backing import GIB, MIB
+from hostprep.cuda.chunks import ChunkPolicy
+from hostprep.cuda.cost import registration_cost
+from hostprep.cuda.known_issues import known_faults, parse_driver_version
+from hostprep.node.doctor.finding import NOTHING_TO_DO, Finding, Severity, all_well
 from hostprep.node.facts import Facts, Gpu, NumaNode
+from hostprep.node.observe.gpus import CudaFacts, NvidiaFacts
+from hostprep.node.plan import plan
 from hostprep.units import format_bytes
-
-__all__ = ["check_gpus"]
 
 _SHORT = 0.1
 """Of a node's memory free or reclaimable: below it there is hardly anything to prepare."""
+_NAME = "register"
+_NVIDIA = 0x10DE
+_LARGEST_CALL_BYTES = ChunkPolicy.most_bytes
+"""Of our own registrations."""
+_OTHER_CHECKS = frozenset({"LongTermPinLimit", "LargeArmPages"})
+"""Faults that the checks `kernel` and `base-pages` report."""
+_COSTLY_SHARE = 0.25
+"""Of the memory that is available now: a cost worth a warning."""
 
 
 def check_gpus(facts: Facts) -> Iterator[Finding]:
@@ -68,3 +82,146 @@ def _without_driver(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
         what = f"no driver is bound to GPU {', '.join(bare)}: no engine can register with it"
         remedy = "modprobe nvidia (or amdgpu); in a cluster see the GPU operator's driver pods"
         yield Finding(Severity.WARNING, "gpus", what, remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    """What would be registered: a pool, or an example."""
+
+    name: str
+    size_bytes: int
+    page_bytes: int
+
+
+def check_registering(
+    facts: Facts, nvidia: NvidiaFacts, specs: Sequence[PoolSpec] = ()
+) -> Iterator[Finding]:
+    """Report what engines meet that register the pools with CUDA here. Pure: opens no file."""
+    if nvidia.module is None:
+        yield _no_driver(facts)
+        return
+    yield from _driver(nvidia)
+    if nvidia.cuda is not None:
+        yield from _devices(nvidia.cuda)
+    if any(device.uses_host_page_tables for device in (nvidia.cuda or CudaFacts()).devices):
+        return  # nothing is locked and no table is made there: no cost, and no limit
+    wanted = _wanted(facts, specs)
+    for one in wanted or (_Registered("for every 100 GiB", 100 * GIB, 2 * MIB),):
+        yield _cost(facts, nvidia, one)
+    yield from _faults(facts, nvidia, wanted)
+
+
+def _no_driver(facts: Facts) -> Finding:
+    vendors = {gpu.vendor_id for gpu in facts.gpus}
+    if _NVIDIA in vendors:
+        why = "no NVIDIA driver is loaded"
+        remedy = "modprobe nvidia; in a cluster see the GPU operator's driver pods"
+    elif vendors:
+        why, remedy = "its GPUs are AMD's", "leave --gpu out; ROCm registers by calls of its own"
+    else:
+        why, remedy = "there is no NVIDIA GPU and no driver", "leave --gpu out on such a node"
+    what = f"nothing can be registered with CUDA on this node: {why}"
+    return Finding(Severity.ERROR, _NAME, what, remedy)
+
+
+def _driver(nvidia: NvidiaFacts) -> Iterator[Finding]:
+    version = parse_driver_version(nvidia.module)
+    if version is None:
+        what = f"the NVIDIA driver's release cannot be told ({nvidia.module}): held for a new one"
+        yield Finding(Severity.WARNING, _NAME, what, "see: cat /proc/driver/nvidia/version")
+    else:
+        kind = {True: ", open kernel module", False: ", proprietary module", None: ""}
+        release = ".".join(str(part).zfill(2) for part in version)
+        yield all_well(_NAME, f"NVIDIA driver {release}{kind[nvidia.is_open]}")
+    if nvidia.translated:
+        where = ", ".join(nvidia.translated)
+        what = f"an IOMMU translates for GPU {where}: its tables are filled for all that registers"
+        remedy = "iommu=pt on the kernel's command line, unless a virtual machine needs it"
+        yield Finding(Severity.INFO, _NAME, what, remedy)
+
+
+def _devices(cuda: CudaFacts) -> Iterator[Finding]:
+    if cuda.problem:
+        what = f"CUDA could not be asked about its devices from here: {cuda.problem}"
+        yield Finding(Severity.INFO, _NAME, what, cuda.remedy)
+    for number, device in enumerate(cuda.devices):
+        named = f"GPU {number} ({device.name}, {format_bytes(device.total_bytes)})"
+        if device.uses_host_page_tables:
+            what = f"{named} uses the host's page tables: registering is skipped, and not needed"
+            yield Finding(Severity.INFO, _NAME, what, NOTHING_TO_DO)
+        elif not device.host_register_supported:
+            what = f"{named} cannot register host memory"
+            remedy = "the engine copies through its own buffers there; see: nvidia-smi -q"
+            yield Finding(Severity.ERROR, _NAME, what, remedy)
+        else:
+            yield all_well(_NAME, f"{named} registers host memory")
+
+
+def _wanted(facts: Facts, specs: Sequence[PoolSpec]) -> tuple[_Registered, ...]:
+    """Return the pools that are asked for, or those that are held."""
+    if specs:
+        return tuple(
+            _Registered(pool.name, pool.planned_bytes, min(b.page_bytes for b in pool.backings))
+            for pool in plan(specs, facts).pools
+            if pool.planned_bytes and pool.backings
+        )
+    return tuple(
+        _Registered(
+            pool.name,
+            sum(region.size_bytes for region in pool.regions),
+            min(region.backing.page_bytes for region in pool.regions),
+        )
+        for pool in facts.pools
+        if pool.regions
+    )
+
+
+def _cost(facts: Facts, nvidia: NvidiaFacts, wanted: _Registered) -> Finding:
+    """Slices are what Hostprep's engines register; all of it is what others do (FlexKV #259)."""
+    ranks = max(1, sum(gpu.vendor_id == _NVIDIA for gpu in facts.gpus))
+    slice_bytes = -(-wanted.size_bytes // ranks // wanted.page_bytes) * wanted.page_bytes
+    base = facts.memory.page_bytes
+    slices, full = (
+        registration_cost(
+            size,
+            page_bytes=wanted.page_bytes,
+            processes=ranks,
+            driver_version=nvidia.module,
+            base_page_bytes=base,
+        )
+        for size in (max(slice_bytes, wanted.page_bytes), wanted.size_bytes)
+    )
+    what = (
+        f"{wanted.name}: registering takes {format_bytes(slices.vram_bytes_per_gpu)} of each GPU "
+        f"and {format_bytes(slices.kernel_bytes)} of the kernel's memory"
+    )
+    if ranks > 1:
+        what += (
+            f" if each of {ranks} ranks registers its slice; "
+            f"{format_bytes(full.vram_bytes_per_gpu)} and {format_bytes(full.kernel_bytes)} if "
+            "each registers all"
+        )
+    if full.kernel_bytes > facts.memory.available_bytes * _COSTLY_SHARE:
+        remedy = "register slices only, and leave that much unprepared"
+        return Finding(Severity.WARNING, _NAME, what, remedy)
+    return Finding(Severity.INFO, _NAME, f"{what} (reckoned)", NOTHING_TO_DO)
+
+
+def _faults(
+    facts: Facts, nvidia: NvidiaFacts, wanted: tuple[_Registered, ...]
+) -> Iterator[Finding]:
+    sizes = [one.size_bytes for one in wanted]
+    found = known_faults(
+        size_bytes=max(sizes, default=facts.memory.total_bytes),
+        chunk_bytes=_LARGEST_CALL_BYTES,
+        kernel_release=facts.kernel.release,
+        driver_version=nvidia.module,
+        arch=facts.kernel.arch,
+        base_page_bytes=facts.memory.page_bytes,
+    )
+    shown = [fault for fault in found if fault.name not in _OTHER_CHECKS]
+    for fault in shown:
+        yield Finding(Severity(fault.severity), _NAME, fault.what, fault.remedy)
+    if not shown:
+        chunk = format_bytes(_LARGEST_CALL_BYTES)
+        yield all_well(_NAME, f"no known fault meets registrations of {chunk} at a time here")

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hostprep.linux.namespaces import HOST_CGROUP_NAMESPACE, first_cgroup_namespace
 from hostprep.linux.procfs import parse_int
 from hostprep.node.facts import CgroupFacts
+from hostprep.node.observe.host import HostRoot, Warn
 from hostprep.node.observe.mounts import MountEntry, below, observe_mount_entries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from hostprep.node.observe.host import HostRoot, Warn
-
-__all__ = ["Hierarchy", "observe_cgroup", "parse_own_paths"]
 
 _INIT_NAMESPACE = f"cgroup:[{HOST_CGROUP_NAMESPACE}]"
 _NO_LIMIT = 1 << 62
@@ -55,8 +49,8 @@ def observe_cgroup(
 ) -> CgroupFacts:
     """Return where memory that this process touches is charged; version 0 if that is not known.
 
-    From within a cgroup namespace neither the path nor the limits above can be seen: it is left
-    for the look, where this process may.
+    Neither the path nor the limits above can be seen from within a cgroup namespace: this process
+    leaves it meanwhile, where it may.
     """
     namespace = host.link("/proc/self/ns/cgroup")
     namespaced = namespace is not None and namespace != _INIT_NAMESPACE
@@ -66,7 +60,7 @@ def observe_cgroup(
         crossed = False
         with contextlib.suppress(OSError):
             crossed = stack.enter_context(first_cgroup_namespace())
-        if crossed:  # the roots of the mounts look different from there
+        if crossed:  # the roots of the mounts differ there
             entries = observe_mount_entries(host, warn)
         return _observe(host, entries, euid, warn, namespaced=not crossed)
 

@@ -1,4 +1,4 @@
-"""What a rank board beside a region tells of its engine's gate, for status and the agent."""
+"""An engine's gate as the rank board beside its region shows it, for status and the agent."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from hostprep.cuda.board_view import BoardView, look
 from hostprep.cuda.gate import Verdict, judge
 from hostprep.paths import PoolPaths
 
-__all__ = ["SeenGate", "see_gate"]
-
 
 @dataclass(frozen=True, slots=True)
-class SeenGate:
+class GateObservation:
     """One engine's gate, as its board shows it now."""
 
     state: str
@@ -26,11 +24,11 @@ class SeenGate:
 
     @property
     def is_announced(self) -> bool:
-        """Whether the engine's own gate said so: that is final."""
+        """Whether the engine's own gate announced it: that is final."""
         return self.view.gate is not None
 
 
-def see_gate(paths: PoolPaths, region: str, *, leased: bool) -> SeenGate:
+def observe_gate(paths: PoolPaths, region: str, *, leased: bool) -> GateObservation:
     """Return the gate of the present or last run at a region; changes nothing.
 
     Raises NotReadyError where there is no board (NoBoard), or none that can be understood
@@ -39,7 +37,7 @@ def see_gate(paths: PoolPaths, region: str, *, leased: bool) -> SeenGate:
     view = look(paths.board(region))
     verdict = _verdict(view)
     is_running = view.alive or (leased and _is_of_lease(paths, region, view))
-    return SeenGate(verdict.state, verdict.why, is_running, view)
+    return GateObservation(verdict.state, verdict.why, is_running, view)
 
 
 def _verdict(view: BoardView) -> Verdict:

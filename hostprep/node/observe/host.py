@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from hostprep.linux.procfs import parse_int
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["HostRoot", "Warn"]
 
 Warn: TypeAlias = "Callable[[str], None]"
 """Takes one sentence about what could not be seen; never raises."""
@@ -65,7 +61,7 @@ class HostRoot:
         return os.path.exists(self.at(path))
 
     def link(self, path: str) -> str | None:
-        """Return what a symbolic link says, unresolved."""
+        """Return the target of a symbolic link, unresolved."""
         try:
             return os.readlink(self.at(path))
         except (OSError, ValueError):

@@ -1,26 +1,14 @@
-"""Mounts, from /proc/PID/mountinfo (format: proc(5))."""
+"""Mounts, from /proc/PID/mountinfo (format: proc(5)), and the folder that all pools live in."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from hostprep.node.facts import Mount
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hostprep.node.observe.host import HostRoot, Warn
-
-__all__ = [
-    "MountEntry",
-    "below",
-    "observe_mount_entries",
-    "parse_mountinfo_line",
-    "relevant_mounts",
-    "unescape",
-]
+from hostprep.node.facts import Mount, RootFacts
+from hostprep.node.observe.host import HostRoot, Warn
 
 _MEMORY_TYPES = frozenset({"hugetlbfs", "tmpfs", "cgroup", "cgroup2"})
 _ESCAPE = re.compile(r"\\([0-3][0-7]{2})", re.ASCII)
@@ -93,3 +81,55 @@ def parse_mountinfo_line(line: str) -> MountEntry | None:
 def unescape(field: str) -> str:
     r"""Undo the kernel's octal escapes: space is \040, the backslash itself \134."""
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), field)
+
+
+def observe_root(root: str, warn: Warn) -> RootFacts:
+    """Return what the root folder is, or can become."""
+    path = os.path.abspath(root)
+    nearest = nearest_existing(path)
+    entries = observe_mount_entries(HostRoot(), warn)
+    return RootFacts(
+        path=path,
+        exists=os.path.lexists(path),
+        fs_type=fs_type_of(nearest, entries),
+        writable=os.path.isdir(nearest)
+        and os.access(nearest, os.W_OK | os.X_OK, effective_ids=True),
+        free_bytes=_free_bytes(nearest, warn),
+        nearest_path=nearest,
+        is_symlink=os.path.islink(path),
+    )
+
+
+def nearest_existing(path: str) -> str:
+    """Return the path, or the deepest of its parents that exists; a dangling link does not."""
+    while not os.path.exists(path) and path != "/":
+        path = os.path.dirname(path)
+    return path
+
+
+def fs_type_of(path: str, entries: tuple[MountEntry, ...]) -> str:
+    """Return the type of the file system that an existing path is on; `unknown` if none fits.
+
+    The deepest mount above the path that has its device; the deepest one if none has (btrfs
+    shows another device to stat than to mountinfo). Of two at one path the later hides the other.
+    """
+    real = os.path.realpath(path)
+    above = [entry.mount for entry in entries if below(real, entry.mount.path)]
+    try:
+        status = os.stat(real)
+    except OSError:
+        return "unknown"
+    device = (os.major(status.st_dev), os.minor(status.st_dev))
+    candidates = [mount for mount in above if mount.device == device] or above
+    if not candidates:
+        return "unknown"
+    return max(enumerate(candidates), key=lambda item: (len(item[1].path), item[0]))[1].fs_type
+
+
+def _free_bytes(path: str, warn: Warn) -> int:
+    try:
+        status = os.statvfs(path)
+    except OSError as error:
+        warn(f"free space at {path} is unknown: {error.strerror}")
+        return 0
+    return status.f_bavail * status.f_frsize

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from hostprep.node.facts import (
     CgroupFacts,
@@ -17,21 +18,20 @@ from hostprep.node.facts import (
 )
 from hostprep.node.observe.cgroups import observe_cgroup
 from hostprep.node.observe.gpus import observe_gpus
-from hostprep.node.observe.hugepages import observe_huge_page_totals
-from hostprep.node.observe.kernel import observe_kernel, observe_page_bytes
-from hostprep.node.observe.memory import observe_memory
-from hostprep.node.observe.mounts import MountEntry, observe_mount_entries, relevant_mounts
-from hostprep.node.observe.numa import observe_nodes
-from hostprep.node.observe.process import observe_process
-from hostprep.node.observe.rootfolder import observe_root
-from hostprep.node.observe.thp import observe_thp
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hostprep.node.observe.host import HostRoot
-
-__all__ = ["Probes", "observe"]
+from hostprep.node.observe.host import HostRoot
+from hostprep.node.observe.kernel import observe_kernel, observe_page_bytes, observe_process
+from hostprep.node.observe.memory import (
+    observe_huge_page_totals,
+    observe_memory,
+    observe_nodes,
+    observe_thp,
+)
+from hostprep.node.observe.mounts import (
+    MountEntry,
+    observe_mount_entries,
+    observe_root,
+    relevant_mounts,
+)
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class Probes:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What was said so far, each once, in order."""
+        """The warnings so far, each once, in order."""
         return tuple(self._warnings)
 
     def warn(self, message: str) -> None:

@@ -1,4 +1,4 @@
-"""What the pools' folders hold now: regions, leases, records, whether the handoff is right."""
+"""What the pools' folders hold now: regions, leases, ledgers, whether the handoff is right."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from hostprep.api.placement import Placement
 from hostprep.api.slot_layout import layout_text
-from hostprep.backing import GIB, Backing
+from hostprep.backing import Backing
 from hostprep.client.claim import claim_lock
 from hostprep.client.handoff import Handoff, Region
 from hostprep.client.handoff_reader import read_handoff
@@ -20,12 +20,10 @@ from hostprep.errors import HostprepError
 from hostprep.linux.files import open_folder
 from hostprep.linux.processes import may_scrub
 from hostprep.node.facts import Mount, PoolFacts, RegionFacts
-from hostprep.node.ledger import read_record
+from hostprep.node.ledger import read_ledger
 from hostprep.node.observe.host import HostRoot
 from hostprep.node.observe.mounts import observe_mount_entries
 from hostprep.paths import POOL_MARKS, PoolPaths, check_pool_name
-
-__all__ = ["as_region", "observe_pool", "observe_pools", "pool_names", "read_mounts"]
 
 _PART = ".part"
 
@@ -58,14 +56,14 @@ def pool_names(root: str) -> tuple[str, ...]:
 
 
 def _is_pool(folder: str) -> bool:
-    """Tell whether a folder is a pool's: the agent or the boot script left its mark in it."""
+    """Return whether a folder is a pool's: the agent or the boot script left its mark in it."""
     return any(os.path.lexists(f"{folder}/{mark}") for mark in POOL_MARKS)
 
 
 def observe_pool(
     paths: PoolPaths, mounts: tuple[Mount, ...] | None = None, *, repair: bool = True
 ) -> PoolFacts:
-    """Return the facts of one pool's folder. Only with `repair` lost locks are made anew."""
+    """Return the facts of one pool's folder. With `repair` lost lock files are made again."""
     mounts = read_mounts() if mounts is None else mounts
     own_mounts = tuple(entry for entry in mounts if os.path.dirname(entry.path) == paths.folder)
     handoff = _handoff(paths)
@@ -78,14 +76,14 @@ def observe_pool(
             for folder in _mem_folders(paths)
             for region in _Folder(paths, folder, own_mounts, handoff, repair).regions()
         )
-    record = read_record(paths)
+    ledger = read_ledger(paths)
     return PoolFacts(
         name=paths.pool,
-        boot_id=record.boot_id if record else None,
-        generation=record.generation if record else 0,
+        boot_id=ledger.boot_id if ledger else None,
+        generation=ledger.generation if ledger else 0,
         published=_is_published(handoff, regions),
         regions=regions,
-        taken=record.taken if record else (),
+        taken=ledger.taken if ledger else (),
         mounts=own_mounts,
     )
 
@@ -189,11 +187,8 @@ class _Folder:
         here = [entry for entry in self.mounts if entry.path == path]
         if not here:
             return Backing.BASE
-        if here[-1].fs_type == "hugetlbfs":
-            size = here[-1].option("pagesize") or ""
-            gigantic = size in ("1G", "1024M", str(GIB))
-            return Backing.HUGETLB_1GI if gigantic else Backing.HUGETLB_2MI
-        return Backing.THP if here[-1].option("huge") == "always" else Backing.BASE
+        other = Backing.HUGETLB_2MI if here[-1].fs_type == "hugetlbfs" else Backing.BASE
+        return here[-1].backing or other
 
     def _with_state(self, region: RegionFacts, owner_uid: int) -> RegionFacts:
         probe = as_region(region)
@@ -205,7 +200,12 @@ class _Folder:
             why = why_locked(self.paths, probe)
         sidecar = read_sidecar(self.paths, region.name)
         kept = not clean and sidecar is not None and sidecar.owner is not None
-        damage = self._damage(region)
+        published = self.handoff.region(region.name) if self.handoff else None
+        same = published if published and published.st_ino == region.inode else None
+        damage = _damage(region, published) or read_bad_mark(self.paths, region.name)
+        place_bytes = 0
+        if damage:
+            place_bytes = same.size_bytes if same else read_bad_size(self.paths, region.name)
         return replace(
             region,
             leased=why is not None,
@@ -213,30 +213,20 @@ class _Folder:
             scrubbable=scrubbable,
             retained=kept and not has_waiters(self.paths),
             damage=damage,
-            place_bytes=self._place_bytes(region) if damage else 0,
-            layout=self._layout(region),
+            place_bytes=place_bytes,
+            layout=layout_text(same.layout) if same and same.layout is not None else "",
         )
 
-    def _layout(self, region: RegionFacts) -> str:
-        promised = self.handoff.region(region.name) if self.handoff else None
-        if promised is None or promised.st_ino != region.inode or promised.layout is None:
-            return ""
-        return layout_text(promised.layout)
 
-    def _place_bytes(self, region: RegionFacts) -> int:
-        promised = self.handoff.region(region.name) if self.handoff else None
-        if promised is not None and promised.st_ino == region.inode:
-            return promised.size_bytes
-        return read_bad_size(self.paths, region.name)
-
-    def _damage(self, region: RegionFacts) -> str | None:
-        if region.resident_bytes < region.size_bytes or region.size_bytes == 0:
-            missing = region.size_bytes - region.resident_bytes
-            return f"lacks {missing} of {region.size_bytes} bytes of its memory"
-        promised = self.handoff.region(region.name) if self.handoff else None
-        if promised is not None and promised.st_ino == region.inode:
-            if promised.size_bytes != region.size_bytes:
-                return f"has {region.size_bytes} bytes, {promised.size_bytes} were published"
-        elif promised is not None:
-            return "is another file than the one published"
-        return read_bad_mark(self.paths, region.name)
+def _damage(region: RegionFacts, published: Region | None) -> str | None:
+    """Return why a region may not be handed out, from its own size and the published one."""
+    if region.resident_bytes < region.size_bytes or region.size_bytes == 0:
+        missing = region.size_bytes - region.resident_bytes
+        return f"lacks {missing} of {region.size_bytes} bytes of its memory"
+    if published is None:
+        return None
+    if published.st_ino != region.inode:
+        return "is another file than the one published"
+    if published.size_bytes != region.size_bytes:
+        return f"has {region.size_bytes} bytes, {published.size_bytes} were published"
+    return None

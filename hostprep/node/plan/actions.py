@@ -6,28 +6,8 @@ from dataclasses import dataclass
 
 from hostprep.api.placement import Placement
 from hostprep.backing import Backing
+from hostprep.errors import FailedError
 from hostprep.units import format_bytes
-
-__all__ = [
-    "Action",
-    "AdoptRegion",
-    "CreateRegion",
-    "DropHandoff",
-    "MakePool",
-    "MountMemory",
-    "PassedOver",
-    "Plan",
-    "PoolPlan",
-    "PublishHandoff",
-    "RemovePool",
-    "RemoveRegion",
-    "ReserveHugePages",
-    "ReturnHugePages",
-    "ScrubRegion",
-    "Shortfall",
-    "Unmet",
-    "UnmountMemory",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +153,7 @@ class CreateRegion(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubRegion(Action):
-    """Zero a dirty region that nobody holds."""
+    """Zero a dirty region that is not in use."""
 
     region: str
 
@@ -183,7 +163,7 @@ class ScrubRegion(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveRegion(Action):
-    """Delete a region that nobody holds; apply checks the lease again under the lock."""
+    """Delete a region that is not in use; apply checks the lease again under the lock."""
 
     region: str
     mount_dir: str
@@ -220,6 +200,16 @@ class Shortfall:
     why: str
     node_id: int | None = None
     """The one NUMA node that was short; None: all that the backing was to be on."""
+
+
+class ShortfallError(FailedError):
+    """Raised by apply where a backing is short of pages: plan again without it (on that node)."""
+
+    default_reason = "Shortfall"
+
+    def __init__(self, short: Shortfall) -> None:
+        super().__init__(f"{short.backing} for pool {short.pool}: {short.why}")
+        self.short = short
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,6 @@ from hostprep.backing import GIB, MIB
 from hostprep.node.facts import Facts, NumaNode
 from hostprep.node.plan.placement import eligible_nodes
 
-__all__ = ["Budget", "NodeBudget"]
-
 _GIGANTIC_BLOCK = 4 * MIB
 """The buddy allocator's largest block on x86: free runs for 1 GiB pages are made of these."""
 
@@ -74,7 +72,7 @@ class Budget:
 
     nodes: Mapping[int, NodeBudget]
     unreserved_pages: Mapping[int, int]
-    """Free huge pages of the whole machine that nobody has reserved (mmap without a fault)."""
+    """Free huge pages of the whole machine that are not reserved (mmap without a fault)."""
     hugetlb_limits: Mapping[int, int]
     """Bytes that our own cgroup may still be charged for, by page size, where it is limited."""
     tmpfs_limit_bytes: int | None
@@ -198,7 +196,7 @@ def _available_bytes(node: NumaNode) -> int:
     free -= sum(zone.low_watermark_bytes for zone in fixed)
     reclaimable = node.reclaimable_bytes
     if node.movable_bytes:
-        # Nothing says in which zone the file cache lies: no more of it than the others can hold.
+        # The file cache's zone is unknown: count no more of it than the other zones can hold.
         room = sum(zone.managed_bytes - zone.free_bytes for zone in fixed)
         reclaimable = min(reclaimable, max(0, room))
     return max(0, free + reclaimable)

@@ -1,4 +1,4 @@
-"""What must go, what stays and what is missing, for one pool and candidate backings."""
+"""Which regions stay, go and are missing, for one pool and candidate backings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from hostprep.backing import Backing
 from hostprep.node.facts import RegionFacts
 from hostprep.node.plan.placement import Layout, cut, granule_bytes, pages_per_node
 
-__all__ = ["Changes", "Removal", "Slot", "compute_changes", "damage_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Removal:
@@ -23,7 +21,7 @@ class Removal:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class PlannedRegion:
     """A region to be made, or one half made to be completed."""
 
     name: str
@@ -40,22 +38,22 @@ class Changes:
     kept: tuple[RegionFacts, ...] = ()
     removed: tuple[Removal, ...] = ()
     blocked: tuple[str, ...] = ()
-    new: tuple[Slot, ...] = ()
+    new: tuple[PlannedRegion, ...] = ()
     too_small: tuple[Placement, ...] = ()
     """Where a page of the candidate backing is more than what is missing."""
 
     def new_bytes(self, backing: Backing) -> int:
         """Return the size of the new regions of a backing."""
-        return sum(slot.size_bytes for slot in self.new if slot.backing is backing)
+        return sum(planned.size_bytes for planned in self.new if planned.backing is backing)
 
     def pages_per_node(
         self, backing: Backing, page_bytes: int, node_ids: tuple[int, ...]
     ) -> dict[int, int]:
         """Return the pages that the new regions of a backing take on each node."""
         need: dict[int, int] = {}
-        for slot in self.new:
-            if slot.backing is backing:
-                taken = pages_per_node(slot.size_bytes, page_bytes, slot.placement, node_ids)
+        for planned in self.new:
+            if planned.backing is backing:
+                taken = pages_per_node(planned.size_bytes, page_bytes, planned.placement, node_ids)
                 for node_id, pages in taken.items():
                     need[node_id] = need.get(node_id, 0) + pages
         return need
@@ -116,7 +114,7 @@ def compute_changes(
     unfinished = [region for region in regions if not region.finished]
     staying = {region.name for region in (*kept, *found.held_out)}
     new = _named(cuts, staying, unfinished, backings)
-    resumed = [slot.resumed for slot in new if slot.resumed is not None]
+    resumed = [planned.resumed for planned in new if planned.resumed is not None]
     removed += _leftovers(unfinished, resumed, regions)
     return Changes(tuple(kept), tuple(removed), tuple(blocked), new, tuple(too_small))
 
@@ -209,10 +207,10 @@ def _named(
     staying: set[str],
     unfinished: Sequence[RegionFacts],
     backings: Mapping[Placement, Backing],
-) -> tuple[Slot, ...]:
+) -> tuple[PlannedRegion, ...]:
     """Give each new region the name of a half-made one that matches, else the lowest free."""
     used = set(staying)
-    slots: list[Slot] = []
+    planned_regions: list[PlannedRegion] = []
     for placement, size in cuts:
         resumed = next(
             (
@@ -227,8 +225,8 @@ def _named(
         )
         name = resumed.name if resumed else _free_name(placement, used)
         used.add(name)
-        slots.append(Slot(name, placement, size, backings[placement], resumed))
-    return tuple(slots)
+        planned_regions.append(PlannedRegion(name, placement, size, backings[placement], resumed))
+    return tuple(planned_regions)
 
 
 def _free_name(placement: Placement, used: set[str]) -> str:

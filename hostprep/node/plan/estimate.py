@@ -1,7 +1,7 @@
 """What a plan costs: seconds, threads, and each engine process's page tables.
 
-The constants are measurements, so that a plan says minutes where it takes minutes; nothing is
-decided by them. Populating: the kernel clears pages at 10 GiB/s and more a core in blocks of
+The constants are measurements, so that a plan's times are right to an order of magnitude; no
+decision rests on them. Populating: the kernel clears pages at 10 GiB/s and more a core in blocks of
 2 MiB (docs/benchmarks: 16 to 22 on an EPYC of 2024; QEMU's preallocation: 1 to 4 on older ones),
 and at 2 to 4 GiB/s a core in pages of 4 KiB.
 """
@@ -11,15 +11,6 @@ from __future__ import annotations
 from hostprep.api.placement import Placement
 from hostprep.backing import GIB, Backing
 from hostprep.node.facts import NumaNode, ProcessFacts, RegionFacts
-
-__all__ = [
-    "cpus_for",
-    "page_table_bytes",
-    "populate_s",
-    "reserve_s",
-    "scrub_s",
-    "threads_for",
-]
 
 _HUGE_BYTES_PER_S = 8 * GIB
 """A thread clearing pages of 2 MiB or 1 GiB."""

@@ -9,23 +9,46 @@ from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.api.reserve import reserve_of
 from hostprep.backing import Backing
 from hostprep.errors import BadInputError
-from hostprep.node.facts import Facts, PoolFacts
-from hostprep.node.plan.actions import Action, Plan, PoolPlan, Shortfall, Unmet
-from hostprep.node.plan.backings import Choice, choose, unmet
+from hostprep.node.facts import Facts, LedgerEntry, PoolFacts, RegionFacts
+from hostprep.node.plan import estimate
+from hostprep.node.plan.actions import (
+    Action,
+    AdoptRegion,
+    CreateRegion,
+    DropHandoff,
+    MakePool,
+    MountMemory,
+    Plan,
+    PoolPlan,
+    PublishHandoff,
+    RemovePool,
+    RemoveRegion,
+    ReserveHugePages,
+    ReturnHugePages,
+    ScrubRegion,
+    Shortfall,
+    Unmet,
+    UnmountMemory,
+)
+from hostprep.node.plan.backings import Choice, choose, pins_with_noswap, takes_large_folios, unmet
 from hostprep.node.plan.capacity import Budget
-from hostprep.node.plan.changes import Changes, damage_of
+from hostprep.node.plan.changes import Changes, PlannedRegion, damage_of
+from hostprep.node.plan.context import Candidate, PlanContext, free_regions, return_pages
 from hostprep.node.plan.estimate import page_table_bytes
-from hostprep.node.plan.freeing import free_regions, return_pages
-from hostprep.node.plan.placement import Layout, eligible_nodes, lay_out
-from hostprep.node.plan.question import Offer, Question
-from hostprep.node.plan.steps import present_steps, release_steps
+from hostprep.node.plan.placement import (
+    Layout,
+    eligible_nodes,
+    emptied,
+    folders,
+    folders_for,
+    lay_out,
+    right_layouts,
+)
 from hostprep.units import format_bytes
-
-__all__ = ["plan"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class _PlannedPool:
     pool: PoolPlan
     budget: Budget
     actions: tuple[Action, ...] = ()
@@ -37,11 +60,11 @@ def plan(
     *,
     shortfalls: Sequence[Shortfall] = (),
 ) -> Plan:
-    """Return what leads from the facts to the specs. Opens no file, reads no clock.
+    """Return the actions that lead from the facts to the specs. Opens no file, reads no clock.
 
-    Pools to be released come first, for their memory serves the others; then higher priorities
-    first, then by name. Pools of the facts that no spec names are left alone. `shortfalls`: what
-    apply tried in this run and found short; it is passed over.
+    Pools to be released come first, for their memory serves the others; then by priority, then by
+    name. Pools without a spec are left alone. `shortfalls` are the backings that apply found short
+    in this run: they are passed over.
 
     Raises BadInputError when two specs have one name.
     """
@@ -53,13 +76,13 @@ def plan(
     pools: list[PoolPlan] = []
     for spec in sorted(specs, key=_order):
         if spec.state is PoolState.ABSENT:
-            outcome = _release(spec, facts, budget)
+            result = _release(spec, facts, budget)
         else:
             found_short = [short for short in shortfalls if short.pool == spec.name]
-            outcome = _provide(spec, facts, budget, found_short)
-        actions += outcome.actions
-        pools.append(outcome.pool)
-        budget = outcome.budget
+            result = _provide(spec, facts, budget, found_short)
+        actions += result.actions
+        pools.append(result.pool)
+        budget = result.budget
     return Plan(actions=tuple(actions), pools=tuple(pools))
 
 
@@ -78,13 +101,13 @@ def _wanted_bytes(spec: PoolSpec, facts: Facts, layout: Layout | Unmet) -> int:
 
 def _provide(
     spec: PoolSpec, facts: Facts, budget: Budget, shortfalls: Sequence[Shortfall]
-) -> _Outcome:
+) -> _PlannedPool:
     layout = lay_out(spec, facts)
     wanted = _wanted_bytes(spec, facts, layout)
     pool = facts.pool(spec.name)
     if isinstance(layout, Unmet):
-        return _Outcome(_unmet_pool(spec.name, wanted, pool, layout), budget)
-    question = Question(
+        return _PlannedPool(_unmet_pool(spec.name, wanted, pool, layout), budget)
+    context = PlanContext(
         spec=spec,
         facts=facts,
         pool=pool,
@@ -92,33 +115,35 @@ def _provide(
         budget=budget.keeping(reserve_of(spec.reserve_bytes, facts.memory.total_bytes)),
         shortfalls=shortfalls,
     )
-    choice = choose(question, wanted)
-    problem = _problem(question, wanted, choice)
-    if problem is not None or choice.offer is None:
-        problem = problem or unmet(question, wanted, choice)
-        outcome = _unmet_pool(spec.name, wanted, pool, problem)
+    choice = choose(context, wanted)
+    problem = _problem(context, wanted, choice)
+    if problem is not None or choice.candidate is None:
+        problem = problem or unmet(context, wanted, choice)
+        result = _unmet_pool(spec.name, wanted, pool, problem)
         notes = layout.notes
-        return _Outcome(replace(outcome, passed_over=choice.passed_over, notes=notes), budget)
-    summary = _summary(question, wanted, choice.offer)
+        return _PlannedPool(replace(result, passed_over=choice.passed_over, notes=notes), budget)
+    summary = _summary(context, wanted, choice.candidate)
     summary = replace(summary, passed_over=choice.passed_over)
-    return _Outcome(summary, choice.offer.budget, present_steps(question, choice.offer))
+    return _PlannedPool(
+        summary, choice.candidate.budget, _prepare_actions(context, choice.candidate)
+    )
 
 
-def _problem(question: Question, wanted: int, choice: Choice) -> Unmet | None:
-    """Return what stands in the way whatever the backing."""
-    makes_regions = choice.offer is None or bool(choice.offer.changes.new)
-    if makes_regions and not question.facts.kernel.has_populate_write:
+def _problem(context: PlanContext, wanted: int, choice: Choice) -> Unmet | None:
+    """Return a problem that no backing solves."""
+    makes_regions = choice.candidate is None or bool(choice.candidate.changes.new)
+    if makes_regions and not context.facts.kernel.has_populate_write:
         return Unmet(
-            why=f"Linux {question.facts.kernel.release} has no MADV_POPULATE_WRITE, which "
+            why=f"Linux {context.facts.kernel.release} has no MADV_POPULATE_WRITE, which "
             "populating with threads and telling failures needs",
             possible_bytes=0,
             remedy="use Linux 5.14 or newer",
             reason="KernelTooOld",
             never=True,
         )
-    if wanted > question.facts.memory.total_bytes:
-        failed = choice if choice.offer is None else Choice(None, (), ("TooLarge",))
-        return unmet(question, wanted, failed)
+    if wanted > context.facts.memory.total_bytes:
+        failed = choice if choice.candidate is None else Choice(None, (), ("TooLarge",))
+        return unmet(context, wanted, failed)
     return None
 
 
@@ -134,19 +159,23 @@ def _unmet_pool(name: str, wanted: int, pool: PoolFacts | None, problem: Unmet) 
     )
 
 
-def _summary(question: Question, wanted: int, offer: Offer) -> PoolPlan:
-    kept, new = offer.changes.kept, offer.changes.new
+def _summary(context: PlanContext, wanted: int, candidate: Candidate) -> PoolPlan:
+    kept, new = candidate.changes.kept, candidate.changes.new
     held = [(region.size_bytes, region.backing) for region in kept]
-    held += [(slot.size_bytes, slot.backing) for slot in new]
-    page = question.facts.memory.page_bytes
+    held += [(planned.size_bytes, planned.backing) for planned in new]
+    page = context.facts.memory.page_bytes
     planned = sum(size for size, _ in held)
     return PoolPlan(
-        name=question.spec.name,
+        name=context.spec.name,
         wanted_bytes=wanted,
         planned_bytes=planned,
         backings=_distinct(it.backing for it in (new or kept)),
-        notes=(*question.layout.notes, *offer.notes, *_notes(question, wanted, planned, offer)),
-        blocked=offer.changes.blocked,
+        notes=(
+            *context.layout.notes,
+            *candidate.notes,
+            *_notes(context, wanted, planned, candidate),
+        ),
+        blocked=candidate.changes.blocked,
         page_table_bytes_per_process=sum(page_table_bytes(s, b, page) for s, b in held),
     )
 
@@ -156,27 +185,27 @@ def _distinct(backings: Iterable[Backing]) -> tuple[Backing, ...]:
     return tuple(sorted(set(backings), key=lambda backing: -backing.page_bytes))
 
 
-def _notes(question: Question, wanted: int, planned: int, offer: Offer) -> Iterable[str]:
-    for region in question.regions:
+def _notes(context: PlanContext, wanted: int, planned: int, candidate: Candidate) -> Iterable[str]:
+    for region in context.regions:
         damage = damage_of(region) if region.finished and region.leased else None
         if damage is not None:
-            yield f"{region.name} is damaged ({damage}) and leased: made anew after its release"
-    if planned < wanted and not offer.changes.blocked:
+            yield f"{region.name} is damaged ({damage}) and leased: rebuilt after its release"
+    if planned < wanted and not candidate.changes.blocked:
         yield (
             f"{format_bytes(wanted - planned)} less than asked for: regions are equal and whole "
             "pages"
         )
-    for placement, count in question.layout.counts:
-        there = sum(region.placement == placement for region in offer.changes.kept)
-        if there > count and not offer.changes.removed and not offer.changes.blocked:
+    for placement, count in context.layout.counts:
+        there = sum(region.placement == placement for region in candidate.changes.kept)
+        if there > count and not candidate.changes.removed and not candidate.changes.blocked:
             yield f"{there} regions are at {placement} and {count} are asked for: the size is right"
 
 
-def _release(spec: PoolSpec, facts: Facts, budget: Budget) -> _Outcome:
+def _release(spec: PoolSpec, facts: Facts, budget: Budget) -> _PlannedPool:
     pool = facts.pool(spec.name)
     nothing = PoolPlan(name=spec.name, wanted_bytes=0, planned_bytes=0)
     if pool is None:
-        return _Outcome(nothing, budget)
+        return _PlannedPool(nothing, budget)
     leased = tuple(region.name for region in pool.regions if region.leased)
     if leased and not spec.force:
         held = [region for region in pool.regions if region.finished]
@@ -186,8 +215,10 @@ def _release(spec: PoolSpec, facts: Facts, budget: Budget) -> _Outcome:
             backings=_distinct(region.backing for region in held),
             blocked=leased,
         )
-        return _Outcome(kept, budget)
-    return _Outcome(nothing, _freed(spec, facts, pool, budget), release_steps(spec, pool, facts))
+        return _PlannedPool(kept, budget)
+    return _PlannedPool(
+        nothing, _freed(spec, facts, pool, budget), _release_actions(spec, pool, facts)
+    )
 
 
 def _freed(spec: PoolSpec, facts: Facts, pool: PoolFacts, budget: Budget) -> Budget:
@@ -195,12 +226,197 @@ def _freed(spec: PoolSpec, facts: Facts, pool: PoolFacts, budget: Budget) -> Bud
     layout = Layout((), eligible_nodes(facts))
     if not layout.nodes:
         return budget
-    question = Question(
+    context = PlanContext(
         spec=spec, facts=facts, pool=pool, layout=layout, budget=budget, shortfalls=()
     )
     free = [region for region in pool.regions if not region.leased]
-    budget = free_regions(question, free, budget)
+    budget = free_regions(context, free, budget)
     if any(region.leased for region in pool.regions):
         return budget
-    gone = replace(question, pool=replace(pool, regions=()))
+    gone = replace(context, pool=replace(pool, regions=()))
     return return_pages(gone, Changes(), budget)[0]
+
+
+def _prepare_actions(context: PlanContext, candidate: Candidate) -> tuple[Action, ...]:
+    """Return the actions that bring the pool to its spec; only adoptions where it is there already.
+
+    Their order keeps every promise of a published handoff.
+    """
+    spec, pool, changes = context.spec, context.pool, candidate.changes
+    asked = {planned.backing for planned in changes.new}
+    mount_dirs = folders_for((b for b in spec.backings if b in asked), pool)
+    empty = emptied(pool, _staying(context, candidate), set(mount_dirs.values()))
+    actions: list[Action] = list(_withdraw(context, candidate))
+    actions += [
+        RemoveRegion(
+            pool=spec.name,
+            region=removal.region.name,
+            mount_dir=removal.region.mount_dir,
+            why=removal.why,
+            expected_bytes=removal.region.resident_bytes,
+        )
+        for removal in changes.removed
+    ]
+    actions += [UnmountMemory(pool=spec.name, mount_dir=name) for name in empty]
+    actions += _returns(spec.name, candidate.returns)
+    if changes.new and changes.kept and any(isinstance(a, DropHandoff) for a in actions):
+        # What stays is sound: it can be claimed while the rest is populated.
+        actions.append(PublishHandoff(pool=spec.name))
+    if changes.new or _needs_folder(context):
+        actions.append(MakePool(pool=spec.name, gid=spec.gid, mode=spec.mode))
+    actions += _reserves(spec, candidate)
+    actions += [_mount(context, candidate, *mount) for mount in mount_dirs.items()]
+    actions += [_create(context, planned, mount_dirs[planned.backing]) for planned in changes.new]
+    actions += [step for region in changes.kept for step in _scrub(context, region)]
+    actions += [
+        AdoptRegion(pool=spec.name, region=region.name, expected_bytes=region.size_bytes)
+        for region in changes.kept
+    ]
+    published = (pool is not None and pool.published) or not (changes.kept or changes.new)
+    published = published and right_layouts(changes.kept, spec.sizing)
+    if not published or any(not isinstance(a, AdoptRegion | ScrubRegion) for a in actions):
+        actions.append(PublishHandoff(pool=spec.name))
+    return tuple(actions)
+
+
+def _staying(context: PlanContext, candidate: Candidate) -> list[RegionFacts]:
+    gone = [removal.region for removal in candidate.changes.removed]
+    return [region for region in context.regions if region not in gone]
+
+
+def _of_other_boot(pool: PoolFacts | None, facts: Facts) -> bool:
+    return pool is not None and pool.boot_id not in (None, facts.kernel.boot_id)
+
+
+def _needs_folder(context: PlanContext) -> bool:
+    pool, spec = context.pool, context.spec
+    if pool is None or pool.boot_id != context.facts.kernel.boot_id:
+        return True
+    return any(
+        region.mode != spec.mode or spec.gid not in (None, region.gid)
+        for region in pool.regions
+        if region.finished
+    )
+
+
+def _withdraw(context: PlanContext, candidate: Candidate) -> tuple[Action, ...]:
+    pool = context.pool
+    if pool is None:
+        return ()
+    changing = [r.region.name for r in candidate.changes.removed if r.region.finished]
+    if not pool.published:
+        changing += [r.name for r in pool.regions if r.finished and r.leased and damage_of(r)]
+    if _of_other_boot(pool, context.facts):
+        why = "it is of another boot"
+    elif changing:
+        why = f"{', '.join(sorted(set(changing)))} will not be as promised"
+    elif not pool.published:
+        # A handoff that stands there promises other files. Were it still there when new files
+        # get their names, those would count as replaced by somebody else.
+        why = "it does not match the regions"
+    else:
+        return ()
+    return (DropHandoff(pool=pool.name, why=why),)
+
+
+def _returns(pool: str, entries: Iterable[LedgerEntry]) -> list[Action]:
+    return [
+        ReturnHugePages(
+            pool=pool,
+            node_id=entry.node_id,
+            page_bytes=entry.page_bytes,
+            pages=entry.pages,
+            expected_bytes=entry.pages * entry.page_bytes,
+        )
+        for entry in entries
+        if entry.pages > 0
+    ]
+
+
+def _reserves(spec: PoolSpec, candidate: Candidate) -> list[Action]:
+    return [
+        ReserveHugePages(
+            pool=spec.name,
+            node_id=entry.node_id,
+            page_bytes=entry.page_bytes,
+            pages=entry.pages,
+            expected_bytes=entry.pages * entry.page_bytes,
+            expected_s=estimate.reserve_s(entry.pages * entry.page_bytes),
+        )
+        for entry in candidate.reserves
+    ]
+
+
+def _mount(
+    context: PlanContext, candidate: Candidate, backing: Backing, mount_dir: str
+) -> MountMemory:
+    kept = [region for region in _staying(context, candidate) if region.finished]
+    held = sum(region.size_bytes for region in kept if region.mount_dir == mount_dir)
+    return MountMemory(
+        pool=context.spec.name,
+        mount_dir=mount_dir,
+        backing=backing,
+        size_bytes=held + candidate.changes.new_bytes(backing),
+        noswap=not backing.is_hugetlb and pins_with_noswap(context),
+        gid=context.spec.gid,
+        mode=context.spec.mode,
+        large_folios=takes_large_folios(context, backing),
+        own_mount=candidate.own_mount,
+    )
+
+
+def _create(context: PlanContext, planned: PlannedRegion, mount_dir: str) -> CreateRegion:
+    node = planned.placement.node
+    node_ids = context.layout.node_ids if node is None else (node,)
+    cpus = estimate.cpus_for(planned.placement, context.layout.nodes, context.facts.process)
+    threads = estimate.threads_for(planned.placement, cpus)
+    missing = planned.size_bytes - (planned.resumed.resident_bytes if planned.resumed else 0)
+    missing = max(0, missing)
+    return CreateRegion(
+        pool=context.spec.name,
+        region=planned.name,
+        mount_dir=planned.resumed.mount_dir if planned.resumed else mount_dir,
+        backing=planned.backing,
+        placement=planned.placement,
+        size_bytes=planned.size_bytes,
+        node_ids=node_ids,
+        cpus=cpus,
+        threads=threads,
+        large_folios=takes_large_folios(context, planned.backing),
+        gid=context.spec.gid,
+        mode=context.spec.mode,
+        expected_bytes=missing,
+        expected_s=estimate.populate_s(missing, planned.backing, threads, len(node_ids)),
+    )
+
+
+def _scrub(context: PlanContext, region: RegionFacts) -> tuple[Action, ...]:
+    process = context.facts.process
+    if region.clean or region.leased or region.retained or not region.scrubbable:
+        return ()
+    cpus = estimate.cpus_for(region.placement, context.layout.nodes, process)
+    seconds = estimate.scrub_s(region.size_bytes, estimate.threads_for(region.placement, cpus))
+    step = ScrubRegion(pool=context.spec.name, region=region.name)
+    return (replace(step, expected_bytes=region.size_bytes, expected_s=seconds),)
+
+
+def _release_actions(spec: PoolSpec, pool: PoolFacts, facts: Facts) -> tuple[Action, ...]:
+    """Return the actions that give everything of a pool back, the folder last."""
+    stale = _of_other_boot(pool, facts)
+    why = "it is of another boot" if stale else "the pool is released"
+    actions: list[Action] = [DropHandoff(pool=spec.name, why=why)]
+    actions += [
+        RemoveRegion(
+            pool=spec.name,
+            region=region.name,
+            mount_dir=region.mount_dir,
+            why="the pool is released",
+            force=spec.force,
+            expected_bytes=region.resident_bytes,
+        )
+        for region in pool.regions
+    ]
+    actions += [UnmountMemory(pool=spec.name, mount_dir=name) for name in folders(pool)]
+    if pool.boot_id == facts.kernel.boot_id:
+        actions += _returns(spec.name, pool.taken)
+    return (*actions, RemovePool(pool=spec.name))

@@ -21,8 +21,7 @@ from hostprep.client.handoff_reader import read_handoff
 from hostprep.errors import NotReadyError
 from hostprep.node.apply.exclusive import AgentLock
 from hostprep.node.apply.hugepages import HugePageControl
-from hostprep.node.apply.reconcile import PoolOutcome, Reconciler, work_of
-from hostprep.node.apply.service import Node
+from hostprep.node.apply.service import Node, PoolResult, Reconciler, pending_actions
 from hostprep.node.facts import RegionFacts
 from hostprep.node.observe.pools import observe_pools
 from hostprep.paths import PoolPaths
@@ -263,14 +262,14 @@ def test_pages_that_the_kernel_does_not_give_are_a_failure_to_be_tried_again_lat
         write(self, folder, pages // 2)
 
     monkeypatch.setattr(HugePageControl, "_write", write_half)
-    outcomes: list[PoolOutcome] = []
+    outcomes: list[PoolResult] = []
     before = huge_pages_total()
 
     Reconciler(node=node, specs=[KV], on_pool=outcomes.append).run()
 
     assert outcomes[0].plan.unmet is not None
     assert isinstance(outcomes[0].error, NotReadyError)
-    assert work_of(node.plan([KV]), "kv")
+    assert pending_actions(node.plan([KV]), "kv")
     assert huge_pages_total() == before
 
 

@@ -20,8 +20,7 @@ from hostprep.client.handoff_reader import read_handoff
 from hostprep.client.verify import verify_handoff
 from hostprep.errors import NotReadyError
 from hostprep.linux.threads import Stopped
-from hostprep.node.apply.reconcile import Reconciler
-from hostprep.node.apply.service import Node
+from hostprep.node.apply.service import Node, Reconciler
 from hostprep.node.facts import RegionFacts
 from hostprep.node.observe.pools import observe_pools
 from hostprep.paths import PoolPaths

@@ -17,7 +17,7 @@ from hostprep.errors import BadInputError, FailedError, NotReadyError
 from hostprep.linux.locks import has_no_writer
 from hostprep.node.apply.hugepages import HugePageControl
 from hostprep.node.apply.service import Node
-from hostprep.node.ledger import Recorder, read_record
+from hostprep.node.ledger import LedgerWriter, read_ledger
 from hostprep.paths import PoolPaths
 from tests.support.kill_harness import huge_pages_total
 from tests.support.pools import POOL, pool_of
@@ -116,7 +116,7 @@ def test_a_release_killed_between_unmount_and_rmdir_converges(
 ) -> None:
     node.prepare([pool_of()])
     with monkeypatch.context() as patch:
-        patch.setattr("hostprep.node.apply.mounts.os.rmdir", _die)
+        patch.setattr("hostprep.node.apply.folder.os.rmdir", _die)
         with pytest.raises(_Killed):
             node.release([POOL])
     assert os.path.isdir(f"{node.root}/{POOL}/mem")
@@ -158,20 +158,20 @@ def test_a_refused_write_of_huge_pages_is_not_counted_as_ours(
 ) -> None:
     node.prepare([pool_of()])
     paths = PoolPaths(node.root, POOL)
-    record = read_record(paths)
-    assert record is not None
+    ledger = read_ledger(paths)
+    assert ledger is not None
 
     def refuse(*_: object) -> None:
         raise FailedError("refused")
 
     monkeypatch.setattr(HugePageControl, "_write", refuse)
     with pytest.raises(FailedError):
-        HugePageControl().add(Recorder(paths, record), node_id=0, page_bytes=2 * MIB, pages=4)
-    after = read_record(paths)
+        HugePageControl().add(LedgerWriter(paths, ledger), node_id=0, page_bytes=2 * MIB, pages=4)
+    after = read_ledger(paths)
     assert after is not None
     assert after.pending is None
     assert after.taken == ()
-    assert huge_pages_total() == 0 or after.taken == record.taken
+    assert huge_pages_total() == 0 or after.taken == ledger.taken
 
 
 def test_one_bad_region_costs_itself_only(node: Node) -> None:

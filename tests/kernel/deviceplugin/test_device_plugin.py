@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,10 @@ with attach("kv", wait_timeout_s=60) as memory:
 
 
 @pytest.fixture
-def kubelet_dir(tmp_path: Path) -> Path:
-    return tmp_path / "kubelet"
+def kubelet_dir() -> Iterator[Path]:
+    """A short one: sockets' names are."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder, "kubelet")
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.backing import MIB, Backing
-from hostprep.engines.memory import engine_memory, engine_place
+from hostprep.backing import MIB
+from hostprep.engines.memory import engine_memory, engine_region
 from hostprep.errors import BadInputError, BusyError, NotReadyError
 from hostprep.node.apply.service import Node
 from tests.support.pools import POOL, pool_of
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.kernel
 _GROUP = 54321
 _JOINING = """
 import json, sys
-from hostprep.engines.memory import engine_memory, engine_place
+from hostprep.engines.memory import engine_memory, engine_region
 from hostprep.errors import HostprepError
 asked = json.loads(sys.argv[1])
 try:
-    place = engine_place(asked["config"], index=asked["index"], processes=4)
+    place = engine_region(asked["config"], index=asked["index"], processes=4)
     memory = engine_memory(asked["config"], size_bytes=asked["size"], index=asked["index"])
 except HostprepError as error:
     print(type(error).__name__, error)
@@ -81,14 +81,6 @@ def test_a_region_that_is_too_small_is_refused_with_both_numbers(node: Node) -> 
         assert memory.size_bytes == 8 * MIB
 
 
-def test_pages_too_large_for_the_engine_are_refused(node: Node) -> None:
-    node.prepare([pool_of(backing=Backing.HUGETLB_2MI)])
-    with pytest.raises(BadInputError, match="pages of 4 KiB at most.*pages of 2 MiB"):
-        engine_memory(_config(node), largest_page_bytes=4096)
-    with engine_memory(_config(node), largest_page_bytes=2 * MIB) as memory:
-        assert memory.page_bytes == 2 * MIB
-
-
 def test_a_configuration_that_means_other_memory_is_refused(node: Node) -> None:
     node.prepare([pool_of()])
     said = _under_exec(node, pool="other")
@@ -99,7 +91,7 @@ def test_a_configuration_that_means_other_memory_is_refused(node: Node) -> None:
 
 def test_one_process_claims_once(node: Node) -> None:
     node.prepare([pool_of()])
-    place = engine_place(_config(node))
+    place = engine_region(_config(node))
     with engine_memory(_config(node)) as memory:
         assert memory.lease_id == place.lease_id
         assert engine_memory(_config(node)) is memory

@@ -14,7 +14,7 @@ import pytest
 from hostprep.agent.messages import ReconcileResult
 from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.node.apply.service import Node
-from hostprep.node.boot.install import UNIT, keep_boot_unit
+from hostprep.node.boot.install import UNIT, sync_boot_unit
 from tests.support.pools import pool_of
 from tests.support.worker_process import WorkerProcess, wanted
 
@@ -42,7 +42,7 @@ def _run(*command: str) -> str:
 
 
 def _why(host: Path) -> str:
-    ((_, why),) = keep_boot_unit([pool_of()], (), root=ROOT, host=str(host)).failures
+    ((_, why),) = sync_boot_unit([pool_of()], (), root=ROOT, host=str(host)).failures
     return why
 
 
@@ -65,14 +65,14 @@ def test_a_full_disk_is_said_and_leaves_no_half_script(host: Path) -> None:
     assert not (host / "etc/systemd/system" / UNIT).exists()
 
     (host / "filler").unlink()
-    assert keep_boot_unit([pool_of()], (), root=ROOT, host=str(host)).pools == ("kv",)
+    assert sync_boot_unit([pool_of()], (), root=ROOT, host=str(host)).pools == ("kv",)
 
 
 def test_a_read_only_etc_keeps_an_absent_pool_in_the_answer(host: Path) -> None:
     """Else the next boot would reserve pages for nobody, and nobody would know."""
-    keep_boot_unit([pool_of()], (), root=ROOT, host=str(host))
+    sync_boot_unit([pool_of()], (), root=ROOT, host=str(host))
     _run("mount", "-o", "remount,ro", str(host))
-    said = keep_boot_unit([], ("kv",), root=ROOT, host=str(host))
+    said = sync_boot_unit([], ("kv",), root=ROOT, host=str(host))
     assert dict(said.failures).keys() == {"kv"}
 
 

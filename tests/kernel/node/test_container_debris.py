@@ -17,7 +17,7 @@ from hostprep.client.handoff_reader import read_handoff
 from hostprep.client.verify import verify_handoff
 from hostprep.deviceplugin.devices import allocation_of
 from hostprep.errors import FailedError, HostprepError
-from hostprep.node.apply.debris import clear_debris, is_debris
+from hostprep.node.apply.folder import clear_debris, is_debris
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
 from tests.support.pools import POOL, pool_of

@@ -148,7 +148,7 @@ def test_who_cannot_return_is_told(facts: Facts, monkeypatch: pytest.MonkeyPatch
         give_back(f"/none{folder}", tell)
 
     monkeypatch.setattr(cgroups, "_return_to", lose)
-    with host_cgroup(facts, on_stranded=told.append):
+    with host_cgroup(facts, on_return_failed=told.append):
         pass
     for home in homes:
         cgroups._move_to(home)

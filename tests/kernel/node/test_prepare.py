@@ -18,7 +18,7 @@ from hostprep.client.verify import verify_handoff
 from hostprep.errors import BadInputError, BusyError, HostprepError
 from hostprep.node.apply.hugepages import HugePageControl
 from hostprep.node.apply.service import Node
-from hostprep.node.ledger import Recorder, read_record
+from hostprep.node.ledger import LedgerWriter, read_ledger
 from hostprep.node.observe.pools import observe_pools, read_mounts
 from hostprep.node.plan.actions import AdoptRegion
 from hostprep.paths import PoolPaths
@@ -183,20 +183,20 @@ def test_a_killed_change_of_huge_pages_is_settled_by_the_next_run(node: Node) ->
     before = huge_pages_total()
     node.prepare([pool_of()])
     paths = PoolPaths(node.root, POOL)
-    record = read_record(paths)
-    assert record is not None
+    ledger = read_ledger(paths)
+    assert ledger is not None
 
     class Killed(BaseException):
         pass
 
-    class DyingRecorder(Recorder):
-        def save(self, record: object) -> None:
-            if getattr(record, "pending", None) is None:
+    class DyingWriter(LedgerWriter):
+        def save(self, ledger: object) -> None:
+            if getattr(ledger, "pending", None) is None:
                 raise Killed
-            super().save(record)  # type: ignore[arg-type]
+            super().save(ledger)  # type: ignore[arg-type]
 
     with pytest.raises(Killed):
-        HugePageControl().add(DyingRecorder(paths, record), node_id=0, page_bytes=2 * MIB, pages=5)
+        HugePageControl().add(DyingWriter(paths, ledger), node_id=0, page_bytes=2 * MIB, pages=5)
     assert huge_pages_total() == before + 5
 
     node.prepare([pool_of()])

@@ -15,10 +15,10 @@ from hostprep.backing import GIB
 from hostprep.cli.main import main
 from hostprep.cuda.driver import DeviceTraits
 from hostprep.node.doctor import Finding, Severity
-from hostprep.node.doctor.registering import check_registering
+from hostprep.node.doctor.gpus import check_registering
 from hostprep.node.facts import Facts
 from hostprep.node.observe import HostRoot, observe
-from hostprep.node.observe.nvidia import CudaFacts, NvidiaFacts, observe_nvidia
+from hostprep.node.observe.gpus import CudaFacts, NvidiaFacts, observe_nvidia
 from tests.standin import build, environment
 from tests.support import host_trees
 from tests.support.node_facts import machine, numa_node, pool, region
@@ -126,7 +126,7 @@ def test_cuda_is_not_asked_where_no_module_is_loaded(tmp_path: Path) -> None:
     def never() -> CudaFacts:
         raise AssertionError("asked")
 
-    assert observe_nvidia(HostRoot(tmp_path), LARGE.gpus, ask=never) == NvidiaFacts(None)
+    assert observe_nvidia(HostRoot(tmp_path), LARGE.gpus, query=never) == NvidiaFacts(None)
 
 
 def test_why_cuda_could_not_be_asked_is_told() -> None:
@@ -181,7 +181,7 @@ def test_cuda_is_asked_by_its_own_library(
 ) -> None:
     pytest.importorskip("cuda.bindings.driver")
     code = (
-        "from hostprep.node.observe.nvidia import ask_cuda; c = ask_cuda(); names = "
+        "from hostprep.node.observe.gpus import query_cuda; c = query_cuda(); names = "
         "[d.name for d in c.devices][:1]; "
         "print(f'{len(c.devices)} devices, {\"\".join(names)}, {c.problem}')"
     )

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hostprep.engines.catalogue import WAYS, tried, way_of
-from hostprep.engines.launching import Options, launcher_of
+from hostprep.engines import trtllm
+from hostprep.engines.catalogue import INTEGRATIONS, integration_of, recorded_tests
+from hostprep.engines.launching import Options
 from hostprep.engines.main import main
 from hostprep.errors import BadInputError
 
@@ -20,35 +21,35 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_names_are_unique_and_lead_somewhere() -> None:
-    names = [way.name for way in WAYS]
+    names = [each.name for each in INTEGRATIONS]
     assert len(set(names)) == len(names)
-    for way in WAYS:
-        assert way.how in ("configuration", "plugin")
-        assert way.docs.startswith("docs/engines/")
-        assert not (way.how == "configuration" and (way.background or way.kind))
-        assert f"--engine {way.name} " in way.example or way.name == "trtllm"
+    for each in INTEGRATIONS:
+        assert each.how in ("configuration", "plugin")
+        assert each.docs.startswith("docs/engines/")
+        assert not (each.how == "configuration" and (each.background or each.takes_turns))
+        assert f"--engine {each.name} " in each.example or each.name == "trtllm"
 
 
 def test_the_page_says_what_the_table_says() -> None:
     text = (ROOT / "docs/engines/README.md").read_text()
     rows = re.findall(r"^\| \[?`([a-z-]+)`.*\|$", text, flags=re.MULTILINE)
-    assert rows == [way.name for way in WAYS]
-    for way in WAYS:
-        (line,) = re.findall(rf"^\| \[?`{way.name}`.*$", text, flags=re.MULTILINE)
+    assert rows == [each.name for each in INTEGRATIONS]
+    for each in INTEGRATIONS:
+        (line,) = re.findall(rf"^\| \[?`{each.name}`.*$", text, flags=re.MULTILINE)
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        flags = ["yes" if flag else "no" for flag in (way.background, way.kind)]
-        assert cells[1:] == [way.engine, ", ".join(way.versions) or "-", way.how, *flags]
+        flags = ["yes" if flag else "no" for flag in (each.background, each.takes_turns)]
+        assert cells[1:] == [each.engine, ", ".join(each.versions) or "-", each.how, *flags]
 
 
 def test_docs_lead_to_the_same_record() -> None:
     assert (ROOT / "docs/engines-tested.json").samefile(ROOT / "hostprep/engines/tested.json")
-    known = {way.name for way in WAYS}
-    assert {row.way for row in tried()} <= known
+    known = {each.name for each in INTEGRATIONS}
+    assert {row.integration for row in recorded_tests()} <= known
 
 
 def test_another_engine_is_told_what_there_is() -> None:
     with pytest.raises(BadInputError, match="vllm, vllm-offloading") as caught:
-        way_of("vlm")
+        integration_of("vlm")
     assert caught.value.exit_code == 2
 
 
@@ -56,10 +57,12 @@ def test_engines_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["engines"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:2] == ["NAME", "ENGINE"]
-    assert [line.split()[0] for line in lines[1 : 1 + len(WAYS)]] == [way.name for way in WAYS]
+    assert [line.split()[0] for line in lines[1 : 1 + len(INTEGRATIONS)]] == [
+        each.name for each in INTEGRATIONS
+    ]
     assert main(["engines", "-o", "json"]) == 0
     documents = json.loads(capsys.readouterr().out)
-    assert {document["name"] for document in documents} == {way.name for way in WAYS}
+    assert {document["name"] for document in documents} == {each.name for each in INTEGRATIONS}
     assert main(["engines", "vllm"]) == 0
     assert "hostprep exec --pool kv --engine vllm -- vllm serve" in capsys.readouterr().out
 
@@ -113,7 +116,6 @@ def test_the_help_teaches_the_engines(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_exec_says_why_tensorrt_llm_has_nothing_to_claim() -> None:
     environ = {"TLLM_KV_CACHE_MANAGER_V2_THP": "1"}
-    launcher = launcher_of("hostprep.engines.trtllm.launch")
     with pytest.raises(BadInputError, match="anonymous memory.*V2_THP is set") as caught:
-        launcher.wanted(("trtllm-serve", "m"), environ, Options())
+        trtllm.requirements(integration_of("trtllm"), ("trtllm-serve", "m"), environ, Options())
     assert "--connector lmcache" in str(caught.value)

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from hostprep.engines.catalogue import WAYS, way_of
+from hostprep.engines.catalogue import INTEGRATIONS, integration_of
 from hostprep.engines.launching import Options, launcher_of
 from tests.support.engine_pods import GID
 
 pytestmark = pytest.mark.unit
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "engines"
-PACKAGE = Path(__file__).parents[3] / "hostprep" / "engines"
 FILES = sorted(EXAMPLES.glob("*.yaml"))
 
 
@@ -48,13 +47,13 @@ def _words(container: dict[str, Any]) -> list[str]:
 def test_every_engine_has_one() -> None:
     stems = {path.stem for path in FILES}
     assert {"vllm", "vllm-offloading", "lmcache", "mooncake", "sglang", "trtllm"} <= stems
-    assert stems <= {way.name for way in WAYS}
+    assert stems <= {each.name for each in INTEGRATIONS}
 
 
 def test_they_name_engines_that_exec_knows(path: Path, spec: dict[str, Any]) -> None:
     words = [word for container in _containers(spec) for word in _words(container)]
     named = {word.partition("=")[2] for word in words if word.startswith("--engine=")}
-    assert named <= {way.name for way in WAYS}
+    assert named <= {each.name for each in INTEGRATIONS}
     assert named == {"lmcache" if path.stem == "trtllm" else path.stem}
 
 
@@ -64,9 +63,9 @@ def test_the_commands_are_such_as_exec_completes(spec: dict[str, Any]) -> None:
         names = [word.partition("=")[2] for word in words if word.startswith("--engine=")]
         for name in names:
             command = tuple(words[words.index("--") + 1 :])
-            if (PACKAGE / way_of(name).launcher.split(".")[2] / "launch.py").exists():
-                launcher = launcher_of(way_of(name).launcher)
-                assert launcher.wanted(command, {}, Options()).count == 1
+            integration = integration_of(name)
+            launcher = launcher_of(integration)
+            assert launcher.requirements(integration, command, {}, Options()).count == 1
 
 
 def test_nothing_surges(deployment: dict[str, Any]) -> None:

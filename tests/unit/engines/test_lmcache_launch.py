@@ -7,53 +7,33 @@ from collections.abc import Sequence
 
 import pytest
 
-from hostprep.backing import GIB, MIB, Backing
-from hostprep.client.handoff import Handoff, Region
-from hostprep.client.lease import Lease
-from hostprep.engines.launching import Launch, Options, Wanted
+from hostprep.backing import GIB, MIB
+from hostprep.engines.catalogue import integration_of
+from hostprep.engines.launching import Launch, Options, Requirements
 from hostprep.engines.lmcache import launch
-from hostprep.engines.lmcache.command_line import read_command
+from hostprep.engines.lmcache.launch import read_command, url_of
 from hostprep.engines.lmcache.server import Server
 from hostprep.errors import BadInputError, NotReadyError
-from hostprep.paths import PoolPaths
+from tests.support.leases import leases_of
 
 pytestmark = pytest.mark.unit
 
+LMCACHE = integration_of("lmcache")
 SERVER = ("lmcache", "server")
 NOTHING = {"PATH": "/nowhere"}
 
 
-def _wanted(*options: str, told: Options | None = None) -> Wanted:
-    return launch.wanted((*SERVER, *options), NOTHING, told or Options())
+def _required(*options: str, told: Options | None = None) -> Requirements:
+    return launch.requirements(LMCACHE, (*SERVER, *options), NOTHING, told or Options())
 
 
-def _leases(*sizes_bytes: int) -> list[Lease]:
-    regions = tuple(
-        Region(
-            name=f"node0-{index}",
-            path=f"mem/node0-{index}",
-            st_dev=1,
-            st_ino=index,
-            size_bytes=size,
-            backing=Backing.HUGETLB_2MI,
-            page_bytes=2 * MIB,
-            placement="node:0",
-            pinned=True,
-        )
-        for index, size in enumerate(sizes_bytes)
-    )
-    handoff = Handoff("kv", "", 1, "boot", "0", regions)
-    paths = PoolPaths("/run/hostprep", "kv")
-    return [Lease(paths, handoff, region, 9 + i, "1ea5e") for i, region in enumerate(regions)]
-
-
-def _arranged(*options: str, sizes: Sequence[int] = (64 * MIB,)) -> Launch:
-    return launch.arranged((*SERVER, *options), NOTHING, _leases(*sizes))
+def _completed(*options: str, sizes: Sequence[int] = (64 * MIB,)) -> Launch:
+    return launch.complete(LMCACHE, (*SERVER, *options), NOTHING, leases_of(*sizes))
 
 
 def test_the_whole_region_becomes_l1() -> None:
-    assert _wanted() == Wanted(count=1)
-    done = _arranged("--eviction-policy", "ARC", "--port", "5556")
+    assert _required() == Requirements(count=1)
+    done = _completed("--eviction-policy", "ARC", "--port", "5556")
     assert done.command == (
         *SERVER, "--eviction-policy", "ARC", "--port", "5556", "--l1-size-gb", "0.0625",
         "--l1-devdax-path", "/run/hostprep/kv/mem/node0-0", "--no-l1-use-lazy", "--shm-name", "",
@@ -63,20 +43,20 @@ def test_the_whole_region_becomes_l1() -> None:
 
 @pytest.mark.parametrize("size_bytes", [8 * GIB, 511 * GIB + 2 * MIB, 3 * 4096])
 def test_the_size_survives_lmcaches_float_of_gib(size_bytes: int) -> None:
-    words = _arranged(sizes=(size_bytes,)).command
+    words = _completed(sizes=(size_bytes,)).command
     assert int(float(words[words.index("--l1-size-gb") + 1]) * (1 << 30)) == size_bytes
 
 
 def test_its_own_size_is_the_least_that_a_region_must_have() -> None:
-    wanted = _wanted("--l1-size-gb", "0.5")
-    assert (wanted.size_bytes, wanted.because) == (512 * MIB, "--l1-size-gb is 0.5")
-    words = _arranged("--l1-size-gb=0.5", sizes=(GIB,)).command
+    required = _required("--l1-size-gb", "0.5")
+    assert (required.size_bytes, required.because) == (512 * MIB, "--l1-size-gb is 0.5")
+    words = _completed("--l1-size-gb=0.5", sizes=(GIB,)).command
     assert words.count("--l1-size-gb") == 0
     assert "--l1-devdax-path" in words
 
 
 def test_without_a_policy_it_gets_one_and_is_told() -> None:
-    done = _arranged()
+    done = _completed()
     assert done.command[-2:] == ("--eviction-policy", "LRU")
     assert "LRU" in done.notes[0]
 
@@ -96,51 +76,53 @@ def test_without_a_policy_it_gets_one_and_is_told() -> None:
 )
 def test_what_puts_l1_elsewhere_is_refused(options: tuple[str, ...]) -> None:
     with pytest.raises(BadInputError) as refused:
-        _wanted(*options)
+        _required(*options)
     assert "leave" in str(refused.value)
 
 
 @pytest.mark.parametrize("options", [("--no-l1-use-lazy",), ("--shm-name", ""), ("--shm-name=",)])
 def test_what_we_would_say_ourselves_is_fine(options: tuple[str, ...]) -> None:
-    assert _wanted(*options) == Wanted(count=1)
+    assert _required(*options) == Requirements(count=1)
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "nan", "inf", "much"])
 def test_a_size_that_is_none_is_refused(size: str) -> None:
     with pytest.raises(BadInputError, match="no size"):
-        _wanted("--l1-size-gb", size)
+        _required("--l1-size-gb", size)
 
 
 def test_a_region_that_one_call_cannot_register_is_refused() -> None:
     with pytest.raises(BadInputError, match="512 GiB"):
-        _wanted("--l1-size-gb", "512")
+        _required("--l1-size-gb", "512")
     with pytest.raises(BadInputError, match="--count"):
-        _arranged(sizes=(512 * GIB,))
-    assert _arranged("--l1-size-gb", "500", sizes=(512 * GIB,)).command
+        _completed(sizes=(512 * GIB,))
+    assert _completed("--l1-size-gb", "500", sizes=(512 * GIB,)).command
 
 
 def test_of_several_regions_the_others_are_added_beside_it() -> None:
     with pytest.raises(BadInputError, match="2 regions"):
-        _wanted("--l1-size-gb", "8", told=Options(count=2))
-    assert _wanted(told=Options(regions=("a", "b"))).count == 2
-    done = _arranged("--http-port", "9001", sizes=(64 * MIB, 32 * MIB))
+        _required("--l1-size-gb", "8", told=Options(count=2))
+    assert _required(told=Options(regions=("a", "b"))).count == 2
+    done = _completed("--http-port", "9001", sizes=(64 * MIB, 32 * MIB))
     shell, dash_c, script, _, *words = done.command
     assert (shell, dash_c) == ("/bin/sh", "-c")
-    adding = "hostprep.engines.lmcache.add_l1 http://127.0.0.1:9001 /run/hostprep/kv/mem/node0-1"
+    adding = (
+        "hostprep.engines.helper_process lmcache http://127.0.0.1:9001 /run/hostprep/kv/mem/node0-1"
+    )
     assert f"{adding} {32 * MIB} & exec " in script
     assert words[:4] == [*SERVER, "--http-port", "9001"]
     assert "/run/hostprep/kv/mem/node0-0" in words
 
 
 def test_an_address_at_which_nobody_could_be_told_of_the_others_is_refused_first() -> None:
-    assert _wanted("--http-port", "x") == Wanted(count=1), "LMCache says it better"
+    assert _required("--http-port", "x") == Requirements(count=1), "LMCache says it better"
     with pytest.raises(BadInputError, match="http://127.0.0.1:x") as refused:
-        _wanted("--http-port", "x", told=Options(count=2))
+        _required("--http-port", "x", told=Options(count=2))
     assert refused.value.exit_code == 2
 
 
 def test_the_shell_hands_every_word_on_as_it_is() -> None:
-    done = _arranged("--instance-id", "a b'$x", sizes=(64 * MIB, 32 * MIB))
+    done = _completed("--instance-id", "a b'$x", sizes=(64 * MIB, 32 * MIB))
     shell, dash_c, script, name, *words = done.command
     _, _, becoming = script.partition(" & ")
     printed = subprocess.run(
@@ -153,7 +135,7 @@ def test_the_shell_hands_every_word_on_as_it_is() -> None:
 def test_another_command_is_refused() -> None:
     for command in (("vllm", "serve", "m"), ("lmcache", "ping"), ("lmcache",)):
         with pytest.raises(BadInputError, match="lmcache server"):
-            launch.wanted(command, NOTHING, Options())
+            launch.requirements(LMCACHE, command, NOTHING, Options())
 
 
 @pytest.mark.parametrize(
@@ -166,7 +148,7 @@ def test_another_command_is_refused() -> None:
     ],
 )
 def test_where_its_http_interface_will_be(options: tuple[str, ...], url: str) -> None:
-    assert read_command(("/opt/venv/bin/lmcache", "server", *options)).url == url
+    assert url_of(read_command(("/opt/venv/bin/lmcache", "server", *options))) == url
 
 
 @pytest.mark.parametrize("url", ["tcp://127.0.0.1:5555", "127.0.0.1:8080", "http://", "http://a:b"])

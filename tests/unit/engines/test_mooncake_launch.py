@@ -8,25 +8,30 @@ from typing import Any
 import pytest
 
 from hostprep.backing import MIB
-from hostprep.engines.launching import Options, Wanted
+from hostprep.engines.catalogue import integration_of
+from hostprep.engines.launching import Options, Requirements
 from hostprep.engines.mooncake import launch
 from hostprep.engines.mooncake.rest import Service
 from hostprep.engines.mooncake.segments import mount
 from hostprep.errors import BadInputError, FailedError, NotReadyError
-from tests.unit.engines.test_lmcache_launch import NOTHING, _leases
+from tests.support.leases import leases_of
 
 pytestmark = pytest.mark.unit
 
+MOONCAKE = integration_of("mooncake")
+NOTHING = {"PATH": "/nowhere"}
 SERVICE = ("mc_store_rest_server", "--port", "50073")
 
 
 def test_its_regions_are_mounted_beside_it() -> None:
-    assert launch.wanted(SERVICE, NOTHING, Options(count=2)) == Wanted(count=2)
-    done = launch.arranged(SERVICE, NOTHING, _leases(64 * MIB, 32 * MIB))
+    assert launch.requirements(MOONCAKE, SERVICE, NOTHING, Options(count=2)) == Requirements(
+        count=2
+    )
+    done = launch.complete(MOONCAKE, SERVICE, NOTHING, leases_of(64 * MIB, 32 * MIB))
     names = [f"hostprep-1ea5e-{index}" for index in (0, 1)]
     assert done.links == tuple((f"/dev/shm/{name}", i) for i, name in enumerate(names))
-    wanted = f"mooncake.add_memory 50073 {names[0]} {64 * MIB} {names[1]} {32 * MIB} & exec "
-    assert wanted in done.command[2]
+    words = f"helper_process mooncake 50073 {names[0]} {64 * MIB} {names[1]} {32 * MIB} & exec "
+    assert words in done.command[2]
     assert done.command[4:] == SERVICE
     assert done.variables == {"MOONCAKE_GLOBAL_SEGMENT_SIZE": "0"}
 
@@ -37,19 +42,19 @@ def test_memory_of_its_own_besides_is_refused(tmp_path: Path) -> None:
     for text, said in (('{"global_segment_size": 1024}', "1024"), ("{}", "its default")):
         config.write_text(text)
         with pytest.raises(BadInputError, match=said):
-            launch.wanted(told, NOTHING, Options())
+            launch.requirements(MOONCAKE, told, NOTHING, Options())
     config.write_text('{"global_segment_size": 0}')
-    assert launch.wanted(told, NOTHING, Options()) == Wanted(count=1)
-    assert launch.arranged(told, NOTHING, _leases(MIB)).variables == {}
+    assert launch.requirements(MOONCAKE, told, NOTHING, Options()) == Requirements(count=1)
+    assert launch.complete(MOONCAKE, told, NOTHING, leases_of(MIB)).variables == {}
     with pytest.raises(BadInputError, match="4gb"):
-        launch.wanted(SERVICE, {"MOONCAKE_GLOBAL_SEGMENT_SIZE": "4gb"}, Options())
+        launch.requirements(MOONCAKE, SERVICE, {"MOONCAKE_GLOBAL_SEGMENT_SIZE": "4gb"}, Options())
 
 
 def test_another_command_and_port_are_refused() -> None:
     with pytest.raises(BadInputError, match="mc_store_rest_server"):
-        launch.wanted(("mooncake_master",), NOTHING, Options())
+        launch.requirements(MOONCAKE, ("mooncake_master",), NOTHING, Options())
     with pytest.raises(BadInputError, match="no port"):
-        launch.wanted(("mc_store_rest_server", "--port=x"), NOTHING, Options())
+        launch.requirements(MOONCAKE, ("mc_store_rest_server", "--port=x"), NOTHING, Options())
 
 
 def test_a_service_that_is_not_there_is_not_ready() -> None:
@@ -79,7 +84,7 @@ class _Attachment:
     path = "/run/hostprep/kv/mem/node1-0"
     size_bytes = 64 * MIB
     numa_node = 1
-    region = _leases(64 * MIB)[0].region
+    region = leases_of(64 * MIB)[0].region
     closed = False
 
     def close(self) -> None:

@@ -12,25 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.backing import GIB, MIB, Backing
-from hostprep.client.handoff import Handoff, Region
-from hostprep.client.lease import Lease
-from hostprep.engines.launching import Launch, Options, Wanted
+from hostprep.backing import GIB
+from hostprep.engines.catalogue import integration_of
+from hostprep.engines.launching import Launch, Options, Requirements
 from hostprep.engines.sglang import launch
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.node.apply.zipapp import build_zipapp
-from hostprep.paths import PoolPaths
+from tests.support.leases import leases_of
 
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[3]
+SGLANG = integration_of("sglang")
 SERVER = ("python3", "-m", "sglang.launch_server", "--model-path", "m")
 NOTHING = {"PATH": "/nowhere"}
 HICACHE = "--enable-hierarchical-cache"
 
 
-def _wanted(*options: str, told: Options | None = None) -> Wanted:
-    return launch.wanted((*SERVER, *options), NOTHING, told or Options())
+def _required(*options: str, told: Options | None = None) -> Requirements:
+    return launch.requirements(SGLANG, (*SERVER, *options), NOTHING, told or Options())
 
 
 @pytest.fixture(scope="module")
@@ -40,33 +40,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _leases(root: Path, count: int = 1) -> list[Lease]:
-    regions = tuple(
-        Region(
-            name=f"node0-{index}",
-            path=f"mem/node0-{index}",
-            st_dev=1,
-            st_ino=index,
-            size_bytes=8 * GIB,
-            backing=Backing.HUGETLB_2MI,
-            page_bytes=2 * MIB,
-            placement="node:0",
-            pinned=True,
-        )
-        for index in range(count)
+def _completed(root: Path, *options: str, environ: dict[str, str] | None = None) -> Launch:
+    return launch.complete(
+        SGLANG, (*SERVER, *options), environ or NOTHING, leases_of(8 * GIB, root=str(root))
     )
-    handoff = Handoff("kv", "", 1, "boot", "0", regions)
-    paths = PoolPaths(str(root), "kv")
-    return [Lease(paths, handoff, region, 9 + i, "1ea5e") for i, region in enumerate(regions)]
-
-
-def _arranged(root: Path, *options: str, environ: dict[str, str] | None = None) -> Launch:
-    return launch.arranged((*SERVER, *options), environ or NOTHING, _leases(root))
 
 
 def test_the_server_gets_its_cache_and_the_plugin(root: Path) -> None:
-    assert _wanted() == Wanted(count=1)
-    done = _arranged(root)
+    assert _required() == Requirements(count=1)
+    done = _completed(root)
     fraction = ("--hicache-host-memory-fraction", "1.0")
     assert done.command == (*SERVER, HICACHE, *fraction)
     assert done.variables == {"HOSTPREP_SGLANG": "1", "PYTHONPATH": f"{root}/hostprep.pyz"}
@@ -82,21 +64,24 @@ def test_what_is_there_stays(root: Path) -> None:
         "PYTHONPATH": "/x",
         "SGLANG_HUGEPAGE_SIZE": "2MB",
     }
-    done = launch.arranged(words, environ, _leases(root))
+    done = launch.complete(SGLANG, words, environ, leases_of(8 * GIB, root=str(root)))
     assert done.command == words
     assert done.variables["SGLANG_PLUGINS"] == "mine,hostprep"
     assert done.variables["PYTHONPATH"] == f"{root}/hostprep.pyz:/x"
     assert "SGLANG_HUGEPAGE_SIZE has no effect" in done.notes[0]
     ours = {**NOTHING, "SGLANG_PLUGINS": "mine, hostprep"}
-    assert "SGLANG_PLUGINS" not in launch.arranged(words, ours, _leases(root)).variables
+    assert (
+        "SGLANG_PLUGINS"
+        not in launch.complete(SGLANG, words, ours, leases_of(8 * GIB, root=str(root))).variables
+    )
 
 
 def test_a_decode_servers_pools_are_its_own_business(root: Path) -> None:
-    assert HICACHE not in _arranged(root, "--disaggregation-mode", "decode").command
+    assert HICACHE not in _completed(root, "--disaggregation-mode", "decode").command
 
 
 @pytest.mark.parametrize(
-    ("options", "told", "wanted"),
+    ("options", "told", "required"),
     [
         (("--hicache-size", "30"), Options(), (1, 30, 1)),
         (("--hicache-size", "30", "--tp", "4"), Options(), (1, 30, 4)),
@@ -112,17 +97,19 @@ def test_a_decode_servers_pools_are_its_own_business(root: Path) -> None:
     ],
 )
 def test_each_rank_needs_its_size(
-    options: tuple[str, ...], told: Options, wanted: tuple[int, int, int]
+    options: tuple[str, ...], told: Options, required: tuple[int, int, int]
 ) -> None:
-    count, size_gb, sharing = wanted
-    asked = _wanted(*options, told=told)
+    count, size_gb, sharing = required
+    asked = _required(*options, told=told)
     assert (asked.count, asked.size_bytes) == (count, size_gb * 10**9 * sharing)
     assert f"--hicache-size is {size_gb} for each rank" in asked.because
 
 
 def test_a_ratio_is_known_to_sglang_only(root: Path) -> None:
-    assert _wanted("--hicache-ratio", "3", "--tp", "2", told=Options(count=2)) == Wanted(count=2)
-    assert "--hicache-host-memory-fraction" not in _arranged(root, "--hicache-ratio", "3").command
+    assert _required("--hicache-ratio", "3", "--tp", "2", told=Options(count=2)) == Requirements(
+        count=2
+    )
+    assert "--hicache-host-memory-fraction" not in _completed(root, "--hicache-ratio", "3").command
 
 
 @pytest.mark.parametrize(
@@ -156,26 +143,26 @@ def test_a_ratio_is_known_to_sglang_only(root: Path) -> None:
 )  # fmt: skip
 def test_what_contradicts_is_refused(options: tuple[str, ...], says: str) -> None:
     with pytest.raises(BadInputError, match=says) as caught:
-        _wanted(*options, told=Options(count=2))
+        _required(*options, told=Options(count=2))
     assert caught.value.remedy
 
 
 def test_other_storage_backends_lie_below_the_host_pools() -> None:
     for backend in ("file", "mooncake", "nixl", "hf3fs"):
-        assert _wanted("--hicache-storage-backend", backend) == Wanted(count=1)
+        assert _required("--hicache-storage-backend", backend) == Requirements(count=1)
     config = (
         "--hicache-storage-backend",
         "dynamic",
         "--hicache-storage-backend-extra-config",
         "@f",
     )
-    assert _wanted(*config) == Wanted(count=1)
+    assert _required(*config) == Requirements(count=1)
 
 
 def test_options_in_a_file_have_to_be_seen(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("model-path: m\n")
-    assert _wanted("--config", str(path)) == Wanted(count=1)
+    assert _required("--config", str(path)) == Requirements(count=1)
     for line in (
         "hicache-size: 30",
         "tensor_parallel_size: 8",
@@ -184,24 +171,24 @@ def test_options_in_a_file_have_to_be_seen(tmp_path: Path) -> None:
     ):
         path.write_text(f"model-path: m\n{line}\n")
         with pytest.raises(BadInputError, match="c.yaml sets"):
-            _wanted("--config", str(path))
+            _required("--config", str(path))
 
 
 @pytest.mark.parametrize("command", [("python3", "engine.py"), ("sglang", "generate"), ("-m",)])
 def test_another_program_is_refused(command: tuple[str, ...]) -> None:
     with pytest.raises(BadInputError, match="starts no server"):
-        launch.wanted(command, NOTHING, Options())
+        launch.requirements(SGLANG, command, NOTHING, Options())
 
 
 def test_a_plugin_that_would_not_be_found_is_said(tmp_path: Path) -> None:
     """SGLang would start without it, and allocate as much again."""
     with pytest.raises(NotReadyError, match="would not find our plugin") as caught:
-        _arranged(tmp_path)
+        _completed(tmp_path)
     assert caught.value.reason == "NoPlugin"
     with zipfile.ZipFile(tmp_path / "hostprep.pyz", "w") as older:
         older.writestr("hostprep/__init__.py", "")
     with pytest.raises(NotReadyError):
-        _arranged(tmp_path)
+        _completed(tmp_path)
 
 
 def test_the_zipapp_is_found_as_if_it_were_installed(root: Path) -> None:

@@ -9,16 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostprep.backing import MIB
+from hostprep.engines.allocator import Allocation, Allocator, Requester, Share, share_of
 from hostprep.engines.sglang import plugin
-from hostprep.engines.sglang.place import Place, place_in, place_of
-from hostprep.engines.sglang.plugin import ASKED, _forget_allocators, _row_bytes
-from hostprep.engines.shares import Asker, Part, Parts
-from hostprep.engines.vllm.simple_layout import share_of
+from hostprep.engines.sglang.plugin import (
+    ENABLED,
+    LocalRank,
+    _forget_allocators,
+    _row_bytes,
+    local_rank_of,
+    split_ranks,
+)
 from hostprep.errors import BadInputError
 
 pytestmark = pytest.mark.unit
 
-ASKER = Asker("SGLang", "--hicache-size")
+REQUESTER = Requester("SGLang", "--hicache-size")
 PAGES = st.sampled_from([4096, 2 * MIB])
 
 
@@ -32,17 +37,17 @@ def test_parts_never_overlap_and_stay_in_the_share(
     page: int, pages: int, first: int, steps: list[tuple[bool, int]]
 ) -> None:
     start, size = first * page, pages * page
-    parts = Parts(start, size, page, asker=ASKER)
-    out: list[Part] = []
+    allocator = Allocator(Share(start, size, page, 1), requester=REQUESTER)
+    out: list[Allocation] = []
     for takes, number in steps:
         if takes:
-            free = parts.free_bytes
+            free = allocator.free_bytes
             if -(-number // page) * page > free:
                 with pytest.raises(BadInputError, match=str(free)):
-                    parts.take(number)
-                assert parts.free_bytes == free
+                    allocator.allocate(number)
+                assert allocator.free_bytes == free
                 continue
-            part = parts.take(number)
+            part = allocator.allocate(number)
             assert part.offset_bytes % page == part.size_bytes % page == 0
             assert number <= part.size_bytes < number + page
             assert start <= part.offset_bytes
@@ -55,35 +60,35 @@ def test_parts_never_overlap_and_stay_in_the_share(
             out.append(part)
         elif out:
             gone = out.pop(number % len(out))
-            parts.give_back(gone)
-            parts.give_back(gone)  # a second time is no harm
+            allocator.free(gone)
+            allocator.free(gone)  # a second time is no harm
     for part in out:
-        parts.give_back(part)
-    assert parts.free_bytes == size
+        allocator.free(part)
+    assert allocator.free_bytes == size
 
 
 def test_what_is_between_two_others_is_had_again_once_the_later_one_is_back() -> None:
-    parts = Parts(0, 8 * MIB, 2 * MIB, asker=ASKER)
-    first, second, third = (parts.take(MIB) for _ in range(3))
-    parts.give_back(second)
-    assert parts.free_bytes == 2 * MIB
-    parts.give_back(third)
-    assert parts.free_bytes == 6 * MIB
-    assert parts.take(5 * MIB).offset_bytes == second.offset_bytes
+    allocator = Allocator(Share(0, 8 * MIB, 2 * MIB, 1), requester=REQUESTER)
+    first, second, third = (allocator.allocate(MIB) for _ in range(3))
+    allocator.free(second)
+    assert allocator.free_bytes == 2 * MIB
+    allocator.free(third)
+    assert allocator.free_bytes == 6 * MIB
+    assert allocator.allocate(5 * MIB).offset_bytes == second.offset_bytes
     assert first.offset_bytes == 0
 
 
 def test_an_exhausted_share_says_both_numbers() -> None:
-    parts = Parts(0, 8 * MIB, 2 * MIB, asker=ASKER)
-    parts.take(5 * MIB)
+    allocator = Allocator(Share(0, 8 * MIB, 2 * MIB, 1), requester=REQUESTER)
+    allocator.allocate(5 * MIB)
     with pytest.raises(BadInputError) as caught:
-        parts.take(3 * MIB)
+        allocator.allocate(3 * MIB)
     assert caught.value.reason == "RegionTooSmall"
     assert caught.value.exit_code == 2
     for number in (3 * MIB, 2 * MIB, 8 * MIB):
         assert f"{number} bytes" in str(caught.value)
     with pytest.raises(BadInputError, match="of 0 bytes"):
-        parts.take(0)
+        allocator.allocate(0)
 
 
 @given(
@@ -96,8 +101,8 @@ def test_each_rank_has_a_share_of_its_own(regions: int, shared: int, page: int, 
     ranks = regions * shared
     seen = set()
     for index in range(ranks):
-        region, place = place_in(regions, Place(index, ranks))
-        share = share_of(pages * page, page, ranks=place.count, index=place.index)
+        region, rank = split_ranks(regions, LocalRank(index, ranks))
+        share = share_of(pages * page, page, ranks=rank.count, index=rank.index)
         assert share.offset_bytes + share.size_bytes <= pages * page
         assert 0 <= region < regions
         seen.add((region, share.offset_bytes))
@@ -106,10 +111,10 @@ def test_each_rank_has_a_share_of_its_own(regions: int, shared: int, page: int, 
 
 def test_regions_that_the_ranks_cannot_share_evenly_are_refused() -> None:
     with pytest.raises(BadInputError, match=r"1 of 4 on this node finds 3 region") as caught:
-        place_in(3, Place(1, 4))
+        split_ranks(3, LocalRank(1, 4))
     assert caught.value.reason == "WrongCount"
     with pytest.raises(BadInputError):
-        place_in(1, Place(4, 4))
+        split_ranks(1, LocalRank(4, 4))
 
 
 def _parallel(**fields: int | None) -> SimpleNamespace:
@@ -118,21 +123,26 @@ def _parallel(**fields: int | None) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    ("parallel", "place"),
+    ("parallel", "rank"),
     [
-        (_parallel(launch_world_size=1, launch_world_rank=0), Place(0, 1)),
-        (_parallel(launch_world_size=8, launch_world_rank=5), Place(5, 8)),
+        (_parallel(launch_world_size=1, launch_world_rank=0), LocalRank(0, 1)),
+        (_parallel(launch_world_size=8, launch_world_rank=5), LocalRank(5, 8)),
         # Two nodes: each has its half of the world.
-        (_parallel(launch_world_size=16, launch_world_rank=11, nnodes=2), Place(3, 8)),
+        (_parallel(launch_world_size=16, launch_world_rank=11, nnodes=2), LocalRank(3, 8)),
         # Three replicas of two ranks each.
-        (_parallel(launch_world_size=2, launch_world_rank=1, dp_size=3, dp_rank=2), Place(5, 6)),
+        (
+            _parallel(launch_world_size=2, launch_world_rank=1, dp_size=3, dp_rank=2),
+            LocalRank(5, 6),
+        ),
         # Attention data parallelism: groups within one world, whose number is none of a replica.
-        (_parallel(launch_world_size=4, launch_world_rank=3, dp_rank=3), Place(3, 4)),
-        (SimpleNamespace(), Place(0, 1)),
+        (_parallel(launch_world_size=4, launch_world_rank=3, dp_rank=3), LocalRank(3, 4)),
+        (SimpleNamespace(), LocalRank(0, 1)),
     ],
 )
-def test_a_rank_is_told_by_what_sglang_publishes(parallel: SimpleNamespace, place: Place) -> None:
-    assert place_of(parallel) == place
+def test_a_rank_is_told_by_what_sglang_publishes(
+    parallel: SimpleNamespace, rank: LocalRank
+) -> None:
+    assert local_rank_of(parallel) == rank
 
 
 def test_chunks_end_where_no_copy_straddles() -> None:
@@ -148,14 +158,14 @@ def test_a_plugin_that_nobody_asks_for_does_not_even_look_for_sglang(
     value: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOSTPREP_LEASE", "1ea5e")
-    monkeypatch.delenv(ASKED, raising=False)
+    monkeypatch.delenv(ENABLED, raising=False)
     if value is not None:
-        monkeypatch.setenv(ASKED, value)
+        monkeypatch.setenv(ENABLED, value)
     plugin.load()
 
 
 def test_one_that_is_asked_for_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ASKED, "1")
+    monkeypatch.setenv(ENABLED, "1")
     with pytest.raises(ModuleNotFoundError, match="sglang"):
         plugin.load()
 

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostprep.engines.vllm.command_line import CONFIG, parse_config, read_command
-from hostprep.engines.vllm.configuration import OFFLOADING, SIMPLE, TIERING, Kind, completed
+from hostprep.engines.vllm.configuration import (
+    OFFLOADING,
+    SIMPLE,
+    TIERING,
+    Connector,
+    complete_config,
+)
 from hostprep.errors import BadInputError
 
 pytestmark = pytest.mark.unit
@@ -19,10 +25,12 @@ SERVE = ("vllm", "serve", "some/model")
 SIZE = 1 << 30
 
 
-def _complete(words: tuple[str, ...], kind: Kind = TIERING, engine_id: str = "abc") -> Any:
+def _complete(
+    words: tuple[str, ...], connector: Connector = TIERING, engine_id: str = "abc"
+) -> Any:
     line = read_command(words)
     return line.with_config(
-        completed(parse_config(line), kind, engine_id=engine_id, size_bytes=SIZE)
+        complete_config(parse_config(line), connector, engine_id=engine_id, size_bytes=SIZE)
     )
 
 
@@ -84,17 +92,17 @@ def commands(draw: st.DrawFn) -> tuple[tuple[str, ...], tuple[str, ...], dict[st
 
 @given(commands(), st.sampled_from([TIERING, OFFLOADING, SIMPLE]))
 def test_completing_keeps_the_rest_and_completing_again_changes_nothing(
-    command: tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]], kind: Kind
+    command: tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]], connector: Connector
 ) -> None:
     words, rest, config = command
-    if kind is SIMPLE and config.get("kv_connector"):
+    if connector is SIMPLE and config.get("kv_connector"):
         with pytest.raises(BadInputError, match="OffloadingConnector"):
-            _complete(words, kind)
+            _complete(words, connector)
         return
-    done = _complete(words, kind)
+    done = _complete(words, connector)
     index = done.index(CONFIG)
     assert (*done[:index], *done[index + 2 :]) == rest
-    assert _complete(done, kind) == done
+    assert _complete(done, connector) == done
     result = json.loads(done[index + 1])
     extra = result.pop("kv_connector_extra_config")
     for key, before in config.get("kv_connector_extra_config", {}).items():
@@ -106,9 +114,11 @@ def test_completing_keeps_the_rest_and_completing_again_changes_nothing(
 
 
 @given(configs(), st.sampled_from([TIERING, OFFLOADING]))
-def test_a_configuration_is_completed_in_a_copy(config: dict[str, Any], kind: Kind) -> None:
+def test_a_configuration_is_completed_in_a_copy(
+    config: dict[str, Any], connector: Connector
+) -> None:
     before = json.dumps(config)
-    completed(config, kind, engine_id="abc", size_bytes=SIZE)
+    complete_config(config, connector, engine_id="abc", size_bytes=SIZE)
     assert json.dumps(config) == before
 
 

@@ -5,64 +5,45 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.backing import MIB, Backing
-from hostprep.client.handoff import Handoff, Region
+from hostprep.backing import MIB
 from hostprep.client.lease import Lease
-from hostprep.engines.launching import Launch, Options, Wanted, agreed, launcher_of
-from hostprep.engines.vllm import starting
+from hostprep.engines.catalogue import integration_of
+from hostprep.engines.launching import Launch, Options, Requirements, reconcile_options
+from hostprep.engines.vllm import launch as launcher
 from hostprep.engines.vllm.command_line import CONFIG
 from hostprep.engines.vllm.configuration import SIMPLE, TIERING, usable_bytes
 from hostprep.errors import BadInputError
-from hostprep.paths import PoolPaths
-
-if TYPE_CHECKING:
-    from hostprep.engines.launching import Launcher
+from tests.support.leases import leases_of
 
 pytestmark = pytest.mark.unit
 
 SERVE = ("vllm", "serve", "some/model")
-WAYS = ("launch", "launch_offloading", "launch_simple")
 NOTHING: dict[str, str] = {"PATH": "/nowhere"}
 
 
-def _launcher(name: str) -> Launcher:
-    return launcher_of(f"hostprep.engines.vllm.{name}")
+def _required(*options: str, name: str = "vllm") -> Requirements:
+    command = (*SERVE, *options)
+    return launcher.requirements(integration_of(name), command, NOTHING, Options())
 
 
-def _wanted(*options: str, way: str = "launch") -> Wanted:
-    return _launcher(way).wanted((*SERVE, *options), NOTHING, Options())
-
-
-def _leases(*sizes_mib: int, root: str = "/run/hostprep") -> list[Lease]:
-    regions = tuple(
-        Region(
-            name=f"node0-{index}",
-            path=f"mem/node0-{index}",
-            st_dev=1,
-            st_ino=index,
-            size_bytes=size * MIB,
-            backing=Backing.HUGETLB_2MI,
-            page_bytes=2 * MIB,
-            placement="node:0",
-            pinned=True,
-        )
-        for index, size in enumerate(sizes_mib)
-    )
-    handoff = Handoff("kv", "", 1, "boot", "0", regions)
-    paths = PoolPaths(root, "kv")
-    return [Lease(paths, handoff, region, 9 + i, "1ea5e") for i, region in enumerate(regions)]
-
-
-def _arranged(
-    *options: str, sizes: tuple[int, ...] = (64,), way: str = "launch", **environ: str
+def _complete(
+    command: tuple[str, ...], environ: dict[str, str], leases: list[Lease], name: str = "vllm"
 ) -> Launch:
-    return _launcher(way).arranged((*SERVE, *options), NOTHING | environ, _leases(*sizes))
+    return launcher.complete(integration_of(name), command, environ, leases)
+
+
+def _completed(
+    *options: str, sizes: tuple[int, ...] = (64,), name: str = "vllm", **environ: str
+) -> Launch:
+    return _complete(
+        (*SERVE, *options), NOTHING | environ, leases_of(*(size * MIB for size in sizes)), name
+    )
 
 
 def _config(launch: Launch) -> dict[str, Any]:
@@ -71,8 +52,8 @@ def _config(launch: Launch) -> dict[str, Any]:
 
 
 def test_one_engine_gets_one_link_under_the_leases_name() -> None:
-    assert _wanted() == Wanted()
-    launch = _arranged()
+    assert _required() == Requirements()
+    launch = _completed()
     assert launch.links == (("/dev/shm/vllm_offload_1ea5e.mmap", 0),)
     assert _config(launch)["engine_id"] == "1ea5e"
     assert _config(launch)["kv_connector_extra_config"]["cpu_bytes_to_use"] == 64 * MIB
@@ -99,8 +80,8 @@ def test_one_engine_gets_one_link_under_the_leases_name() -> None:
 def test_each_data_parallel_rank_has_a_region_of_its_own(
     options: list[str], numbers: list[int]
 ) -> None:
-    assert _wanted(*options).count == len(numbers)
-    launch = _arranged(*options, sizes=(64, 32, 48)[: len(numbers)])
+    assert _required(*options).count == len(numbers)
+    launch = _completed(*options, sizes=(64, 32, 48)[: len(numbers)])
     assert launch.links == tuple(
         (f"/dev/shm/vllm_offload_1ea5e_dp{number}.mmap", index)
         for index, number in enumerate(numbers)
@@ -113,7 +94,7 @@ def test_each_data_parallel_rank_has_a_region_of_its_own(
     "options", [["-dp", "1"], ["-tp", "8"], ["-n", "2"], ["-dpn", "0"], ["-dpr", "2"]]
 )
 def test_a_rank_alone_has_no_suffix(options: list[str]) -> None:
-    assert _arranged(*options).links == (("/dev/shm/vllm_offload_1ea5e.mmap", 0),)
+    assert _completed(*options).links == (("/dev/shm/vllm_offload_1ea5e.mmap", 0),)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +127,7 @@ def test_a_rank_alone_has_no_suffix(options: list[str]) -> None:
 )
 def test_contradictions_are_refused_before_the_claim(options: list[str], words: str) -> None:
     with pytest.raises(BadInputError, match=words) as caught:
-        _wanted(*options)
+        _required(*options)
     assert caught.value.exit_code == 2
     assert caught.value.reason == "BadCommand"
 
@@ -154,36 +135,36 @@ def test_contradictions_are_refused_before_the_claim(options: list[str], words: 
 def test_the_spec_of_32_files_is_refused_with_what_to_use_instead() -> None:
     options = [f"{CONFIG}.kv_connector_extra_config.spec_name", "CPUOffloadingSpec"]
     with pytest.raises(BadInputError, match="32 files.*huge pages cannot.*--engine vllm-off"):
-        _wanted(*options)
-    assert _wanted(*options, way="launch_offloading") == Wanted()
-    spec = _config(_arranged(*options, way="launch_offloading"))["kv_connector_extra_config"]
+        _required(*options)
+    assert _required(*options, name="vllm-offloading") == Requirements()
+    spec = _config(_completed(*options, name="vllm-offloading"))["kv_connector_extra_config"]
     assert spec["spec_name"] == "HostprepOffloadingSpec"
     assert spec["spec_module_path"] == "hostprep.engines.vllm"
 
 
 def test_the_connector_of_per_tensor_memory_is_replaced_by_ours() -> None:
     options = [f"{CONFIG}.kv_connector", "SimpleCPUOffloadConnector"]
-    config = _config(_arranged(*options, way="launch_simple"))
+    config = _config(_completed(*options, name="vllm-simple"))
     assert config["kv_connector"] == "HostprepSimpleConnector"
     assert config["kv_connector_module_path"] == "hostprep.engines.vllm"
     with pytest.raises(BadInputError, match="on disk"):
-        _wanted(f"{CONFIG}.kv_connector_extra_config.kv_offload_backend=disk", way="launch_simple")
+        _required(f"{CONFIG}.kv_connector_extra_config.kv_offload_backend=disk", name="vllm-simple")
 
 
 def test_the_users_own_number_must_fit_and_stays() -> None:
     key = f"{CONFIG}.kv_connector_extra_config.cpu_bytes_to_use"
-    assert _wanted(key, "32M") == Wanted(size_bytes=32 * MIB, because="cpu_bytes_to_use")
-    launch = _arranged(key, "32M")
+    assert _required(key, "32M") == Requirements(size_bytes=32 * MIB, because="cpu_bytes_to_use")
+    launch = _completed(key, "32M")
     assert _config(launch)["kv_connector_extra_config"]["cpu_bytes_to_use"] == 32 * MIB
-    assert _arranged(key, "64M").links
+    assert _completed(key, "64M").links
     with pytest.raises(BadInputError, match=r"128 MiB: the region has 64 MiB"):
-        _arranged(key, "128M")
+        _completed(key, "128M")
 
 
 def test_bytes_for_each_rank_are_added_up() -> None:
     key = f"{CONFIG}.kv_connector_extra_config.cpu_bytes_to_use_per_rank"
-    wanted = _wanted(key, "8M", "-tp", "4", "-pp=2", way="launch_simple")
-    assert wanted == Wanted(size_bytes=64 * MIB, because="cpu_bytes_to_use_per_rank")
+    required = _required(key, "8M", "-tp", "4", "-pp=2", name="vllm-simple")
+    assert required == Requirements(size_bytes=64 * MIB, because="cpu_bytes_to_use_per_rank")
 
 
 @given(
@@ -209,8 +190,8 @@ def test_tensors_of_a_few_sizes_fit_in_what_they_are_left(
 def test_an_engine_id_of_the_users_own_is_kept_and_its_place_looked_at_first() -> None:
     options = (f"{CONFIG}.engine_id", "mine", "-dp", "2")
     places = ("/dev/shm/vllm_offload_mine_dp0.mmap", "/dev/shm/vllm_offload_mine_dp1.mmap")
-    assert _wanted(*options).places == places
-    assert tuple(path for path, _ in _arranged(*options, sizes=(8, 8)).links) == places
+    assert _required(*options).link_paths == places
+    assert tuple(path for path, _ in _completed(*options, sizes=(8, 8)).links) == places
 
 
 @pytest.mark.parametrize("key", ["kv-transfer-config", "kv_offloading_size", "data-parallel-size"])
@@ -218,39 +199,39 @@ def test_vllms_own_file_may_not_say_what_we_have_to_see(tmp_path: Path, key: str
     file = tmp_path / "serve.yaml"
     file.write_text(f"port: 8000\n{key}: 2\n")
     with pytest.raises(BadInputError, match=f"sets {key}"):
-        _wanted("--config", str(file))
+        _required("--config", str(file))
     file.write_text(f"port: 8000\n# {key}: 2\n")
-    assert _wanted("--config", str(file)) == Wanted()
+    assert _required("--config", str(file)) == Requirements()
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted", "words"),
+    ("options", "required", "words"),
     [
-        (Options(count=3), Wanted(count=2), "needs 2 region.*--count gives it 3"),
-        (Options(regions=("a",)), Wanted(count=2), "needs 2 region.*--region gives it 1"),
+        (Options(count=3), Requirements(count=2), "needs 2 region.*--count gives it 3"),
+        (Options(regions=("a",)), Requirements(count=2), "needs 2 region.*--region gives it 1"),
     ],
 )
-def test_counts_must_agree(options: Options, wanted: Wanted, words: str) -> None:
+def test_counts_must_agree(options: Options, required: Requirements, words: str) -> None:
     with pytest.raises(BadInputError, match=words):
-        agreed(options, wanted)
+        reconcile_options(options, required)
 
 
 def test_the_larger_size_counts() -> None:
-    wanted = Wanted(size_bytes=8, because="cpu_bytes_to_use")
-    assert agreed(Options(size_bytes=9), wanted) == Wanted(size_bytes=9)
-    assert agreed(Options(size_bytes=7), wanted) == wanted
+    required = Requirements(size_bytes=8, because="cpu_bytes_to_use")
+    assert reconcile_options(Options(size_bytes=9), required) == Requirements(size_bytes=9)
+    assert reconcile_options(Options(size_bytes=7), required) == required
 
 
 def test_plugins_are_imported_from_this_very_hostprep(tmp_path: Path) -> None:
     (tmp_path / "hostprep.pyz").touch()
-    leases = _leases(64, root=str(tmp_path))
-    for way in WAYS[1:]:
-        launch = _launcher(way).arranged(SERVE, NOTHING, leases)
+    leases = leases_of(64 * MIB, root=str(tmp_path))
+    for name in ("vllm-offloading", "vllm-simple"):
+        launch = _complete(SERVE, NOTHING, leases, name)
         assert launch.variables == {"PYTHONPATH": f"{tmp_path}/hostprep.pyz"}
         assert launch.links == ()
-        after = _launcher(way).arranged(SERVE, {**NOTHING, "PYTHONPATH": "/a:/b"}, leases)
+        after = _complete(SERVE, {**NOTHING, "PYTHONPATH": "/a:/b"}, leases, name)
         assert after.variables == {"PYTHONPATH": f"{tmp_path}/hostprep.pyz:/a:/b"}
-        again = _launcher(way).arranged(SERVE, {**NOTHING, **after.variables}, leases)
+        again = _complete(SERVE, {**NOTHING, **after.variables}, leases, name)
         assert again.variables == {}
 
 
@@ -265,15 +246,15 @@ def _venv(folder: Path, version: str) -> str:
 
 
 def test_a_release_never_tried_is_a_note(tmp_path: Path) -> None:
-    leases = _leases(64)
+    leases = leases_of(64 * MIB)
     for version, noted in (("0.99.0", True), ("0.33.0", False), ("0.33.0+cpu", False)):
         script = _venv(tmp_path / version, version)
-        launch = _launcher("launch").arranged((script, "serve", "m"), NOTHING, leases)
+        launch = _complete((script, "serve", "m"), NOTHING, leases)
         assert bool(launch.notes) == noted
         if noted:
             assert "vLLM 0.99.0 has never been tried" in launch.notes[0]
             named = {**NOTHING, "PATH": os.path.dirname(script)}
-            assert _launcher("launch").arranged(SERVE, named, leases).notes == launch.notes
+            assert _complete(SERVE, named, leases).notes == launch.notes
 
 
 @pytest.mark.parametrize(
@@ -300,8 +281,8 @@ def test_a_command_that_changes_the_user_is_told_of_protected_links(
     folder.chmod(mode)
     owner = folder.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner if is_maker_owner else owner + 1)
-    monkeypatch.setattr(starting, "_PROTECTED", str(sysctl))
-    monkeypatch.setattr(starting, "_FILE", f"{folder}/vllm_offload_{{}}.mmap")
+    monkeypatch.setattr(launcher, "_PROTECTED", str(sysctl))
+    monkeypatch.setattr(launcher, "_FILE", f"{folder}/vllm_offload_{{}}.mmap")
     command = ("setpriv", "--reuid=1000", *SERVE)
-    notes = _launcher("launch").arranged(command, NOTHING, _leases(64)).notes
+    notes = _complete(command, NOTHING, leases_of(64 * MIB)).notes
     assert ["fs.protected_symlinks" in note for note in notes] == [True] * is_told

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hostprep.engines.vllm.configuration import OFFLOADING, SIMPLE, TIERING, Kind, checked
-from hostprep.engines.vllm.offloading_settings import Settings
+from hostprep.engines.vllm.configuration import OFFLOADING, SIMPLE, TIERING, Connector, check_config
+from hostprep.engines.vllm.settings import Settings
 from hostprep.errors import BadInputError
 
 pytestmark = pytest.mark.unit
@@ -69,14 +69,14 @@ def test_a_connector_without_such_a_manager_refuses_them() -> None:
         Settings.read(_SLOTS)
 
 
-@pytest.mark.parametrize("kind", [TIERING, SIMPLE])
-def test_other_ways_refuse_them_before_the_claim(kind: Kind) -> None:
+@pytest.mark.parametrize("connector", [TIERING, SIMPLE])
+def test_other_ways_refuse_them_before_the_claim(connector: Connector) -> None:
     with pytest.raises(BadInputError, match="--engine vllm-offloading"):
-        checked({"kv_connector_extra_config": _SLOTS}, kind)
-    checked({"kv_connector_extra_config": _SLOTS}, OFFLOADING)
+        check_config({"kv_connector_extra_config": _SLOTS}, connector)
+    check_config({"kv_connector_extra_config": _SLOTS}, OFFLOADING)
 
 
 def test_what_contradicts_is_refused_before_the_claim() -> None:
     extra = {"eviction_policy": "arc", **_SLOTS}
     with pytest.raises(BadInputError, match="does not go with eviction_policy"):
-        checked({"kv_connector_extra_config": extra}, OFFLOADING)
+        check_config({"kv_connector_extra_config": extra}, OFFLOADING)

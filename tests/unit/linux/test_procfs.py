@@ -18,8 +18,7 @@ from hostprep.linux.procfs import (
     parse_keyed,
     parse_meminfo,
 )
-from hostprep.node.observe.kernel import parse_auxv_page_bytes, parse_version
-from hostprep.node.observe.process import parse_memlock
+from hostprep.node.observe.kernel import parse_auxv_page_bytes, parse_memlock, parse_version
 
 pytestmark = pytest.mark.unit
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hostprep.api.pool_spec import PoolSpec
 from hostprep.errors import NotReadyError
 from hostprep.node.boot import boot_script, systemd_unit
-from hostprep.node.boot.install import UNIT, BootUnit, host_folder, keep_boot_unit
+from hostprep.node.boot.install import UNIT, BootUnit, host_folder, sync_boot_unit
 
 pytestmark = pytest.mark.unit
 
@@ -37,7 +37,7 @@ def _node(folder: Path) -> Path:
 
 
 def _keep(host: Path, *wanted: PoolSpec, unwanted: tuple[str, ...] = ()) -> BootUnit:
-    return keep_boot_unit(wanted, unwanted, root=ROOT, host=str(host))
+    return sync_boot_unit(wanted, unwanted, root=ROOT, host=str(host))
 
 
 def _tree(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -232,7 +232,7 @@ def test_a_node_out_of_reach_is_said_of_the_pools_that_have_a_script_there(
     state.mkdir()
 
     def keep(where: str, *specs: PoolSpec, unwanted: tuple[str, ...] = ()) -> BootUnit:
-        return keep_boot_unit(specs, unwanted, root=ROOT, host=where, state=str(state))
+        return sync_boot_unit(specs, unwanted, root=ROOT, host=where, state=str(state))
 
     assert keep(none, unwanted=("kv", "batch")) == BootUnit()
     keep(str(host), _pool("kv"), unwanted=("batch",))
@@ -260,9 +260,9 @@ def test_a_spoilt_record_stops_nothing(host: Path, tmp_path: Path, spoilt: str) 
         (state / "boot-scripts").symlink_to(theirs)
     elif spoilt == "garbage":
         (state / "boot-scripts").write_bytes(b"\xff\0" * 1000)
-    said = keep_boot_unit([], ("kv",), root=ROOT, host=str(tmp_path / "none"), state=str(state))
+    said = sync_boot_unit([], ("kv",), root=ROOT, host=str(tmp_path / "none"), state=str(state))
     assert said == BootUnit()
-    said = keep_boot_unit([_pool()], (), root=ROOT, host=str(host), state=str(state))
+    said = sync_boot_unit([_pool()], (), root=ROOT, host=str(host), state=str(state))
     assert said == BootUnit(pools=("kv",))
     assert theirs.read_text() == "kv\n"
 
@@ -277,7 +277,7 @@ def test_without_systemd_nothing_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["kv", "batch"])
 def test_one_script_that_cannot_be_stops_no_other(host: Path, name: str) -> None:
-    said = keep_boot_unit(
+    said = sync_boot_unit(
         [_pool(name), PoolSpec(name="b" * 80, size_bytes=1)], (), root=ROOT, host=str(host)
     )
     assert said.pools == (name,)
@@ -285,7 +285,7 @@ def test_one_script_that_cannot_be_stops_no_other(host: Path, name: str) -> None
 
 
 def test_a_root_that_a_shell_would_misread_is_refused(host: Path) -> None:
-    said = keep_boot_unit([_pool()], (), root="/run/a b", host=str(host))
+    said = sync_boot_unit([_pool()], (), root="/run/a b", host=str(host))
     assert "plain absolute path" in dict(said.failures)["kv"]
     assert not (host / "etc/hostprep").exists()
 

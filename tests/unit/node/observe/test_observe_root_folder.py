@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from hostprep.node.facts import Mount
-from hostprep.node.observe.mounts import MountEntry
-from hostprep.node.observe.rootfolder import fs_type_of, observe_root
+from hostprep.node.observe.mounts import MountEntry, fs_type_of, observe_root
 
 pytestmark = pytest.mark.unit
 

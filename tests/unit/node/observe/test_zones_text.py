@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hostprep.linux.zones import ZoneCounts, parse_zoneinfo
 from hostprep.node.observe import HostRoot
-from hostprep.node.observe.zones import observe_zones, parse_buddyinfo
+from hostprep.node.observe.memory import observe_zones, parse_buddyinfo
 
 pytestmark = pytest.mark.unit
 

@@ -1,0 +1,114 @@
+"""The Python that a command would start: which release of an engine it has, how it imports us.
+
+Nothing is started or imported to find out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+import hostprep
+from hostprep.engines.catalogue import Integration
+from hostprep.zipapp import STABLE_NAME
+
+_FIRST_LINE_BYTES = 512
+
+
+def installed_version(program: str, names: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """Return the version of the first of these distributions beside a program's interpreter.
+
+    The program is a Python, or a script whose first line names one. None where it cannot be found.
+    """
+    pattern = re.compile(
+        "(?:" + "|".join(re.escape(name) for name in names) + r")-(?P<version>[^-]+)\.dist-info"
+    )
+    for folder in site_folders(program, environ):
+        try:
+            entries = os.listdir(folder)
+        except OSError:
+            continue
+        for entry in sorted(entries):
+            match = pattern.fullmatch(entry)
+            if match is not None:
+                return match["version"]
+    return None
+
+
+def site_folders(program: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the folders from which a program's interpreter imports what is installed."""
+    python = _interpreter(program, environ)
+    if python is None:
+        return ()
+    prefix = os.path.dirname(os.path.dirname(python))
+    found = []
+    for lib in (f"{prefix}/lib", f"{prefix}/lib64", f"{prefix}/local/lib"):
+        try:
+            versions = sorted(name for name in os.listdir(lib) if name.startswith("python3"))
+        except OSError:
+            continue
+        for version in versions:
+            found += [f"{lib}/{version}/{kind}-packages" for kind in ("site", "dist")]
+    return tuple(found)
+
+
+def release_notes(
+    integration: Integration, program: str, environ: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return a note for people where the installed release was never tested; () where unknown."""
+    version = installed_version(program, integration.packages, environ)
+    release = (version or "").partition("+")[0]
+    if not release or release in integration.versions:
+        return ()
+    tried = ", ".join(integration.versions) or "none"
+    return (
+        f"{integration.engine} {version} has never been tried with this (tried: {tried}); going on",
+    )
+
+
+def python_path(root: str, program: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable by which a program's interpreter imports us; {} where it does anyway.
+
+    The zipapp comes first, ours or the one published below `root`: a folder in which hostprep
+    is installed among other packages would put those before the engine's own.
+    """
+    home = os.path.dirname(os.path.abspath(hostprep.__path__[0]))
+    if os.path.isdir(home):
+        if os.path.realpath(home) in map(os.path.realpath, site_folders(program, environ)):
+            return {}
+        published = f"{root}/{STABLE_NAME}"
+        home = published if os.path.isfile(published) else home
+    before = environ.get("PYTHONPATH", "")
+    if home in before.split(":"):
+        return {}
+    return {"PYTHONPATH": f"{home}:{before}" if before else home}
+
+
+def _interpreter(program: str, environ: Mapping[str, str]) -> str | None:
+    path = _found(program, environ)
+    if path is None:
+        return None
+    if os.path.basename(path).startswith("python"):
+        return path
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(_FIRST_LINE_BYTES)
+    except OSError:
+        return None
+    if not first.startswith(b"#!"):
+        return None
+    words = first[2:].decode("utf-8", "replace").split()
+    if words and os.path.basename(words[0]) == "env":
+        words = [word for word in words[1:] if not word.startswith("-")]
+    return _found(words[0], environ) if words else None
+
+
+def _found(program: str, environ: Mapping[str, str]) -> str | None:
+    if "/" in program:
+        return program
+    for folder in environ.get("PATH", os.defpath).split(":"):
+        path = f"{folder}/{program}"
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None

@@ -1,0 +1,125 @@
+"""Launching vLLM with LMCache inside its processes: our connector in the place of LMCache's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+from hostprep.backing import Backing
+from hostprep.engines.allocator import Allocator, share_of
+from hostprep.engines.catalogue import Integration
+from hostprep.engines.installation import python_path, release_notes
+from hostprep.engines.launching import Launch, Options, Requirements
+from hostprep.engines.lmcache.settings import (
+    REQUESTER,
+    RequestedSize,
+    check_one_call,
+    read_settings,
+    requested_size,
+)
+from hostprep.engines.vllm import launch as vllm_launch
+from hostprep.engines.vllm.command_line import (
+    CommandLine,
+    local_worker_count,
+    parse_config,
+    read_command,
+)
+from hostprep.engines.vllm.configuration import Connector, check_config
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from hostprep.client.handoff import Region
+    from hostprep.client.lease import Lease
+
+_EXTRA = "kv_connector_extra_config"
+_MODULE = "kv_connector_module_path"
+_PAGE_BYTES = Backing.HUGETLB_2MI.page_bytes
+_LMCACHE_MODULE = "lmcache.integration.vllm.lmcache_connector_v1"
+"""Where LMCache has a connector of its own, for vLLMs that lacked one."""
+_CONNECTOR = Connector(
+    integration="lmcache-inprocess",
+    name="HostprepLMCacheConnector",
+    replaces=("LMCacheConnectorV1", "LMCacheConnectorV1Dynamic"),
+    module="hostprep.engines.lmcache.vllm_connector",
+    spec=None,
+    spec_module=None,
+)
+
+
+def requirements(
+    integration: Integration,
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    options: Options,
+) -> Requirements:
+    """Return what the command needs of the pool: a region for each data-parallel rank.
+
+    LMCache's `max_local_cpu_size` (GiB a rank) is the least that each rank's part of it must
+    have. Raises BadInputError for a configuration that contradicts; reads, and changes nothing.
+    """
+    del integration, options
+    line = read_command(command)
+    vllm_launch.refuse_in_file(line, _CONNECTOR, f"{vllm_launch.SIZE_KEYS}|nnodes")
+    config = _config(line)
+    extra = config.get(_EXTRA) or {}
+    read_settings(extra)
+    required = vllm_launch.connector_requirements(_CONNECTOR, line.with_config(config), environ)
+    requested = requested_size(extra, environ)
+    if requested is None:
+        return required
+    ranks = local_worker_count(line)
+    size_bytes, because = requested.size_bytes, f"{requested.because} for each rank"
+    if ranks > 1:
+        # Each part is whole pages: of these here, or larger ones, which `complete` knows.
+        size_bytes = -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES * ranks
+        because += f", and {ranks} share a region"
+    return Requirements(count=required.count, size_bytes=size_bytes, because=because)
+
+
+def complete(
+    integration: Integration,
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    leases: Sequence[Lease],
+) -> Launch:
+    """Return the command with our connector in LMCache's place.
+
+    Raises BadInputError where a rank's part is smaller than what LMCache is to take, or too
+    large: its copies go anywhere, so that its memory is registered with CUDA by one call.
+    """
+    line = read_command(command)
+    config = _config(line)
+    requested = requested_size(config.get(_EXTRA) or {}, environ)
+    for lease in leases:
+        _check_part(lease.region, local_worker_count(line), requested)
+    config["kv_connector"] = _CONNECTOR.name
+    config[_MODULE] = _CONNECTOR.module
+    config.setdefault("kv_role", "kv_both")
+    variables = python_path(leases[0].paths.root, line.program, environ)
+    notes = (
+        *vllm_launch.notes_of(line, _CONNECTOR, environ),
+        *release_notes(integration, line.program, environ),
+    )
+    return Launch(line.with_config(config), variables, (), notes)
+
+
+def _config(line: CommandLine) -> dict[str, Any]:
+    """Return the connector's configuration, without LMCache's own module, which ours replaces."""
+    config = copy.deepcopy(parse_config(line))
+    if config.get(_MODULE) == _LMCACHE_MODULE:
+        del config[_MODULE]
+    check_config(config, _CONNECTOR)
+    return config
+
+
+def _check_part(region: Region, ranks: int, requested: RequestedSize | None) -> None:
+    share = share_of(region.size_bytes, region.page_bytes, ranks=ranks, index=0)
+    size_bytes = requested.size_bytes if requested is not None else max(1, share.size_bytes)
+    check_one_call(
+        size_bytes,
+        owner="each rank",
+        remedy="set LMCACHE_MAX_LOCAL_CPU_SIZE (GiB a rank), or claim a smaller region",
+    )
+    Allocator(share, requester=REQUESTER).allocate(size_bytes)

@@ -1,0 +1,126 @@
+"""TensorRT-LLM: configuration for its KV cache connectors, whose memory another process has.
+
+Its own host pools are anonymous memory and cannot be prepared: `hostprep exec --engine trtllm`
+says so.
+
+Names of TensorRT-LLM: tensorrt_llm/_torch/pyexecutor/connectors/registry.py and llm_args.py
+(`lmcache-mp` with `server_url`), the Mooncake store connector of its pull request 19235
+(connectors/mooncake_store/config.py), and of LMCache 0.5.6: lmcache/integration/tensorrt_llm.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from hostprep.engines.catalogue import Integration
+from hostprep.engines.launching import Launch, Options, Requirements
+from hostprep.errors import BadInputError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from hostprep.client.lease import Lease
+
+CONNECTORS = ("lmcache", "mooncake")
+_VARIABLES = {
+    "TLLM_KV_CACHE_MANAGER_V2_PREFAULT_THREADS": "pools are populated by all CPUs of their NUMA "
+    "node before any engine starts, so it has nothing to speed up",
+    "TLLM_KV_CACHE_MANAGER_V2_THP": "a pool's backings choose the pages: HugeTLB2Mi for certain "
+    "huge ones, THP for those it speaks of",
+}
+"""Its two variables for faster pools (issue 15430), and what takes their place."""
+_URL = re.compile(r"(?:tcp|ipc|grpc)://[!-~]+", re.ASCII)
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", re.ASCII)
+
+
+def requirements(
+    integration: Integration,
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    options: Options,
+) -> Requirements:
+    """Refuse: there is nothing to claim for it. Always raises BadInputError."""
+    del integration, command, options
+    set_here = [f"{name} is set: {why}" for name, why in _VARIABLES.items() if name in environ]
+    raise BadInputError(
+        "TensorRT-LLM allocates its host pools as anonymous memory, which cannot be prepared, "
+        "so there is nothing to claim for it" + "".join(f"; {words}" for words in set_here),
+        reason="NoMemoryOfItsOwn",
+        remedy="keep its KV cache in an LMCache server or a Mooncake store that has the prepared "
+        "memory: `hostprep engines trtllm --connector lmcache --server tcp://127.0.0.1:5555` "
+        "prints the configuration for `trtllm-serve --config FILE`",
+    )
+
+
+def complete(
+    integration: Integration,
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    leases: Sequence[Lease],
+) -> Launch:
+    """Return the command as it is. Never called: nothing is claimed."""
+    del integration, environ, leases
+    return Launch(command, {})
+
+
+def lmcache(server: str) -> dict[str, Any]:
+    """Return the options for an LMCache server, such as tcp://127.0.0.1:5555.
+
+    Raises BadInputError for what is no URL.
+    """
+    if _URL.fullmatch(server) is None:
+        raise BadInputError(
+            f"--server {server!r} is no URL of an LMCache server",
+            reason="BadServer",
+            remedy="write it like tcp://127.0.0.1:5555",
+        )
+    return {
+        "kv_cache_config": {"enable_block_reuse": True},
+        "kv_connector_config": {"connector": "lmcache-mp", "server_url": server},
+    }
+
+
+def mooncake() -> dict[str, Any]:
+    """Return the options for a Mooncake store; its address is in the client's own file."""
+    return {
+        "kv_cache_config": {"use_kv_cache_manager_v2": True, "enable_block_reuse": True},
+        "kv_connector_config": {"connector": "mooncake-store"},
+    }
+
+
+def mooncake_client(server: str, model: str, *, protocol: str = "tcp") -> dict[str, Any]:
+    """Return what MOONCAKE_CONFIG_PATH is to lead to: a client that lends no memory of its own.
+
+    `server` is the master's address, host:port. Raises BadInputError for another.
+    """
+    if _ADDRESS.fullmatch(server) is None:
+        raise BadInputError(
+            f"--server {server!r} is no address of a Mooncake master",
+            reason="BadServer",
+            remedy="write it like 127.0.0.1:50051",
+        )
+    if not model:
+        raise BadInputError(
+            "keys in a Mooncake pool need to tell checkpoints apart",
+            reason="NoModel",
+            remedy="give --model-key, the same for all servers of one checkpoint and of no other",
+        )
+    return {
+        "metadata_server": "P2PHANDSHAKE",
+        "master_server_address": server,
+        "protocol": protocol,
+        "device_name": "",
+        "global_segment_size": 0,
+        "local_buffer_size": 1 << 30,
+        "role": "both",
+        "model_key": model,
+    }
+
+
+def connector_yaml(options: dict[str, Any], *notes: str) -> str:
+    """Return options as a file for `trtllm-serve --config`: JSON, which YAML includes."""
+    lines = [f"# {note}" for note in notes]
+    return "\n".join([*lines, json.dumps(options, indent=2)]) + "\n"

@@ -1,0 +1,163 @@
+"""A rank's slice of the region: where its KV cache lies, and its registration with CUDA.
+
+A rank has one contiguous slice, so that it registers what it copies and nothing else. In a slice
+there are rows, one for each chunk of vLLM's: that rank's part of it, padded. All sizes in bytes.
+
+vLLM's own worker registers in its constructor, before the engine serves
+(vllm/v1/kv_offload/cpu/gpu_worker.py, pin_mmap_region). Here the constructor enters the rank on
+the board and no more; the first poll begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from hostprep.backing import MIB
+from hostprep.cuda.board import RankBoard, board_path
+from hostprep.cuda.register import register
+from hostprep.errors import BadInputError, HostprepError
+from hostprep.units import format_bytes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hostprep.client.attachment import Attachment
+    from hostprep.cuda.registration import Registration
+
+_SMALLEST_ALIGNMENT = 512
+_STEP_BYTES = 256 * MIB
+_STEP_PAGES = 8
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What all ranks and the scheduler agree on."""
+
+    rows: int
+    row_bytes: int
+    slice_bytes: int
+
+    def offset_of(self, number: int) -> int:
+        """Return where a slice begins in the region."""
+        return number * self.slice_bytes
+
+
+def layout_of(
+    usable_bytes: int, *, page_bytes: int, chunk_bytes: int, slices: int, region: str = "the region"
+) -> Layout:
+    """Divide the first `usable_bytes` of a region into slices of whole pages, and those into rows.
+
+    Raises BadInputError where not a single chunk fits, with both numbers.
+    """
+    row_bytes = row_bytes_of(chunk_bytes, page_bytes)
+    slice_bytes = usable_bytes // slices // page_bytes * page_bytes
+    rows = slice_bytes // row_bytes
+    if rows < 1:
+        raise BadInputError(
+            f"one chunk takes {row_bytes} bytes for each of {slices} rank(s), and {region} has "
+            f"{usable_bytes} bytes ({format_bytes(usable_bytes)})",
+            reason="RegionTooSmall",
+            remedy="claim a larger region, or make chunks smaller (blocks_per_chunk)",
+        )
+    return Layout(rows, row_bytes, slice_bytes)
+
+
+def row_bytes_of(chunk_bytes: int, page_bytes: int) -> int:
+    """Return the size of a row that holds `chunk_bytes`.
+
+    Registered pieces end where a page and a row end together. Padding a row to a multiple of a
+    power of two makes these places frequent: every 256 MiB at least, or every 8 pages where those
+    are huge. It costs 1/128 of a row with pages up to 32 MiB, and up to 1/8 with 1 GiB pages.
+    """
+    most = max(_STEP_BYTES, _STEP_PAGES * page_bytes)
+    alignment = _SMALLEST_ALIGNMENT
+    while alignment < page_bytes:
+        row = _round_up(chunk_bytes, alignment)
+        if row // gcd(row, page_bytes) * page_bytes <= most:
+            return row
+        alignment *= 2
+    return _round_up(chunk_bytes, alignment)
+
+
+def _round_up(size_bytes: int, to: int) -> int:
+    return -(-size_bytes // to) * to
+
+
+@dataclass(frozen=True)
+class RankSlice:
+    """Which slice of the region is a rank's, and how it is registered."""
+
+    number: int
+    world: int
+    offset_bytes: int
+    size_bytes: int
+    row_bytes: int
+    registers: bool
+    mode: str
+    deadline_s: float
+    obstacle: str = ""
+    """Why the gate can never open for this rank, which is reported at once."""
+
+
+class RankRegistration:
+    """One rank's registration, in its process. `poll` is called at each step, and is cheap."""
+
+    def __init__(self, memory: Attachment, rank: RankSlice) -> None:
+        """Enter the rank on the board; register only where that is to be done at once.
+
+        Raises BadInputError where the rank is taken (two engines on one region), HostprepError.
+        """
+        self._memory = memory
+        self._rank = rank
+        self._registration: Registration | None = None
+        self._has_begun = False
+        self._board = RankBoard.open(
+            board_path(memory),
+            generation=memory.lease_id,
+            world=rank.world,
+            rank=rank.number,
+        )
+        try:
+            if rank.obstacle:
+                self._has_begun = True
+                self._board.failed(rank.obstacle)
+            elif rank.mode == "sync":
+                self.poll()
+        except BaseException:
+            self._board.close()
+            raise
+
+    def poll(self) -> None:
+        """Begin, at the first call."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        if not self._rank.registers:
+            self._board.initializing()
+            self._board.ready()
+            return
+        try:
+            self._registration = register(
+                self._memory,
+                mode=self._rank.mode,
+                offset_bytes=self._rank.offset_bytes,
+                size_bytes=self._rank.size_bytes,
+                row_bytes=self._rank.row_bytes,
+                deadline_s=self._rank.deadline_s,
+                board=self._board,
+            )
+        except HostprepError as error:
+            self._board.failed(str(error))
+            if self._rank.mode == "sync":
+                raise
+
+    def close(self) -> None:
+        """Take the registration back and leave the board, once copies are done.
+
+        Raises FailedError where the driver did not take all of it back.
+        """
+        try:
+            if self._registration is not None:
+                self._registration.close()
+        finally:
+            self._board.close()

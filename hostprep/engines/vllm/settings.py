@@ -1,0 +1,150 @@
+"""Our keys in vLLM's kv_connector_extra_config, read and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hostprep.engines.memory import MEMORY_KEYS
+from hostprep.errors import BadInputError
+from hostprep.units import parse_quantity
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+SLOTS = "hostprep.slots"
+_REGISTER = ("auto", "always", "never")
+_MODES = ("background", "sync")
+_DEADLINE_S = 1800.0
+
+SETTING_KEYS = (
+    *MEMORY_KEYS,
+    "hostprep.register",
+    "hostprep.mode",
+    "hostprep.deadline_s",
+    SLOTS,
+)
+"""All keys of ours; what else begins with "hostprep." is a slip of the pen."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The keys of a plugin inside vLLM."""
+
+    register: str
+    """auto: where the platform is CUDA; always; never."""
+    mode: str
+    """background: the engine serves meanwhile; sync: before it serves, as vLLM does by itself."""
+    deadline_s: float
+    """From the start of the engine: after that it serves without the host tier until a restart."""
+    size_bytes: int | None
+    """vLLM's own cpu_bytes_to_use; None: the whole region."""
+    slots: bool = False
+    """Hostprep's slots in place of vLLM's own manager."""
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], *, can_have_slots: bool = False) -> Settings:
+        """Read kv_connector_extra_config.
+
+        Raises BadInputError for what is unknown or no number, and for what cannot go together.
+        `can_have_slots`: whether the connector has a manager that slots can replace.
+        """
+        unknown = [key for key in config if _is_ours(key) and key not in SETTING_KEYS]
+        if unknown:
+            raise BadInputError(
+                f"kv_connector_extra_config holds the unknown key(s) {', '.join(sorted(unknown))}",
+                reason="UnknownKey",
+                remedy=f"known are {', '.join(SETTING_KEYS)}",
+            )
+        return cls(
+            register=_one_of(config, "hostprep.register", _REGISTER),
+            mode=_one_of(config, "hostprep.mode", _MODES),
+            deadline_s=_seconds(config, "hostprep.deadline_s", _DEADLINE_S),
+            size_bytes=_size(config, "cpu_bytes_to_use"),
+            slots=has_slots(config, can_have=can_have_slots),
+        )
+
+    def registers(self, *, is_cuda: bool) -> bool:
+        """Tell whether this engine registers its memory."""
+        return is_cuda if self.register == "auto" else self.register == "always"
+
+
+def has_slots(config: Mapping[str, Any], *, can_have: bool) -> bool:
+    """Return whether the configuration asks for Hostprep's slots (hostprep.slots).
+
+    They have an eviction order of their own, and are the only tier. Raises BadInputError where
+    there is no manager that they can replace, and for keys of that manager which they ignore.
+    """
+    wanted = config.get(SLOTS, False)
+    if not isinstance(wanted, bool):
+        raise BadInputError(
+            f"{SLOTS} is {wanted!r}", reason="BadSetting", remedy="give true or false"
+        )
+    if not wanted:
+        return False
+    if not can_have:
+        raise BadInputError(
+            f"{SLOTS} is of HostprepOffloadingSpec alone",
+            reason="NoSlots",
+            remedy="leave it out, or use `hostprep exec --engine vllm-offloading`",
+        )
+    against = [f"{key} {config[key]!r}" for key, fits in _HARMLESS.items() if not fits(config)]
+    if against:
+        raise BadInputError(
+            f"{SLOTS} does not go with {' and '.join(against)}",
+            reason="NoSlots",
+            remedy=f"leave that out, or leave out {SLOTS}: vLLM's own manager has it",
+        )
+    return True
+
+
+def _is_below(limit: int, key: str, config: Mapping[str, Any]) -> bool:
+    try:
+        return int(config.get(key) or 0) < limit
+    except (TypeError, ValueError):
+        return False
+
+
+_HARMLESS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "eviction_policy": lambda config: config.get("eviction_policy", "lru") == "lru",
+    "cache_policy_module_path": lambda config: not config.get("cache_policy_module_path"),
+    "store_threshold": lambda config: _is_below(2, "store_threshold", config),
+    "secondary_tiers": lambda config: not config.get("secondary_tiers"),
+}
+"""vLLM's keys for how its own manager evicts and stores, and whether they have no effect."""
+
+
+def _is_ours(key: object) -> bool:
+    return isinstance(key, str) and key.startswith("hostprep.")
+
+
+def _one_of(config: Mapping[str, Any], key: str, choices: tuple[str, ...]) -> str:
+    chosen = str(config.get(key, choices[0]))
+    if chosen not in choices:
+        raise BadInputError(
+            f"{key} is {chosen!r}", reason="BadSetting", remedy=f"give {' or '.join(choices)}"
+        )
+    return chosen
+
+
+def _seconds(config: Mapping[str, Any], key: str, otherwise: float) -> float:
+    try:
+        seconds = float(config.get(key, otherwise))
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise BadInputError(
+            f"{key} is {config[key]!r}", reason="BadSetting", remedy="give seconds, more than 0"
+        )
+    return seconds
+
+
+def _size(config: Mapping[str, Any], key: str) -> int | None:
+    """Return a number of bytes, or None where there is none (vLLM takes 0 for none as well)."""
+    given = config.get(key)
+    if not given:
+        return None
+    if isinstance(given, (int, float)) and given > 0:
+        return int(given)
+    return parse_quantity(str(given))
