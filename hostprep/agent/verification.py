@@ -104,7 +104,7 @@ def _verify_pool(
         why = problems.get(region.name, ("", ""))[1] or region.damage
         sound = region.finished and not why and region.name in published
         if region.finished:  # an unfinished one may have a finished namesake
-            gates.append(gate_of_region(paths, region.name, leased=region.leased))
+            gates.append(gate_of(paths, region.name, leased=region.leased))
         regions.append(_observe_region(paths, pool, replace(region, damage=why or None), sound))
     finished = {region.name for region in pool.regions if region.finished}
     gone = [_gone(region) for name, region in published.items() if name not in finished]
@@ -192,7 +192,7 @@ def _held_pages(pool: PoolFacts, page_bytes: int) -> int:
 # --- gates of engines
 
 
-def gate_of_region(paths: PoolPaths, region: str, *, leased: bool) -> GateObservation | None:
+def gate_of(paths: PoolPaths, region: str, *, leased: bool) -> GateObservation | None:
     """Return the gate of the engine at a region; None where there is nothing to report.
 
     A run that is over is reported if its gate was decided: it may have begun and ended since the

@@ -35,7 +35,7 @@ from hostprep.agent.verification import Verification, mark_bad_regions, verify_n
 from hostprep.client.claim import claim_lock, has_waiters
 from hostprep.errors import BusyError, HostprepError
 from hostprep.linux.threads import Stopped
-from hostprep.node.apply.service import Node, PoolOutcome, Reconciler, pending_actions
+from hostprep.node.apply.service import AppliedPool, Node, Reconciler, pending_actions
 from hostprep.node.boot import BootUnit, sync_boot_unit
 from hostprep.node.plan.actions import Action, AdoptRegion, Plan, ScrubRegion
 from hostprep.paths import PoolPaths
@@ -59,7 +59,7 @@ class Worker:
     _job: tuple[ReconcileRequest, Reconciler] | None = None
     """What the thread works at; None once its last message but `Done` is sent."""
     _thorough: bool = True
-    """Until what earlier workers left was looked after once."""
+    """Until what earlier workers left was taken care of once."""
     _progress_s: float = 0.0
     """When progress was last reported."""
     _walked_bytes: int = 0
@@ -69,7 +69,7 @@ class Worker:
         """Verify the node, answer, and begin whatever is to be done."""
         job = self._job
         found = verify_node(self.node.root, scrubbing=frozenset(job[1].scrubbing) if job else ())
-        boot = self._keep_boot_unit(request)
+        boot = self._sync_boot_unit(request)
         if job is not None:
             if request.pools != job[0].pools:
                 self._stop.set()
@@ -95,7 +95,7 @@ class Worker:
         if self._thread is not None:
             self._thread.join()
 
-    def _keep_boot_unit(self, request: ReconcileRequest) -> BootUnit:
+    def _sync_boot_unit(self, request: ReconcileRequest) -> BootUnit:
         at_boot = [pool.spec for pool in request.pools if pool.at_boot]
         others = [pool.spec.name for pool in request.pools if not pool.at_boot]
         return sync_boot_unit(
@@ -116,7 +116,7 @@ class Worker:
             held=frozenset(request.held),
             stop=self._stop,
             on_progress=self._report_progress,
-            on_pool=lambda outcome: self._pool_done(outcome, keys[outcome.plan.name]),
+            on_pool=lambda applied: self._pool_done(applied, keys[applied.plan.name]),
         )
 
     # --- in the thread
@@ -152,10 +152,10 @@ class Worker:
             return None
         return Failure("NotMarked", "; ".join(f"{pool}: {why}" for pool, why in failures))
 
-    def _pool_done(self, outcome: PoolOutcome, key: str) -> None:
+    def _pool_done(self, applied: AppliedPool, key: str) -> None:
         observation = verify_node(self.node.root).observation
-        populated = tuple((str(backing), size) for backing, size in outcome.populated)
-        self._send(PoolDone(_result(outcome, key), observation, populated))
+        populated = tuple((str(backing), size) for backing, size in applied.populated)
+        self._send(PoolDone(_result(applied, key), observation, populated))
 
     def _report_progress(self, pool: str, done_bytes: int, total_bytes: int) -> None:
         now_s = time.monotonic()
@@ -201,11 +201,11 @@ def _results(
         elif name in work:
             quiet = AdoptRegion | ScrubRegion
             pending = any(not isinstance(action, quiet) for action in work[name])
-            yield replace(_result(PoolOutcome(plan=plans[name]), desired.key), pending=pending)
+            yield replace(_result(AppliedPool(plan=plans[name]), desired.key), pending=pending)
 
 
-def _result(outcome: PoolOutcome, key: str) -> PoolResult:
-    pool = outcome.plan
+def _result(applied: AppliedPool, key: str) -> PoolResult:
+    pool = applied.plan
     unmet = pool.unmet
     passed_over = [f"passed over {over.backing}: {over.why}" for over in pool.passed_over]
     return PoolResult(
@@ -213,13 +213,13 @@ def _result(outcome: PoolOutcome, key: str) -> PoolResult:
         key=key,
         wanted_bytes=pool.wanted_bytes,
         planned_bytes=pool.planned_bytes,
-        regions=outcome.regions,
+        regions=applied.regions,
         backing=pool.backing_words,
         unmet=Failure(unmet.reason, f"{unmet.why}; {unmet.remedy}") if unmet else None,
-        error=_failure(outcome.error) if outcome.error else None,
+        error=_failure(applied.error) if applied.error else None,
         blocked=pool.blocked,
         notes=(*passed_over, *pool.notes),
-        steps=outcome.steps,
+        steps=applied.steps,
     )
 
 

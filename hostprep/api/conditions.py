@@ -48,7 +48,7 @@ class Condition(JsonObject):
     observed_generation: int | None = field(default=None, metadata=json_field(omit_empty=True))
 
     def says_the_same_as(self, other: Condition) -> bool:
-        """Whether writing it again would tell nobody anything."""
+        """Whether they differ in nothing but the time."""
         return replace(self, since_s=None) == replace(other, since_s=None)
 
 

@@ -98,15 +98,15 @@ def test_the_boot_scripts_ledger_counts_for_its_boot_alone(root: Path) -> None:
 
 
 def test_the_entries_that_the_agent_acts_upon() -> None:
-    desire = read_saved(str(FIXTURE / "agent"))
-    assert desire is not None
-    assert (desire.source, desire.uid, desire.generation) == (Source.SAVED, "uid-of-node", 7)
-    assert desire.boot_id == BOOT_ID
-    assert [(e.name, e.uid, e.generation, e.absent) for e in desire.entries] == [
+    desired = read_saved(str(FIXTURE / "agent"))
+    assert desired is not None
+    assert (desired.source, desired.uid, desired.generation) == (Source.SAVED, "uid-of-node", 7)
+    assert desired.boot_id == BOOT_ID
+    assert [(e.name, e.uid, e.generation, e.absent) for e in desired.entries] == [
         ("kv", "uid-of-kv", 3, False),
         ("old", "uid-of-old", 1, True),
     ]
-    instruction = instruction_of(desire)
+    instruction = instruction_of(desired)
     assert instruction.withheld == {"old"}
     assert not instruction.refused
     [wanted] = instruction.pools

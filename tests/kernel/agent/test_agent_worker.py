@@ -21,7 +21,7 @@ from hostprep.client.handoff import read_handoff
 from hostprep.errors import NotReadyError
 from hostprep.node.apply.exclusive import AgentLock
 from hostprep.node.apply.hugepages import HugePageControl
-from hostprep.node.apply.service import Node, PoolOutcome, Reconciler, pending_actions
+from hostprep.node.apply.service import AppliedPool, Node, Reconciler, pending_actions
 from hostprep.node.facts import RegionFacts
 from hostprep.node.observe.pools import observe_pools
 from hostprep.paths import PoolPaths
@@ -262,7 +262,7 @@ def test_pages_that_the_kernel_does_not_give_are_a_failure_to_be_tried_again_lat
         write(self, folder, pages // 2)
 
     monkeypatch.setattr(HugePageControl, "_write", write_half)
-    outcomes: list[PoolOutcome] = []
+    outcomes: list[AppliedPool] = []
     before = huge_pages_total()
 
     Reconciler(node=node, specs=[KV], on_pool=outcomes.append).run()
