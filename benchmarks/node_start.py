@@ -48,8 +48,8 @@ class Instants:
     """The agent's Pod was created; without kubelet, its process."""
     started_s: float
     """Its container runs."""
-    instructed_s: float
-    """The agent told its worker what to do, and began to read the rest of itself."""
+    running_s: float
+    """The agent has read its modules and logged `started`."""
     ready_s: float
     """The HostMemoryNode says Ready."""
     opened_s: float
@@ -62,9 +62,9 @@ class Instants:
         working_s = sum(seconds for _, seconds in self.steps)
         return [
             ("kubelet and containerd", self.started_s - self.asked_s),
-            ("until the worker is told: Python, modules, API", self.instructed_s - self.started_s),
+            ("Python and modules", self.running_s - self.started_s),
             *((f"preparing: {name}", seconds) for name, seconds in self.steps),
-            ("the agent's rest: plan, report", self.ready_s - self.instructed_s - working_s),
+            ("the agent's rest: API, plan, report", self.ready_s - self.running_s - working_s),
             ("operator: open the node", self.opened_s - self.ready_s),
         ]
 
@@ -111,7 +111,7 @@ def _in_a_virtual_machine() -> Instants:
             return Instants(
                 _seconds(pod["metadata"]["creationTimestamp"]),
                 _seconds(state["startedAt"]),
-                _instructed(log.splitlines()),
+                _running(log.splitlines()),
                 ready_s,
                 opened_s,
                 _steps(cluster),
@@ -132,9 +132,9 @@ def _here(size: str) -> Instants:
             )
             try:
                 ready_s, opened_s = _watch(cluster)
-                instructed_s = _instructed([json.dumps(line) for line in agent.log()])
+                running_s = _running([json.dumps(line) for line in agent.log()])
                 steps = _steps(cluster)
-                return Instants(asked_s, asked_s, instructed_s, ready_s, opened_s, steps)
+                return Instants(asked_s, asked_s, running_s, ready_s, opened_s, steps)
             finally:
                 agent.close()
 
@@ -179,10 +179,9 @@ def _agent_pod(cluster: ControlPlane) -> JsonObject:
     return found
 
 
-def _instructed(lines: list[str]) -> float:
+def _running(lines: list[str]) -> float:
     said = next(line for line in map(json.loads, lines) if line["event"] == "started")
-    # Empty where the API server took its time: then everything was read first.
-    return _seconds(said["instructed_at"] or said["timestamp"])
+    return _seconds(said["timestamp"])
 
 
 def _seconds(text: str) -> float:

@@ -16,9 +16,7 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, Phase, given, settings
 
 from hostprep.console import print_table
-from hostprep.sizing.floor import min_slots
-from hostprep.sizing.groups import CacheGroup
-from hostprep.sizing.limits import Limits
+from hostprep.sizing.groups import CacheGroup, Limits, min_slots
 from tests.unit.sizing.configurations import Configuration, configurations
 from tests.unit.sizing.simulation import Job, Outcome, Policy, simulate
 

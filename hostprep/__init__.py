@@ -10,8 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from hostprep.client.attach import attach, attach_many, join, wait
-    from hostprep.client.attachment import Attachment
+    from hostprep.client.attach import Attachment, attach, attach_many, join, wait
     from hostprep.client.owner import Owner
     from hostprep.errors import HostprepError
 
@@ -41,7 +40,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     homes = {
-        "Attachment": "hostprep.client.attachment",
+        "Attachment": "hostprep.client.attach",
         "HostprepError": "hostprep.errors",
         "Owner": "hostprep.client.owner",
     }

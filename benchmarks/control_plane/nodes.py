@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 from benchmarks.control_plane.api import MERGE, NODES, STRATEGIC, Api, at_once
+from hostprep.api.conditions import format_time
 from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
-from hostprep.api.times import format_time
 
 __all__ = ["boot_id", "heartbeat", "make_nodes", "name_of", "node_body", "reboot", "remove_nodes"]
 

@@ -64,7 +64,7 @@ class _Worker:
     def register_in_turns(self, name: str, folder: str, at_s: float = 0.0) -> dict[str, object]:
         """Register by steered chunks, each in this process's turn at the node's turnstile."""
         from hostprep.cuda.turnstile import Turnstile
-        from hostprep.cuda.turnstile_folders import make_turnstiles
+        from hostprep.cuda.turnstile_files import make_turnstiles
 
         make_turnstiles(folder, ("bench",))
         turnstile = Turnstile(folder, "bench")

@@ -1,7 +1,7 @@
-"""What this node was told to hold, kept on disk: the agent works on while the API server is away.
+"""The desired state of this node, kept on disk: the agent works on while the API server is away.
 
-Only an instruction that the API server itself gave in this process's life releases memory: from
-the file, and where the HostMemoryNode is gone, nothing is.
+Only an instruction that the API server itself gave in this process's life releases memory. Neither
+the file nor a missing HostMemoryNode releases anything.
 """
 
 from __future__ import annotations
@@ -14,21 +14,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from hostprep.agent.messages import Failure, Wanted
+from hostprep.agent.messages import DesiredPool, Failure
+from hostprep.api.codec import JsonObject, json_field
 from hostprep.api.node_resource import PoolEntry, entries_of
 from hostprep.api.pool_resource import spec_from_policy
 from hostprep.errors import BadInputError, FailedError, HostprepError
+from hostprep.kube.logs import Logger
 from hostprep.linux.files import atomic_write, remove_file
-
-__all__ = [
-    "Desire",
-    "Source",
-    "key_of",
-    "read_saved",
-    "save",
-    "scrubbed_on_claim",
-    "wanted_of",
-]
 
 FILE_NAME = "desired.json"
 _VERSION = 1
@@ -39,7 +31,7 @@ class Source(Enum):
     """Where an instruction comes from."""
 
     NOTHING = "nothing"
-    """There is none: no object, or not heard yet. Everything is kept as it is."""
+    """There is none: no object, or no answer yet. Everything is kept as it is."""
     SAVED = "saved"
     """Read from the file while the API server was away."""
     LIVE = "live"
@@ -47,7 +39,7 @@ class Source(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desire:
+class DesiredState:
     """The entries of a HostMemoryNode, and what they came with."""
 
     source: Source = Source.NOTHING
@@ -58,8 +50,8 @@ class Desire:
     entries: tuple[PoolEntry, ...] = ()
 
     @classmethod
-    def of_object(cls, document: Mapping[str, Any], *, boot_id: str) -> Desire:
-        """Return what a HostMemoryNode asks for. Raises BadInputError for one that is none."""
+    def of_object(cls, document: Mapping[str, Any], *, boot_id: str) -> DesiredState:
+        """Return what a HostMemoryNode asks for. Raises BadInputError for an unreadable one."""
         try:
             metadata = document["metadata"]
             return cls(
@@ -67,53 +59,55 @@ class Desire:
                 uid=str(metadata.get("uid") or ""),
                 generation=int(metadata.get("generation") or 0),
                 boot_id=boot_id,
-                entries=_once_each(entries_of(document)),
+                entries=_first_of_each_name(entries_of(document)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadInputError(
                 f"the HostMemoryNode cannot be read: {type(error).__name__}: {error}",
                 reason="BadNode",
-                remedy="delete it: the operator makes it anew, and memory is kept",
+                remedy="delete it: the operator creates it again, and memory is kept",
             ) from error
 
-    def says_the_same_as(self, other: Desire) -> bool:
+    @property
+    def asks_for_memory(self) -> bool:
+        """Whether it has an entry that is not absent."""
+        return any(not entry.absent for entry in self.entries)
+
+    def has_same_content_as(self, other: DesiredState) -> bool:
         """Whether saving the other one over this one would change nothing that matters."""
         return replace(self, source=other.source) == other
 
 
-def _once_each(entries: Iterable[PoolEntry]) -> tuple[PoolEntry, ...]:
+def _first_of_each_name(entries: Iterable[PoolEntry]) -> tuple[PoolEntry, ...]:
     names: dict[str, PoolEntry] = {}
     for entry in entries:
         names.setdefault(entry.name, entry)
     return tuple(names.values())
 
 
-def key_of(entry: PoolEntry) -> str:
-    """Return what tells one wording of an entry from another."""
-    text = json.dumps(entry.to_json(), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+# --- what the worker is to do
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What the worker is to do: pools to bring about, and entries that make no sense."""
+    """What the worker is to do: pools to reconcile, and entries that are not carried out."""
 
-    wanted: tuple[Wanted, ...] = ()
+    pools: tuple[DesiredPool, ...] = ()
     refused: Mapping[str, Failure] = field(default_factory=dict)
-    """By pool: left as they are."""
+    """Entries that make no sense, by pool: left as they are."""
     withheld: frozenset[str] = frozenset()
-    """Absent entries that are not carried out, since nobody confirmed them."""
+    """Absent entries that the API server has not confirmed."""
 
 
-def wanted_of(desire: Desire) -> Instruction:
-    """Return what to do. Without an instruction: nothing at all."""
-    if desire.source is Source.NOTHING:
+def instruction_of(desired: DesiredState) -> Instruction:
+    """Return what to do. Without an object: nothing at all."""
+    if desired.source is Source.NOTHING:
         return Instruction()
-    wanted: list[Wanted] = []
+    pools: list[DesiredPool] = []
     refused: dict[str, Failure] = {}
     withheld: set[str] = set()
-    for entry in desire.entries:
-        if entry.absent and desire.source is not Source.LIVE:
+    for entry in desired.entries:
+        if entry.absent and desired.source is not Source.LIVE:
             withheld.add(entry.name)
             continue
         try:
@@ -121,27 +115,100 @@ def wanted_of(desire: Desire) -> Instruction:
         except HostprepError as error:
             refused[entry.name] = Failure("BadPolicy", str(error))
         else:
-            wanted.append(
-                Wanted(
+            pools.append(
+                DesiredPool(
                     spec=spec,
-                    key=key_of(entry),
+                    key=entry_key(entry),
                     leave_dirty=scrubbed_on_claim(entry),
                     at_boot=not entry.absent and entry.policy.get("boot") == "systemd",
                 )
             )
-    return Instruction(tuple(wanted), refused, frozenset(withheld))
+    return Instruction(tuple(pools), refused, frozenset(withheld))
+
+
+def entry_key(entry: PoolEntry) -> str:
+    """Return a hash of the whole entry, which tells one version of it from another."""
+    text = json.dumps(entry.to_json(), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def scrubbed_on_claim(entry: PoolEntry) -> bool:
-    """Whether regions stay dirty until somebody wants them (`scrub.when: OnClaim`)."""
+    """Whether regions stay dirty until the next claim (`scrub.when: OnClaim`)."""
     scrub = entry.policy.get("scrub")
     return isinstance(scrub, Mapping) and scrub.get("when") == "OnClaim"
 
 
-def save(folder: str, desire: Desire) -> None:
+# --- the file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SavedState(JsonObject):
+    """The file's format."""
+
+    version: int
+    uid: str
+    generation: int
+    boot_id: str = field(metadata=json_field(key="boot_id"))
+    pools: tuple[PoolEntry, ...]
+
+
+@dataclass
+class DesiredStateStore:
+    """Saves the desired state on a disk that may be full or read-only.
+
+    What could not be saved is tried again, and is no reason to stop.
+    """
+
+    folder: str
+    log: Logger
+    saved: DesiredState | None = None
+    """What is on the disk, as far as is known."""
+    _unsaved: DesiredState | None = None
+    _complaint: str = ""
+
+    def read(self) -> DesiredState | None:
+        """Read what an earlier run saved; None where there is nothing that can be used."""
+        try:
+            self.saved = read_saved(self.folder)
+        except HostprepError as error:
+            self.log.warning("saved_state_unreadable", error=error.message, remedy=error.remedy)
+        return self.saved
+
+    def save(self, desired: DesiredState) -> None:
+        """Save it, now or as soon as that works."""
+        self._unsaved = desired
+        self.try_again()
+
+    def try_again(self) -> None:
+        """Save what is not saved yet. Logs the reason once where that fails."""
+        if self._unsaved is None:
+            return
+        try:
+            if self.saved is None or not self.saved.has_same_content_as(self._unsaved):
+                save(self.folder, self._unsaved)
+        except HostprepError as error:
+            if error.message != self._complaint:
+                self._complaint = error.message
+                self.log.warning("not_saved", error=error.message, remedy=error.remedy)
+        else:
+            self.saved, self._unsaved, self._complaint = self._unsaved, None, ""
+
+
+def save(folder: str, desired: DesiredState) -> None:
     """Write the entries, at once or not at all; with none the file goes. Raises FailedError."""
+    path = f"{folder}/{FILE_NAME}"
+    saved = _SavedState(
+        version=_VERSION,
+        uid=desired.uid,
+        generation=desired.generation,
+        boot_id=desired.boot_id,
+        pools=desired.entries,
+    )
     try:
-        _save(f"{folder}/{FILE_NAME}", desire)
+        if desired.entries:
+            atomic_write(path, json.dumps(saved.to_json(), indent=1).encode(), mode=0o600)
+        else:
+            remove_file(path)
     except HostprepError as error:
         raise FailedError(
             error.message,
@@ -151,53 +218,38 @@ def save(folder: str, desire: Desire) -> None:
         ) from error
 
 
-def _save(path: str, desire: Desire) -> None:
-    if not desire.entries:
-        remove_file(path)
-        return
-    document = {
-        "version": _VERSION,
-        "uid": desire.uid,
-        "generation": desire.generation,
-        "boot_id": desire.boot_id,
-        "pools": [entry.to_json() for entry in desire.entries],
-    }
-    atomic_write(path, json.dumps(document, indent=1).encode(), mode=0o600)
-
-
-def read_saved(folder: str) -> Desire | None:
+def read_saved(folder: str) -> DesiredState | None:
     """Return what was saved; None where there is no file.
 
-    Raises BadInputError for a file that is damaged or of a newer version: to be said, and then
+    Raises BadInputError for a file that is damaged or of a newer version: to be logged, and then
     treated as none.
     """
     path = f"{folder}/{FILE_NAME}"
     try:
         with open(path, "rb") as file:
             data = file.read(_MAX_BYTES + 1)
-        document = json.loads(data)
-        if document["version"] != _VERSION:
-            raise ValueError(f"version {document['version']!r}, not {_VERSION}")
-        entries = _once_each(PoolEntry.from_json(item) for item in document["pools"])
-        return Desire(
-            source=Source.SAVED,
-            uid=str(document["uid"]),
-            generation=int(document["generation"]),
-            boot_id=str(document["boot_id"]),
-            entries=entries,
-        )
+        saved = _SavedState.from_json(json.loads(data))
+        if saved.version != _VERSION:
+            raise ValueError(f"version {saved.version!r}, not {_VERSION}")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInputError(
             f"{path} cannot be used: {type(error).__name__}: {error}",
             reason="BadSavedState",
-            remedy="it is written anew as soon as the API server answers",
+            remedy="it is written again as soon as the API server answers",
         ) from error
+    return DesiredState(
+        source=Source.SAVED,
+        uid=saved.uid,
+        generation=saved.generation,
+        boot_id=saved.boot_id,
+        entries=_first_of_each_name(saved.pools),
+    )
 
 
 def prepare_folder(folder: str) -> None:
-    """Make the state folder. Raises BadInputError for one that cannot be."""
+    """Make the state folder. Raises BadInputError for one that cannot be made."""
     if not folder.startswith("/"):
         raise BadInputError(
             f"state folder {folder!r} is not an absolute path", remedy="begin --state-dir with /"

@@ -1,102 +1,119 @@
-"""The agent: the watch, the worker, the rounds, the report and the health server, put together."""
+"""The agent's process: watch, worker, reconcile loop, status and health server put together."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import signal
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hostprep.agent.brain import Brain
-from hostprep.agent.desired import Desire, Source
-from hostprep.agent.devices import DeviceSide
-from hostprep.agent.messages import Message, PoolDone, Progress, RoundDone
+from hostprep.agent.desired import DesiredState, DesiredStateStore, Source
+from hostprep.agent.devices import DevicePublisher
+from hostprep.agent.instance import InstanceLock, acquire_instance_lock
+from hostprep.agent.messages import Message, PoolDone, Progress, ReconcileResult
 from hostprep.agent.metrics import Metrics
 from hostprep.agent.node_api import NodeApi
 from hostprep.agent.reporter import Reporter
-from hostprep.agent.start import Beginning
+from hostprep.agent.settings import Settings
+from hostprep.agent.state import AgentState
 from hostprep.agent.supervisor import Supervisor
 from hostprep.api.node_resource import NodeStatus
 from hostprep.errors import BadInputError, HostprepError
 from hostprep.kube.health import HealthServer
-
-__all__ = ["run"]
+from hostprep.kube.logs import Logger
 
 _API_PATIENCE_S = 10.0
 _WORKER_PATIENCE_S = 60.0
 _ANSWER_PAUSE_S = 0.05
 _DRAIN_S = 6.0
-_LAST_WORD_S = 2.0
+_LAST_REPORT_S = 2.0
 _NO_STATUS = NodeStatus()
 
 
-async def run(beginning: Beginning) -> int:
-    """Go on from there until SIGTERM, or with `once` until all is done. Returns the exit code."""
-    metrics = Metrics()
-    api = beginning.api
-    if api is not None:
-        metrics.connected.set_function(lambda: api.connected)
-    return await _Agent(beginning, Brain(metrics)).run()
+async def run(settings: Settings, log: Logger) -> int:
+    """Run until SIGTERM, or with `once` until all is done. Returns the exit code.
+
+    Raises BadInputError for settings that cannot be used, before anything is changed.
+    """
+    boot_id = settings.check()
+    lock = await acquire_instance_lock(settings, log)
+    if lock is None:
+        return 0
+    api = None
+    try:
+        store = DesiredStateStore(settings.state_dir, log)
+        saved = store.read()
+        api = await NodeApi.connect(settings.node_name, settings.kubeconfig, log)
+        if api is None and saved is None:
+            raise BadInputError(
+                "there is no API server to ask, and nothing was saved by an earlier run",
+                reason="NoInstruction",
+                remedy="give --kubeconfig, or run it in a pod; without a cluster use"
+                " `hostprep prepare`",
+            )
+        return await _Agent(settings, log, boot_id, lock, store, api).run()
+    finally:
+        if api is not None:
+            await api.close()
+        lock.close()
 
 
 @dataclass
 class _Agent:
-    beginning: Beginning
-    brain: Brain
+    settings: Settings
+    log: Logger
+    boot_id: str
+    lock: InstanceLock
+    store: DesiredStateStore
+    api: NodeApi | None
+    """None without an API server to ask."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
-    _heard: asyncio.Event = field(default_factory=asyncio.Event)
-    """The API server said what it has."""
-    _asked_s: float = 0.0
-    """When the round was asked for that is not answered yet; 0 where all are."""
+    _api_answered: asyncio.Event = field(default_factory=asyncio.Event)
+    _requested_s: float = 0.0
+    """When the request was sent that is not answered yet; 0 where all are."""
     _alive_s: float = 0.0
-    """When the worker last finished a round or reported progress."""
+    """When the worker last finished a verification round or reported progress."""
     _turned_s: float = field(default_factory=time.monotonic)
     _exit_code: int = 0
 
     def __post_init__(self) -> None:
-        beginning, metrics = self.beginning, self.brain.metrics
-        self.settings, self.log = beginning.settings, beginning.log
-        self.api, self.saver, self.place = beginning.api, beginning.saver, beginning.place
-        self._alive_s = self.place.looked_s
-        self.reporter = Reporter(self.brain, self.api, metrics, self.log)
-        settings = self.settings
+        settings, metrics = self.settings, Metrics()
+        if self.api is not None:
+            api = self.api
+            metrics.connected.set_function(lambda: api.connected)
+        self._alive_s = self.lock.observed_s
+        self.state = AgentState(metrics)
+        self.reporter = Reporter(self.state, self.api, metrics, self.log)
         self.worker = Supervisor(
             settings.root,
             settings.state_dir,
-            self._take,
-            self._worker_started,
-            self._worker_lost,
-            self.log,
-            beginning.worker,
+            on_message=self._take,
+            on_start=self._worker_started,
+            on_lost=self._worker_lost,
+            log=self.log,
         )
-        self.devices = DeviceSide(
+        self.devices = DevicePublisher(
             settings.root, settings.kubelet_dir, metrics, self.log, self._wake.set
         )
         self.health = HealthServer(
-            self.place.listener, metrics.text, self._why_not_healthy, self._why_not_ready
+            self.lock.listener, metrics.text, self._why_not_healthy, self._why_not_ready
         )
 
     async def run(self) -> int:
         await self.health.start()
         self.log.info(
             "started",
-            port=self.place.listener.port,
+            port=self.lock.listener.port,
             root=self.settings.root,
-            boot_id=self.beginning.boot_id,
-            instructed_at=self.beginning.instructed_at,
+            boot_id=self.boot_id,
         )
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        self._take_over()
         try:
             async with self._background():
                 await self._stop.wait()
@@ -106,20 +123,14 @@ class _Agent:
         self.log.info("ended", exit_code=self._exit_code)
         return self._exit_code
 
-    def _take_over(self) -> None:
-        """Want what the worker was told, before it is asked for anything else."""
-        if self.beginning.first is not None:
-            self._instructed(self.beginning.first.document)
-            self._heard.set()
-
     @contextlib.asynccontextmanager
     async def _background(self) -> AsyncIterator[None]:
         """Run everything beside the block. An error in any part ends the program."""
         parts = [
             self.worker.run(),
-            self._rounds(),
+            self._reconcile(),
             self.reporter.run(),
-            self._saved_after_a_while(),
+            self._use_saved_state(),
             self.devices.run(),
         ]
         if self.api is not None:
@@ -131,45 +142,45 @@ class _Agent:
                 task.cancel()
 
     async def _drain(self) -> None:
-        """End in order: no new work, the worker stopped, what it left is the last word."""
+        """End in order: no new work, the worker stopped, what it left reported last."""
         self.log.info("stopping")
         await self.worker.stop(timeout_s=_DRAIN_S)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.reporter.report(now=True), _LAST_WORD_S)
+            await asyncio.wait_for(self.reporter.report(now=True), _LAST_REPORT_S)
 
-    # --- what is asked for
+    # --- the desired state
 
     async def _watch(self, api: NodeApi) -> None:
-        async for observed in api.watch(self.beginning.version):
-            self._instructed(observed.document)
-            self._heard.set()
+        async for observed in api.watch():
+            self._take_object(observed.document)
+            self._api_answered.set()
 
-    def _instructed(self, document: Mapping[str, Any] | None) -> None:
+    def _take_object(self, document: Mapping[str, Any] | None) -> None:
         """Act upon the object; where there is none, keep everything as it is."""
         self.reporter.observe(document)
         if document is None:
-            if self.brain.desire.source is not Source.NOTHING or not self._heard.is_set():
+            if self.state.desired.source is not Source.NOTHING or not self._api_answered.is_set():
                 self.log.info("no_instruction", node=self.settings.node_name)
-            self._adopt(Desire())
+            self._adopt(DesiredState())
             return
         try:
-            desire = Desire.of_object(document, boot_id=self.beginning.boot_id)
+            desired = DesiredState.of_object(document, boot_id=self.boot_id)
         except HostprepError as error:
             self.log.warning("bad_instruction", error=error.message, remedy=error.remedy)
             return
-        if desire == self.brain.desire:
+        if desired == self.state.desired:
             return
-        self.saver.keep(desire)
-        self._adopt(desire)
+        self.store.save(desired)
+        self._adopt(desired)
 
-    async def _saved_after_a_while(self) -> None:
+    async def _use_saved_state(self) -> None:
         """Work from the saved entries where the API server does not answer in time."""
         if self.api is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._heard.wait(), _API_PATIENCE_S)
-        if self._heard.is_set():
+                await asyncio.wait_for(self._api_answered.wait(), _API_PATIENCE_S)
+        if self._api_answered.is_set():
             return
-        saved = self.saver.saved
+        saved = self.store.saved
         if saved is None:
             self.log.warning("api_away_nothing_saved")
             if self.settings.once:
@@ -178,16 +189,16 @@ class _Agent:
         self.log.warning("works_from_saved", generation=saved.generation)
         self._adopt(saved)
 
-    def _adopt(self, desire: Desire) -> None:
-        self.brain.set_desire(desire)
-        self.devices.show(self.brain.device_pools())
+    def _adopt(self, desired: DesiredState) -> None:
+        self.state.set_desired(desired)
+        self.devices.show(self.state.device_pools())
         self._wake.set()
         self.reporter.wake.set()
 
-    # --- the worker and its rounds
+    # --- the worker
 
-    async def _rounds(self) -> None:
-        """Ask for a round at every interval, and at once where something calls for it."""
+    async def _reconcile(self) -> None:
+        """Send the worker a request at every interval, and at once where something calls for it."""
         while True:
             self._turned_s = time.monotonic()
             interval_s = self.devices.interval_s(self.settings.verify_interval_s)
@@ -196,27 +207,24 @@ class _Agent:
                 async with asyncio.timeout(interval_s):
                     await self._wake.wait()
             now_s = time.monotonic()
-            if self._asked_s:
-                if now_s - self._asked_s > _WORKER_PATIENCE_S:
+            if self._requested_s:
+                if now_s - self._requested_s > _WORKER_PATIENCE_S:
                     self.log.error("worker_hangs", pid=self.worker.pid)
                     self.worker.kill()
                 await asyncio.sleep(_ANSWER_PAUSE_S)
                 continue
             self._wake.clear()
-            if self._stop.is_set() or self.worker.pid is None:
+            if self._stop.is_set() or self.worker.pid is None or not self._holds_root():
                 continue
-            if not self._is_alone():
-                continue
-            self.saver.try_again()
-            self._asked_s = now_s
-            await self.worker.send(self.brain.request(now_s=now_s))
+            self.store.try_again()
+            self._requested_s = now_s
+            await self.worker.send(self.state.request(now_s=now_s))
 
-    def _is_alone(self) -> bool:
-        """Whether no other agent works below the same root: then this one ends, and says so."""
+    def _holds_root(self) -> bool:
+        """Whether no other agent works below the same root; where one does, this one ends."""
         try:
-            # About to make something, it is the one to make the root: two might otherwise.
-            makes = any(not entry.absent for entry in self.brain.desire.entries)
-            self.place.root.hold(make_root=makes)
+            # With something to prepare, the lock makes the root: two agents might otherwise.
+            self.lock.root.hold(make_root=self.state.desired.asks_for_memory)
         except BadInputError as error:
             self.log.warning("not_alone", error=error.message, remedy=error.remedy)
             self._end(error.exit_code)
@@ -225,36 +233,36 @@ class _Agent:
 
     def _take(self, message: Message) -> None:
         now_s = time.monotonic()
-        if isinstance(message, RoundDone):
-            self._asked_s = 0.0
-        if isinstance(message, RoundDone | Progress):
+        if isinstance(message, ReconcileResult):
+            self._requested_s = 0.0
+        if isinstance(message, ReconcileResult | Progress):
             self._alive_s = now_s
-        if self.brain.take(message, now_s=now_s, wall_s=time.time()):
+        if self.state.take(message, now_s=now_s, wall_s=time.time()):
             self._wake.set()
-        if isinstance(message, RoundDone | PoolDone):
-            self.devices.show(self.brain.device_pools())
+        if isinstance(message, ReconcileResult | PoolDone):
+            self.devices.show(self.state.device_pools())
         self.reporter.wake.set()
         if self.settings.once:
             self._end_if_done()
 
     def _worker_started(self) -> None:
-        self._asked_s = 0.0
+        self._requested_s = 0.0
         self._wake.set()
 
     def _worker_lost(self) -> None:
-        self._asked_s = 0.0
-        self.brain.lost_worker()
+        self._requested_s = 0.0
+        self.state.worker_lost()
         self.reporter.wake.set()
 
-    # --- once
+    # --- the end
 
     def _end_if_done(self) -> None:
-        """End the program once there is nothing left to do."""
-        if self.api is not None and not (self._heard.is_set() or self.brain.desire.entries):
+        """End the program once there is nothing left to do (`once`)."""
+        if self.api is not None and not (self._api_answered.is_set() or self.state.desired.entries):
             return
-        if not self.brain.is_settled:
+        if not self.state.is_settled:
             return
-        status = self.brain.status(self.reporter.said or _NO_STATUS, wall_s=time.time())
+        status = self.state.status(self.reporter.reported or _NO_STATUS, wall_s=time.time())
         ready = status is not None and all(
             condition.status == "True"
             for condition in status.conditions

@@ -7,22 +7,23 @@ from collections.abc import Iterable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 import hostprep
-from hostprep.agent.gate_metrics import GateMetrics
-from hostprep.agent.messages import Look, PoolLook
+from hostprep.agent.messages import GateObservation, Observation, PoolObservation
+from hostprep.agent.verification import GATE_UNKNOWN
 from hostprep.api.node_resource import NodeStatus, Phase
 from hostprep.backing import GIB, MIB
+from hostprep.cuda.board_layout import CLOSED, DEGRADED, OPEN
 from hostprep.deviceplugin.devices import HEALTHY, UNHEALTHY
-
-__all__ = ["Metrics"]
 
 _PREPARE_BUCKETS_S = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 900)
 _VERIFY_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
 _HEALTHS = (HEALTHY, UNHEALTHY)
+_GATE_STATES = (CLOSED, OPEN, DEGRADED, GATE_UNKNOWN)
+_OPEN_BUCKETS_S = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 900)
 _WRITE_RESULTS = ("written", "unchanged", "failed")
 
 
 class Metrics:
-    """Everything that a scrape shows. Gauges mirror the last status and the last look."""
+    """Everything that a scrape shows. Gauges mirror the last status and observation."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
@@ -74,7 +75,7 @@ class Metrics:
         self._gates = GateMetrics(registry)
 
     def show_status(self, status: NodeStatus) -> None:
-        """Show what the pools are now; pools that went are shown no more."""
+        """Show the present pools, and no others."""
         for metric in (self._wanted, self._ready, self._phase, self._region, self._leased):
             metric.clear()
         for pool in status.pools:
@@ -88,7 +89,7 @@ class Metrics:
                 self._region.labels(*labels).inc(region.size_bytes)
 
     def show_devices(self, pools: Mapping[str, Iterable[str]]) -> None:
-        """Show how many devices of each health kubelet is told of, by pool."""
+        """Show how many devices of each health kubelet has been sent, by pool."""
         self._devices.clear()
         for pool, healths in pools.items():
             for health in _HEALTHS:
@@ -96,40 +97,41 @@ class Metrics:
             for health in healths:
                 self._devices.labels(pool, health).inc()
 
-    def show_look(self, look: Look, before: Look | None, *, now_s: float) -> None:
+    def show_observation(
+        self, observation: Observation, before: Observation | None, *, now_s: float
+    ) -> None:
         """Show a verification round; count the problems that the one before did not have."""
-        self._verify.observe(look.took_s)
+        self._verify.observe(observation.took_s)
         self._verified.set(now_s)
-        self._gates.show(look)
-        for size in look.huge_pages:
+        self._gates.show(observation)
+        for size in observation.huge_pages:
             label = _page_label(size.page_bytes)
             self._pages.labels(label, "total").set(size.total)
             self._pages.labels(label, "held").set(size.held)
-        for pool in look.pools:
+        for pool in observation.pools:
             known = _problems(before.pool(pool.name) if before else None)
-            for region, reason in _problems(pool) - known:
-                _ = region
+            for _region, reason in _problems(pool) - known:
                 self._problems.labels(pool.name, reason).inc()
 
     def count_prepared(
         self, pool: str, took_s: float | None, populated: Iterable[tuple[str, int]]
     ) -> None:
-        """Count a piece of work; `took_s` is None where it did not get to its end."""
+        """Count a preparation; `took_s` is None where it did not finish."""
         if took_s is not None:
             self._prepare.labels(pool).observe(took_s)
         for backing, size_bytes in populated:
             self._populated.labels(pool, backing).inc(size_bytes)
 
     def count_failure(self, pool: str, reason: str) -> None:
-        """Count a preparation that failed, or a pool that turned out not to be had."""
+        """Count a preparation that failed, or a pool that cannot be had."""
         self._failures.labels(pool, reason).inc()
 
     def text(self) -> bytes:
-        """Return all of it as a scrape wants it."""
+        """Return all of it in the exposition format."""
         return generate_latest(self._registry)
 
 
-def _problems(pool: PoolLook | None) -> set[tuple[str, str]]:
+def _problems(pool: PoolObservation | None) -> set[tuple[str, str]]:
     return {(problem.region, problem.reason) for problem in pool.problems} if pool else set()
 
 
@@ -139,3 +141,82 @@ def _page_label(page_bytes: int) -> str:
         if page_bytes % unit == 0:
             return f"{page_bytes // unit}{suffix}"
     return f"{page_bytes // 1024}Ki"
+
+
+class GateMetrics:
+    """Gates of engines: gauges mirror the last observation; a decision counts once for each run."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._gates = Gauge(
+            "hostprep_gates", "Gates of engines by state.", ("pool", "state"), registry=registry
+        )
+        self._registered = Gauge(
+            "hostprep_registered_bytes",
+            "Registered with CUDA by ranks that live.",
+            ("pool",),
+            registry=registry,
+        )
+        self._longest = Gauge(
+            "hostprep_register_longest_chunk_seconds",
+            "Longest call of the engines that run.",
+            ("pool",),
+            registry=registry,
+        )
+        self._open = Histogram(
+            "hostprep_gate_open_seconds",
+            "From a first rank's joining to the opening of the gate.",
+            ("pool",),
+            buckets=_OPEN_BUCKETS_S,
+            registry=registry,
+        )
+        self._degraded = Counter(
+            "hostprep_gates_degraded",
+            "Runs of engines whose gate will never open.",
+            ("pool",),
+            registry=registry,
+        )
+        self._decided: dict[str, dict[str, str]] = {}
+        """The last run whose gate was decided, by pool and region."""
+
+    def show(self, observation: Observation) -> None:
+        """Show the gates of an observation; count those decided since the one before."""
+        for metric in (self._gates, self._registered, self._longest):
+            metric.clear()
+        present = {pool.name for pool in observation.pools}
+        self._decided = {name: runs for name, runs in self._decided.items() if name in present}
+        for pool in observation.pools:
+            if not pool.failure:
+                self._show_pool(pool)
+                self._count(pool)
+
+    def _show_pool(self, pool: PoolObservation) -> None:
+        gates = [gate for gate in pool.gates if gate.is_running]
+        for state in _GATE_STATES:
+            count = sum(gate.state == state for gate in gates)
+            self._gates.labels(pool.name, state).set(count)
+        self._registered.labels(pool.name).set(sum(gate.registered_bytes for gate in gates))
+        longest_s = max((gate.longest_chunk_s for gate in gates), default=0.0)
+        self._longest.labels(pool.name).set(longest_s)
+
+    def _count(self, pool: PoolObservation) -> None:
+        # The agent's predecessor may have counted what the first observation finds: a restarted
+        # counter begins at 0, and to a query it would seem to have happened again.
+        is_first = pool.name not in self._decided
+        decided = self._decided.setdefault(pool.name, {})
+        # Created at once: Prometheus sees no increase from no series to 1.
+        degraded, opened = self._degraded.labels(pool.name), self._open.labels(pool.name)
+        for gate in pool.gates:
+            if not _is_decided(gate) or decided.get(gate.region) == gate.run:
+                continue
+            decided[gate.region] = gate.run
+            if is_first:
+                continue
+            if gate.open_after_s is None:
+                degraded.inc()
+            else:
+                opened.observe(gate.open_after_s)
+
+
+def _is_decided(gate: GateObservation) -> bool:
+    # All ranks may be ready a moment before the engine's gate says so.
+    return gate.state == DEGRADED or gate.open_after_s is not None

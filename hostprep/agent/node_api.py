@@ -63,20 +63,19 @@ class NodeApi:
         """Close the connections."""
         await self._client.close()
 
-    async def watch(self, since: str | None = None) -> AsyncIterator[Observed]:
+    async def watch(self) -> AsyncIterator[Observed]:
         """Yield the object now and after every change, for ever.
-
-        With `since`, a version that `ask` returned, begin with the changes after it.
 
         Raises nothing: while the API server is unreachable it tries again, ever less often, and
         after each interruption yields the object again, since any change may have been missed.
         """
         backoff = Backoff(first_s=0.5, most_s=30.0)
+        since: str | None = None
         while True:
             begin_s = math.inf  # no stream has been granted yet
             try:
                 if since is None:
-                    observed, since = await self.ask()
+                    observed, since = await self._list()
                     yield observed
                 while True:
                     events = self._client.watch(
@@ -131,7 +130,7 @@ class NodeApi:
             raise NotFoundError("there is no such HostMemoryNode", status=404)
         return document
 
-    async def ask(self) -> tuple[Observed, str]:
+    async def _list(self) -> tuple[Observed, str]:
         """Return the object as it is now, and the version to watch from. Raises ApiError."""
         found, version = Observed(None), ""
         async for page in self._client.pages(HOST_MEMORY_NODES, field_selector=self._selector):

@@ -1,4 +1,4 @@
-"""Keeps the HostMemoryNode's status as the agent sees things: the shell around `reporting`."""
+"""Writes the HostMemoryNode's status: only changes, progress rarely, all else at once."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hostprep.agent.brain import Brain
 from hostprep.agent.metrics import Metrics
 from hostprep.agent.node_api import NodeApi
-from hostprep.agent.reporting import due_at, merge_patch
-from hostprep.api.node_resource import NodeStatus
+from hostprep.agent.state import AgentState
+from hostprep.api.node_resource import NodeStatus, Phase, PoolStatus
 from hostprep.kube.backoff import Backoff
 from hostprep.kube.errors import ApiError, ConflictError, NotFoundError
 from hostprep.kube.logs import Logger
 
-__all__ = ["Reporter"]
+PROGRESS_EVERY_S = 10.0
+_MOVING = (Phase.PREPARING, Phase.RESIZING, Phase.DEGRADED, Phase.RELEASING)
+_NOT_YET = ("", "Unfinished", "Unpublished")
 
 
 @dataclass
 class Reporter:
     """Writes the status when it is due. `wake` it when anything may have changed."""
 
-    brain: Brain
+    state: AgentState
     api: NodeApi | None
     metrics: Metrics
     log: Logger
@@ -34,8 +35,8 @@ class Reporter:
     _version: int = 0
     _server: Mapping[str, Any] = field(default_factory=dict)
     """The status as the API server has it."""
-    _said: NodeStatus | None = None
-    """What was last found worth saying."""
+    reported: NodeStatus | None = None
+    """The status as last derived, written or not."""
     _accepted: tuple[NodeStatus, NodeStatus] | None = None
     """What was last written, and what the API server made of it."""
     _last_write_s: float | None = None
@@ -69,18 +70,18 @@ class Reporter:
     async def report(self, *, now: bool = False) -> float | None:
         """Write the status if it is due, or (`now`) merely differs.
 
-        Returns in how many seconds to ask again; None: when something has changed.
+        Returns in how many seconds to call again; None: when something has changed.
         """
         async with self._lock:
             return await self._report(now=now)
 
     async def _report(self, *, now: bool) -> float | None:
         server = NodeStatus.from_json(self._server)
-        wanted = self.brain.status(self._said or server, wall_s=time.time())
+        wanted = self.state.status(self.reported or server, wall_s=time.time())
         if wanted is None:
             return None
         self._log_changes(wanted)
-        self._said = wanted
+        self.reported = wanted
         if self.api is None or not self._uid:
             return None
         now_s = time.monotonic()
@@ -94,11 +95,6 @@ class Reporter:
             return due_s - now_s or None
         return due_s - now_s
 
-    @property
-    def said(self) -> NodeStatus | None:
-        """What was last found worth saying."""
-        return self._said
-
     async def _write(self, api: NodeApi, wanted: NodeStatus) -> float | None:
         """Write; return in how many seconds to try again where that failed."""
         patch, uid = merge_patch(self._server, wanted.to_json()), self._uid
@@ -108,15 +104,15 @@ class Reporter:
             self.metrics.writes.labels("failed").inc()
             pause_s = max(self._backoff.next_s(), error.retry_after_s)
             self._retry_at_s = time.monotonic() + pause_s
-            # Gone or made anew: the watch tells.
+            # Where the object is gone or replaced, the watch says so.
             is_gone = isinstance(error, NotFoundError | ConflictError)
-            say = self.log.info if is_gone else self.log.warning
-            say("status_not_written", http_status=error.status, error=error.answer)
+            log = self.log.info if is_gone else self.log.warning
+            log("status_not_written", http_status=error.status, error=error.answer)
             return pause_s
         self._backoff.reset()
         self._last_write_s = time.monotonic()
         self._retry_at_s = 0.0
-        if self._uid == uid:  # else it was made anew meanwhile, and the watch was faster
+        if self._uid == uid:  # else it was replaced meanwhile, and the watch was faster
             self.observe(document)
             self._accepted = (wanted, NodeStatus.from_json(self._server))
         self.metrics.writes.labels("written").inc()
@@ -124,7 +120,7 @@ class Reporter:
 
     def _log_changes(self, wanted: NodeStatus) -> None:
         """Log what changed for each pool."""
-        before = {pool.name: pool for pool in self._said.pools} if self._said else {}
+        before = {pool.name: pool for pool in self.reported.pools} if self.reported else {}
         for pool in wanted.pools:
             old = before.pop(pool.name, None)
             if old is None or (old.phase, old.reason) != (pool.phase, pool.reason):
@@ -141,3 +137,59 @@ class Reporter:
 
 def _number(version: object) -> int:
     return int(version) if isinstance(version, str) and version.isdigit() else 0
+
+
+# --- when to write, and what
+
+
+def due_at(
+    server: NodeStatus, wanted: NodeStatus, *, now_s: float, last_write_s: float | None
+) -> float | None:
+    """Return when the status is to be written: now, later, or (None) not at all."""
+    if server == wanted:
+        return None
+    if last_write_s is not None and is_progress_only(server, wanted):
+        return max(now_s, last_write_s + PROGRESS_EVERY_S)
+    return now_s
+
+
+def is_progress_only(old: NodeStatus, new: NodeStatus) -> bool:
+    """Whether nothing changed but how far the work is."""
+    return _essence(old, new) == _essence(new, old)
+
+
+def _essence(status: NodeStatus, other: NodeStatus) -> NodeStatus:
+    conditions = tuple(replace(condition, message="") for condition in status.conditions)
+    pools = tuple(_essence_of(pool, other.pool(pool.name)) for pool in status.pools)
+    return replace(status, summary="", huge_pages=(), pools=pools, conditions=conditions)
+
+
+def _essence_of(pool: PoolStatus, other: PoolStatus | None) -> PoolStatus:
+    """Return the pool without what moves while it is worked on."""
+    pool = replace(pool, progress_percent=None, message="")
+    if other is None or not (pool.phase is other.phase and pool.phase in _MOVING):
+        return pool
+    theirs = {region.name: region.state for region in other.regions}
+    regions = tuple(
+        region
+        for region in pool.regions
+        if region.state not in _NOT_YET and theirs.get(region.name, "") not in _NOT_YET
+    )
+    return replace(pool, ready_bytes=0, wanted_bytes=0, handoff_generation=0, regions=regions)
+
+
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON merge patch from one object's fields to another's (RFC 7396).
+
+    Lists are replaced whole, objects field by field, and what went is named with null.
+    """
+    patch: dict[str, Any] = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            inner = merge_patch(before, value)
+            if inner:
+                patch[key] = inner
+        elif key not in old or before != value:
+            patch[key] = value
+    return patch

@@ -1,4 +1,7 @@
-"""From what is asked for and what was found to a HostMemoryNode's status. Pure: no clock read."""
+"""From the desired state and what was found to a HostMemoryNode's status. Pure: no clock is read.
+
+Each pool gets a phase, with a reason for machines and a message that names the next step.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hostprep.agent.desired import Desire, Instruction, key_of
-from hostprep.agent.messages import Look, Outcome, Progress, RegionLook
-from hostprep.agent.phases import Case, Verdict, judge
+from hostprep.agent.desired import DesiredState, Instruction, entry_key
+from hostprep.agent.messages import (
+    Failure,
+    Observation,
+    PoolObservation,
+    PoolResult,
+    Progress,
+    RegionObservation,
+)
 from hostprep.api.conditions import Condition, merged
 from hostprep.api.node_resource import (
     HugePageStatus,
@@ -22,11 +31,10 @@ from hostprep.api.node_resource import (
 from hostprep.node.boot import BootUnit
 from hostprep.units import format_bytes
 
-__all__ = ["View", "node_status"]
-
 _MAX_SUMMARY_POOLS = 3
 _MAX_MESSAGE = 2000
 _NUMBER = re.compile(r"\d[\d.,]*")
+_STEADY = (Phase.READY, Phase.DEGRADED)
 _WORST_FIRST = (
     Phase.FAILED,
     Phase.DEGRADED,
@@ -37,146 +45,137 @@ _WORST_FIRST = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class NodeContext:
     """What the agent knows at one moment."""
 
-    desire: Desire
+    desired: DesiredState
     instruction: Instruction
-    look: Look
-    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
-    """By pool; one with another key than the entry's answers another wording."""
+    observation: Observation
+    results: Mapping[str, PoolResult] = field(default_factory=dict)
+    """By pool; one with another key than the entry's answers another version of it."""
     progress: Mapping[str, Progress] = field(default_factory=dict)
     boot: BootUnit = field(default_factory=BootUnit)
     agent_version: str = ""
 
 
-def node_status(view: View, previous: NodeStatus, *, now_s: float) -> NodeStatus:
-    """Return the whole status. What `previous` says of another boot counts for nothing."""
-    same_boot = previous.boot_id == view.look.boot_id
+def node_status(node: NodeContext, previous: NodeStatus, *, now_s: float) -> NodeStatus:
+    """Return the whole status. A `previous` of another boot counts for nothing."""
+    same_boot = previous.boot_id == node.observation.boot_id
     pools: list[PoolStatus] = []
-    for entry in view.desire.entries:
+    for entry in node.desired.entries:
         before = previous.pool(entry.name) if same_boot else None
-        status = _pool_status(view, entry, before, now_s)
+        status = _pool_status(node, entry, before, now_s)
         if status is not None:
             pools.append(status)
-    present = {entry.name for entry in view.desire.entries if not entry.absent}
+    present = {entry.name for entry in node.desired.entries if not entry.absent}
     return NodeStatus(
-        observed_generation=view.desire.generation,
-        boot_id=view.look.boot_id,
-        agent_version=view.agent_version,
+        observed_generation=node.desired.generation,
+        boot_id=node.observation.boot_id,
+        agent_version=node.agent_version,
         summary=_summary(pools),
         pools=tuple(pools),
         huge_pages=tuple(
             HugePageStatus(page_bytes=size.page_bytes, total=size.total, held=size.held)
-            for size in view.look.huge_pages
+            for size in node.observation.huge_pages
         ),
         conditions=merged(
             previous.conditions,
-            (*_conditions(pools, present), *_boot_unit(view.boot)),
+            (*_conditions(pools, present), *_boot_unit(node.boot)),
             now_s=now_s,
         ),
     )
 
 
 def _pool_status(
-    view: View, entry: PoolEntry, before: PoolStatus | None, now_s: float
+    node: NodeContext, entry: PoolEntry, before: PoolStatus | None, now_s: float
 ) -> PoolStatus | None:
-    outcome = view.outcomes.get(entry.name)
-    case = Case(
+    result = node.results.get(entry.name)
+    if result is not None and result.key != entry_key(entry):
+        result = None
+    observation = node.observation.pool(entry.name)
+    context = PoolContext(
         entry=entry,
-        look=view.look.pool(entry.name),
-        outcome=outcome if outcome is not None and outcome.key == key_of(entry) else None,
-        refused=view.instruction.refused.get(entry.name),
-        withheld=entry.name in view.instruction.withheld,
-        boot_failure=dict(view.boot.failures).get(entry.name, ""),
+        observation=observation,
+        result=result,
+        refused=node.instruction.refused.get(entry.name),
+        withheld=entry.name in node.instruction.withheld,
+        boot_failure=dict(node.boot.failures).get(entry.name, ""),
         previous=before,
     )
-    verdict = judge(case)
-    return None if verdict is None else _filled(view, case, verdict, now_s)
-
-
-def _filled(view: View, case: Case, verdict: Verdict, now_s: float) -> PoolStatus:
-    before, outcome, look = case.previous, case.outcome, case.look
-    answers_this = before is not None and before.generation == case.entry.generation
-    regions = tuple(_region(region) for region in _by_name(case.regions))
+    derived = derive_phase(context)
+    if derived is None:
+        return None
+    answers_this = before is not None and before.generation == entry.generation
     wanted_bytes = before.wanted_bytes if before is not None and answers_this else 0
+    regions = tuple(map(_region_status, observation.named_regions if observation else ()))
     return PoolStatus(
-        name=case.entry.name,
-        uid=case.entry.uid,
-        generation=case.entry.generation,
-        phase=verdict.phase,
-        reason=verdict.reason,
-        message=_message(verdict, case, regions)[:_MAX_MESSAGE],
-        backing=_backing(case),
-        wanted_bytes=outcome.wanted_bytes if outcome else wanted_bytes,
-        ready_bytes=case.sound_bytes,
-        progress_percent=_percent(view, case, verdict),
-        regions_leased=sum(region.state == "Leased" for region in case.regions),
-        blocked=outcome.blocked if outcome else (),
-        handoff_generation=look.generation if look else 0,
-        ready_since_s=_ready_since(verdict, before, now_s),
-        steps=_steps(outcome, before),
+        name=entry.name,
+        uid=entry.uid,
+        generation=entry.generation,
+        phase=derived.phase,
+        reason=derived.reason,
+        message=_message(derived, context, regions)[:_MAX_MESSAGE],
+        backing=_backing(context),
+        wanted_bytes=result.wanted_bytes if result else wanted_bytes,
+        ready_bytes=context.sound_bytes,
+        progress_percent=_percent(node, context, derived),
+        regions_leased=sum(region.state == "Leased" for region in context.regions),
+        blocked=result.blocked if result else (),
+        handoff_generation=observation.generation if observation else 0,
+        ready_since_s=_ready_since(derived, before, now_s),
+        steps=_steps(result, before),
         regions=regions,
     )
 
 
-def _message(verdict: Verdict, case: Case, regions: tuple[RegionStatus, ...]) -> str:
-    """Return what to say; the words of before where only numbers in them have moved.
+def _message(derived: DerivedPhase, context: PoolContext, regions: tuple[RegionStatus, ...]) -> str:
+    """Return the message; the previous one where only numbers in it have changed.
 
-    Free memory is part of many sentences and never stands still: it is no news.
+    Free memory is part of many messages and always changes: that is no news.
     """
-    before = case.previous
+    before = context.previous
     if before is None or (before.phase, before.reason, before.generation) != (
-        verdict.phase,
-        verdict.reason,
-        case.entry.generation,
+        derived.phase,
+        derived.reason,
+        context.entry.generation,
     ):
-        return verdict.message
-    unchanged = verdict.phase is Phase.READY and before.regions == regions
-    same_words = _NUMBER.sub("#", before.message) == _NUMBER.sub("#", verdict.message)
-    return before.message if unchanged or same_words else verdict.message
+        return derived.message
+    unchanged = derived.phase is Phase.READY and before.regions == regions
+    same_text = _NUMBER.sub("#", before.message) == _NUMBER.sub("#", derived.message)
+    return before.message if unchanged or same_text else derived.message
 
 
-def _backing(case: Case) -> str:
-    kinds = {region.backing: None for region in case.regions if region.sound}
+def _backing(context: PoolContext) -> str:
+    kinds = {region.backing: None for region in context.regions if region.sound}
     if kinds:
         return ", ".join(kinds)
-    return case.outcome.backing if case.outcome else ""
+    return context.result.backing if context.result else ""
 
 
-def _percent(view: View, case: Case, verdict: Verdict) -> int | None:
-    if case.outcome is None or not case.outcome.pending or verdict.phase is Phase.FAILED:
+def _percent(node: NodeContext, context: PoolContext, derived: DerivedPhase) -> int | None:
+    if context.result is None or not context.result.pending or derived.phase is Phase.FAILED:
         return None
-    progress = view.progress.get(case.entry.name)
+    progress = node.progress.get(context.entry.name)
     if progress is None or progress.total_bytes <= 0:
         return 0
     return max(0, min(100, 100 * progress.done_bytes // progress.total_bytes))
 
 
-def _ready_since(verdict: Verdict, before: PoolStatus | None, now_s: float) -> float | None:
-    if verdict.phase is not Phase.READY:
+def _ready_since(derived: DerivedPhase, before: PoolStatus | None, now_s: float) -> float | None:
+    if derived.phase is not Phase.READY:
         return None
     if before is not None and before.phase is Phase.READY and before.ready_since_s is not None:
         return before.ready_since_s
     return float(int(now_s))
 
 
-def _steps(outcome: Outcome | None, before: PoolStatus | None) -> tuple[Step, ...]:
-    if outcome is not None and outcome.steps:
-        return tuple(Step(name, seconds) for name, seconds in outcome.steps)
+def _steps(result: PoolResult | None, before: PoolStatus | None) -> tuple[Step, ...]:
+    if result is not None and result.steps:
+        return tuple(Step(name, seconds) for name, seconds in result.steps)
     return before.steps if before is not None else ()
 
 
-def _by_name(regions: Iterable[RegionLook]) -> list[RegionLook]:
-    """Return each name once: a half-made region may have a finished namesake."""
-    chosen: dict[str, RegionLook] = {}
-    for region in regions:
-        if region.name not in chosen or chosen[region.name].state == "Unfinished":
-            chosen[region.name] = region
-    return list(chosen.values())
-
-
-def _region(region: RegionLook) -> RegionStatus:
+def _region_status(region: RegionObservation) -> RegionStatus:
     return RegionStatus(
         name=region.name,
         size_bytes=region.size_bytes,
@@ -188,14 +187,14 @@ def _region(region: RegionLook) -> RegionStatus:
 
 
 def _summary(pools: Iterable[PoolStatus]) -> str:
-    parts = [_summary_of(pool) for pool in pools]
+    parts = [_pool_summary(pool) for pool in pools]
     if len(parts) > _MAX_SUMMARY_POOLS:
         more = len(parts) - _MAX_SUMMARY_POOLS
         parts = [*parts[:_MAX_SUMMARY_POOLS], f"{more} more"]
     return " · ".join(parts) or "nothing is asked for"
 
 
-def _summary_of(pool: PoolStatus) -> str:
+def _pool_summary(pool: PoolStatus) -> str:
     if pool.phase is Phase.READY:
         return f"{pool.name} {format_bytes(pool.ready_bytes)} {pool.backing} ready"
     words = f"{pool.name} {pool.phase.value.lower()}"
@@ -249,7 +248,7 @@ def _ready(pools: list[PoolStatus]) -> Condition:
 
 
 def _boot_unit(boot: BootUnit) -> Iterator[Condition]:
-    """Yield how the node's next boot will go, where a pool has something done then."""
+    """Yield the condition of the boot unit, where a pool asks for one."""
     if boot.failures:
         said = "; ".join(f"{pool}: {why}" for pool, why in boot.failures)
         yield Condition(
@@ -265,3 +264,191 @@ def _boot_unit(boot: BootUnit) -> Iterator[Condition]:
             reason="Installed",
             message=f"reserves pages before kubelet at the next boot: {', '.join(boot.pools)}",
         )
+
+
+# --- a pool's phase
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedPhase:
+    """A phase, and why."""
+
+    phase: Phase
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolContext:
+    """Everything that is known of one entry."""
+
+    entry: PoolEntry
+    observation: PoolObservation | None
+    result: PoolResult | None
+    """Of this very version of the entry."""
+    refused: Failure | None = None
+    withheld: bool = False
+    boot_failure: str = ""
+    """Why the node's boot unit does not do what the pool asks for."""
+    previous: PoolStatus | None = None
+    """What was reported last, in this boot."""
+
+    @property
+    def regions(self) -> tuple[RegionObservation, ...]:
+        """Regions that exist, or were published."""
+        return self.observation.regions if self.observation else ()
+
+    @property
+    def damaged(self) -> tuple[RegionObservation, ...]:
+        """Regions that may not be handed out."""
+        return tuple(region for region in self.regions if region.state == "Damaged")
+
+    @property
+    def sound_bytes(self) -> int:
+        """What engines can claim or have claimed."""
+        return sum(region.size_bytes for region in self.regions if region.sound)
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the worker has yet to answer for this version: it may be at other work."""
+        return self.result is None and self.refused is None and not self.withheld
+
+    @property
+    def was_ready_for_this(self) -> bool:
+        """Whether the very same pool was ready before: then what is missing was lost."""
+        before = self.previous
+        same = before is not None and (before.uid, before.generation) == (
+            self.entry.uid,
+            self.entry.generation,
+        )
+        return same and before is not None and before.phase in _STEADY
+
+
+def derive_phase(context: PoolContext) -> DerivedPhase | None:
+    """Return the pool's phase; None for one that is to be absent, and is."""
+    return _derive_absent(context) if context.entry.absent else _derive_present(context)
+
+
+def _derive_present(context: PoolContext) -> DerivedPhase:
+    if context.refused is not None:
+        return DerivedPhase(Phase.FAILED, context.refused.reason, context.refused.message)
+    if context.observation is not None and context.observation.failure:
+        return DerivedPhase(
+            Phase.DEGRADED, "CannotLook", f"its folder {context.observation.failure}"
+        )
+    result = context.result
+    failure = (result.error or result.unmet) if result else None
+    if failure is not None:
+        return _stuck(context, failure)
+    if result is None or result.pending:
+        return _still_ready(context) or _underway(context)
+    return _blocked(context, result) if result.blocked else _settled(context, result)
+
+
+def _derive_absent(context: PoolContext) -> DerivedPhase | None:
+    if context.observation is None and not context.is_unanswered:
+        if context.boot_failure:  # or the next boot would reserve pages for no pool
+            return DerivedPhase(Phase.RELEASING, "BootUnitNotRemoved", context.boot_failure)
+        return None
+    if context.withheld:
+        return DerivedPhase(
+            Phase.RELEASING,
+            "Withheld",
+            "nothing is released before the API server confirms it: it cannot be reached",
+        )
+    result = context.result
+    if result is not None and result.blocked:
+        return DerivedPhase(
+            Phase.RELEASING,
+            "Leased",
+            f"waits for the release of {_holders(context, result.blocked)}; end its users",
+        )
+    if result is not None and result.error is not None:
+        return DerivedPhase(Phase.RELEASING, result.error.reason, result.error.message)
+    return DerivedPhase(Phase.RELEASING, "Releasing", "the memory is being given back")
+
+
+def _still_ready(context: PoolContext) -> DerivedPhase | None:
+    """Ready as before while a restarted agent has yet to plan, if all of it is there."""
+    before, pool = context.previous, context.observation
+    if before is None or not context.was_ready_for_this or before.phase is not Phase.READY:
+        return None
+    if pool is None or not pool.published or not all(region.sound for region in pool.regions):
+        return None
+    if context.sound_bytes < before.ready_bytes:
+        return None
+    return DerivedPhase(Phase.READY, before.reason, before.message)
+
+
+def _underway(context: PoolContext) -> DerivedPhase:
+    """Work is under way, or not begun."""
+    if context.damaged or context.was_ready_for_this:
+        lost = _damage(context) or "some of its memory is not published"
+        return DerivedPhase(Phase.DEGRADED, "Repairing", f"{lost}; being rebuilt")
+    wanted = format_bytes(context.result.wanted_bytes) if context.result else "what is asked for"
+    if context.sound_bytes:
+        has = format_bytes(context.sound_bytes)
+        return DerivedPhase(Phase.RESIZING, "Resizing", f"has {has} ready, on the way to {wanted}")
+    if context.result is None:
+        return DerivedPhase(Phase.PENDING, "Pending", "waits for its turn")
+    kind = f" in {context.result.backing} pages" if context.result.backing else ""
+    return DerivedPhase(Phase.PREPARING, "Preparing", f"populating {wanted}{kind}")
+
+
+def _stuck(context: PoolContext, failure: Failure) -> DerivedPhase:
+    if failure.waits:
+        return DerivedPhase(_underway(context).phase, failure.reason, failure.message)
+    if context.damaged:
+        why = f"{_damage(context)}; {failure.message}"
+        # Nothing sound to publish only follows from the damage: the damage is the reason.
+        reason = "Damaged" if failure.reason == "NothingToPublish" else failure.reason
+        return DerivedPhase(Phase.DEGRADED, reason, why)
+    return DerivedPhase(Phase.FAILED, failure.reason, failure.message)
+
+
+def _blocked(context: PoolContext, result: PoolResult) -> DerivedPhase:
+    holders = _holders(context, result.blocked)
+    if context.damaged:
+        return DerivedPhase(
+            Phase.DEGRADED,
+            "Damaged",
+            f"{_damage(context)}; rebuilt after the release of {holders}: end its users",
+        )
+    return DerivedPhase(
+        Phase.RESIZING,
+        "ResizeBlocked",
+        f"waits for the release of {holders} to change it: end its users",
+    )
+
+
+def _settled(context: PoolContext, result: PoolResult) -> DerivedPhase:
+    """Nothing is left to do: ready, unless the last observation says otherwise."""
+    pool = context.observation
+    if pool is None or not pool.published or not all(region.sound for region in pool.regions):
+        return _underway(context)
+    if context.sound_bytes < result.planned_bytes:
+        # The handoff names what existed when it was written: what was lost before is not in it.
+        return DerivedPhase(Phase.DEGRADED, "Repairing", _short(context, result))
+    count = len(pool.regions)
+    regions = "1 region" if count == 1 else f"{count} regions"
+    said = f"{format_bytes(context.sound_bytes)} in {regions} of {result.backing} pages"
+    return DerivedPhase(Phase.READY, "Ready", "; ".join((said, *result.notes)))
+
+
+def _short(context: PoolContext, result: PoolResult) -> str:
+    there = {region.name for region in context.regions if region.sound}
+    lost = ", ".join(name for name in result.regions if name not in there)
+    has, planned = format_bytes(context.sound_bytes), format_bytes(result.planned_bytes)
+    who = f"{lost} was lost during the work" if lost else "some of its memory was lost"
+    return f"{who}: {has} of {planned} are published; being rebuilt"
+
+
+def _damage(context: PoolContext) -> str:
+    return ", ".join(f"{region.name} {region.message}" for region in context.damaged)
+
+
+def _holders(context: PoolContext, names: tuple[str, ...]) -> str:
+    by_name = {region.name: region.holder for region in context.regions}
+    return ", ".join(
+        f"{name} ({by_name[name]})" if by_name.get(name) else name for name in sorted(names)
+    )

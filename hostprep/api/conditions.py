@@ -1,57 +1,51 @@
-"""Conditions as Kubernetes writes them: a change of status moves lastTransitionTime, no other."""
+"""Conditions and times as Kubernetes writes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Literal
 
-from hostprep.api.times import format_time, parse_time
+from hostprep.api.codec import JsonObject, json_field
 
-__all__ = ["Condition", "ConditionStatus", "merged"]
+
+def format_time(seconds: float) -> str:
+    """Return seconds since the epoch as 2026-11-21T13:00:00Z."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_time(text: object) -> float | None:
+    """Return seconds since the epoch; None for anything that is no time."""
+    if not isinstance(text, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class Condition(JsonObject):
     """One entry of a `conditions` list. Times are seconds since the epoch, whole ones."""
 
-    type: str
-    status: ConditionStatus
-    reason: str
+    type: str = field(metadata=json_field(fallback=""))
+    status: ConditionStatus = field(metadata=json_field(fallback="Unknown"))
+    reason: str = field(metadata=json_field(fallback=""))
     """CamelCase and stable."""
     message: str = ""
-    since_s: float | None = None
+    since_s: float | None = field(
+        default=None,
+        metadata=json_field(
+            key="lastTransitionTime", omit_empty=True, encode=format_time, decode=parse_time
+        ),
+    )
     """lastTransitionTime; None until it is merged into a list."""
-    observed_generation: int | None = None
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Condition:
-        """Read one entry; what is missing becomes Unknown or empty."""
-        status = document.get("status")
-        return cls(
-            type=str(document.get("type", "")),
-            status=status if status in ("True", "False", "Unknown") else "Unknown",
-            reason=str(document.get("reason") or ""),
-            message=str(document.get("message") or ""),
-            since_s=parse_time(document.get("lastTransitionTime")),
-            observed_generation=document.get("observedGeneration"),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry as the API server takes it."""
-        document: dict[str, Any] = {
-            "type": self.type,
-            "status": self.status,
-            "reason": self.reason,
-            "message": self.message,
-        }
-        if self.since_s is not None:
-            document["lastTransitionTime"] = format_time(self.since_s)
-        if self.observed_generation is not None:
-            document["observedGeneration"] = self.observed_generation
-        return document
+    observed_generation: int | None = field(default=None, metadata=json_field(omit_empty=True))
 
     def says_the_same_as(self, other: Condition) -> bool:
         """Whether writing it again would tell nobody anything."""

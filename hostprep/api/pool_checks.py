@@ -1,13 +1,10 @@
-"""Checks of single fields of a HostMemoryPool: each says what is wrong and what to write instead.
-
-The API server checks the same by the schema in charts/hostprep/files/crds; tests/corpus/pools is
-judged alike by both.
-"""
+"""Checks of a HostMemoryPool's fields: each says what is wrong and what to write instead."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
@@ -16,28 +13,8 @@ from hostprep.backing import Backing
 from hostprep.errors import BadInputError
 from hostprep.units import parse_quantity
 
-__all__ = [
-    "LABEL_VALUE",
-    "LAYOUTS",
-    "MAX_REGIONS",
-    "MAX_SIZE_BYTES",
-    "QUALIFIED_KEY",
-    "backing",
-    "backings",
-    "fail",
-    "group_name",
-    "groups",
-    "labels",
-    "max_unavailable",
-    "mode",
-    "object_annotations",
-    "quantity",
-    "quantity_or_zero",
-    "regions",
-    "selector",
-    "taint_key",
-    "whole",
-]
+if TYPE_CHECKING:
+    pass
 
 MAX_REGIONS = 1024
 MAX_SIZE_BYTES = 1 << 50

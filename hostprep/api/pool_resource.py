@@ -1,34 +1,133 @@
-"""The HostMemoryPool custom resource, from YAML or from options, checked and made a PoolSpec.
-
-Whatever is wrong becomes one BadInputError of one line: where, what, and what to write instead.
-"""
+"""The HostMemoryPool resource, from YAML or from options, checked and made a PoolSpec."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from hostprep.api.pool_errors import WHOLE, explain
-from hostprep.api.pool_model import PolicyModel, PoolResource
+from hostprep.api.pool_model import PolicyModel, PoolResource, Sizing
 from hostprep.api.pool_spec import PoolSpec, PoolState, RegionLayout
-from hostprep.api.sizing import slot_layout_of
+from hostprep.api.slot_layout import SizedGroup, SlotLayout
 from hostprep.errors import BadInputError
 from hostprep.paths import check_pool_name
 
 if TYPE_CHECKING:
     from yaml.nodes import MappingNode
 
-__all__ = [
-    "API_VERSION",
-    "KIND",
-    "MAX_TEXT_BYTES",
-    "load_pools",
-    "spec_from_options",
-    "spec_from_policy",
-]
+
+WHOLE = "the document"
+"""The path of an error that no field is to blame for."""
+
+
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text (put it in quotes)",
+    "bool": "true or false",
+    "dict": "a mapping",
+    "model": "a mapping",
+    "tuple": "a list",
+    "list": "a list",
+}
+
+
+_SHOWN = 40
+
+
+def explain(error: ValidationError) -> tuple[str, str, str]:
+    """Return the first error as (field path, what is wrong, remedy).
+
+    The path is written as in `kubectl explain`, such as spec.access.mode or spec.backings[1].
+    """
+    first = error.errors(include_url=False)[0]
+    within = first.get("ctx", {}).get("field") or ""
+    location = (*first["loc"], within) if within else first["loc"]
+    return _path(location), *_words(first)
+
+
+def _words(error: ErrorDetails) -> tuple[str, str]:
+    """Return what is wrong, and the remedy."""
+    kind = error["type"]
+    if kind == "hostprep":
+        return str(error["ctx"]["why"]), str(error["ctx"]["remedy"])
+    fixed = {
+        "missing": ("is missing", "add it"),
+        "extra_forbidden": ("is no field that exists", _known_fields(error["loc"])),
+        "invalid_key": (f"{_shown_error(error)} is no name of a field", "write it as text"),
+    }
+    if kind in fixed:
+        return fixed[kind]
+    if kind == "literal_error":
+        return f"{_shown_error(error)} is not allowed", f"write {error['ctx']['expected']}"
+    for prefix, words in _TYPES.items():
+        if kind.startswith((f"{prefix}_type", f"{prefix}_parsing", f"{prefix}_from")):
+            return f"{_shown_error(error)} is not {words}", f"write {words}"
+    return f"{_shown_error(error)} is out of range", _plain(error["msg"])
+
+
+def _plain(message: str) -> str:
+    return message.replace("Input should be", "it must be").replace("String should", "it should")
+
+
+def _shown_error(error: ErrorDetails) -> str:
+    text = " ".join(repr(error["input"])[: 2 * _SHOWN].split())
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not step.startswith("constrained-") and step not in ("int", "str", "[key]"):
+            shown = " ".join(step.split())[:_SHOWN]
+            path += f".{shown}" if path else shown
+    return path or WHOLE
+
+
+def _known_fields(location: tuple[int | str, ...]) -> str:
+    model: type[BaseModel] | None = PoolResource
+    for step in location[:-1]:
+        model = _model_of(model, str(step))
+    if model is None:
+        return "remove it"
+    fields = [field.alias or name for name, field in model.model_fields.items()]
+    close = difflib.get_close_matches(str(location[-1]), fields, n=1)
+    return f"did you mean {close[0]}?" if close else "choose from " + ", ".join(fields)
+
+
+def _model_of(model: type[BaseModel] | None, field: str) -> type[BaseModel] | None:
+    fields = model.model_fields.values() if model else ()
+    annotation = next((known.annotation for known in fields if known.alias == field), None)
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def slot_layout_of(sizing: Sizing) -> SlotLayout:
+    """Put the groups in their places; what they are was checked with the resource."""
+    return SlotLayout.of(
+        (
+            SizedGroup(
+                name=group.name,
+                slot_bytes=group.slot_bytes,
+                slots=group.slots,
+                min_slots=group.min_slots,
+                window_tokens=group.window_tokens,
+                kind=group.kind.lower(),
+            )
+            for group in sizing.groups
+        ),
+        tokens_per_block=sizing.tokens_per_block,
+        model=sizing.model or "",
+    )
+
 
 API_VERSION = "hostprep.dev/v1alpha1"
 KIND = "HostMemoryPool"

@@ -1,14 +1,105 @@
-"""What an administrator asks for, as plain values: the policy half of a HostMemoryPool."""
+"""What an administrator asks for, as plain values; where regions lie; mounts and reserve."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from hostprep.api.slot_layout import GROUP_ALIGN_BYTES, SlotLayout
-from hostprep.backing import Backing
+from hostprep.backing import GIB, MIB, Backing
+from hostprep.errors import BadInputError
 
-__all__ = ["DEFAULT_BACKINGS", "PoolSpec", "PoolState", "RegionLayout"]
+_NAME = re.compile(r"(?:node(?P<node>\d{1,5})|interleave)-(?P<index>\d{1,5})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Placement:
+    """On one NUMA node, or spread over all of them page by page (`node` is None)."""
+
+    node: int | None
+
+    def __str__(self) -> str:
+        return "interleave" if self.node is None else f"node:{self.node}"
+
+    def region_name(self, index: int) -> str:
+        """Return the name of the index-th region with this placement, such as node0-1."""
+        return f"{'interleave' if self.node is None else f'node{self.node}'}-{index}"
+
+    @classmethod
+    def parse(cls, text: str) -> Placement:
+        """Read `node:N` or `interleave`. Raises BadInputError."""
+        if text == "interleave":
+            return INTERLEAVE
+        prefix, _, number = text.partition(":")
+        if prefix != "node" or not (number.isascii() and number.isdigit()):
+            raise BadInputError(f"placement {text!r} is neither node:N nor interleave")
+        return cls(int(number))
+
+    @classmethod
+    def of_region(cls, name: str) -> tuple[Placement, int] | None:
+        """Return placement and index that a region's name tells; None if it is none of ours."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        node = match["node"]
+        return cls(None if node is None else int(node)), int(match["index"])
+
+
+INTERLEAVE = Placement(None)
+
+
+DEFAULT_PERCENT = 4
+DEFAULT_LEAST_BYTES = 512 * MIB
+DEFAULT_MOST_BYTES = 16 * GIB
+
+
+def reserve_of(asked_bytes: int | None, total_bytes: int) -> int:
+    """Return the bytes to keep of a machine with `total_bytes`: as asked, else enough to live on.
+
+    A pool that took all that is available would leave the first page fault to the OOM killer.
+    """
+    if asked_bytes is not None:
+        return asked_bytes
+    share = total_bytes * DEFAULT_PERCENT // 100
+    return min(max(share, DEFAULT_LEAST_BYTES), DEFAULT_MOST_BYTES)
+
+
+MOUNT_SOURCE = "hostprep"
+"""What the mount table calls our mounts."""
+MOUNT_FLAGS = ("nosuid", "nodev", "noexec")
+"""Flags of every mount of ours, as mount(8) names them."""
+
+
+def mount_options(
+    backing: Backing,
+    *,
+    gid: int | None,
+    size_bytes: int = 0,
+    noswap: bool = False,
+    large_folios: bool = False,
+) -> str:
+    """Return the data string of mount(2) for a pool's memory folder.
+
+    `size_bytes`, `noswap` and `large_folios` concern tmpfs only: hugetlbfs is bounded by its
+    pages and never swapped. The folder's mode lets the pool's group in, and lets nobody make
+    files of their own.
+    """
+    options = [f"mode={'0750' if gid is not None else '0755'}"]
+    if gid is not None:
+        options.append(f"gid={gid}")
+    if backing.is_hugetlb:
+        return ",".join([*options, f"pagesize={backing.page_bytes}"])
+    options.append(f"size={size_bytes}")
+    if backing is Backing.THP:
+        options.append("huge=always")
+    elif large_folios:
+        # Not a THP mount (that one says always): base pages in the largest pieces that lie free.
+        options.append("huge=within_size")
+    if noswap:
+        options.append("noswap")
+    return ",".join(options)
+
 
 DEFAULT_BACKINGS = (Backing.HUGETLB_2MI, Backing.THP, Backing.BASE)
 

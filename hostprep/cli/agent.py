@@ -118,36 +118,26 @@ def agent(
     released by nothing but an entry with `state: Absent`.
     """
     import asyncio
-    import gc
-
-    gc.disable()  # until `start`: what is read is no garbage, and looking costs a tenth of the time
-
-    async def run() -> int:
-        from hostprep.agent.supervisor import early_worker
-
-        async with early_worker(root, state_dir) as worker:
-            from hostprep.agent.settings import Settings
-            from hostprep.agent.start import start
-            from hostprep.kube.logs import make_logger, set_up_logs
-
-            settings = Settings(
-                node_name=node_name,
-                root=root,
-                state_dir=state_dir,
-                listen=listen,
-                verify_interval_s=verify_interval_s,
-                wait_s=wait_s,
-                allow_cgroup_v1=allow_cgroup_v1,
-                kubeconfig=kubeconfig,
-                kubelet_dir=kubelet_dir,
-                once=once,
-            )
-            set_up_logs(style=log_format, level=log_level)
-            return await start(settings, make_logger("agent", node=node_name), worker)
 
     try:
-        return asyncio.run(run())
+        from hostprep.agent.loop import run
+        from hostprep.agent.settings import Settings
+        from hostprep.kube.logs import make_logger, set_up_logs
     except ModuleNotFoundError as error:
         raise BadInputError(
             f"the agent needs {error.name}", remedy="install it by: pip install 'hostprep[agent]'"
         ) from error
+    settings = Settings(
+        node_name=node_name,
+        root=root,
+        state_dir=state_dir,
+        listen=listen,
+        verify_interval_s=verify_interval_s,
+        wait_s=wait_s,
+        allow_cgroup_v1=allow_cgroup_v1,
+        kubeconfig=kubeconfig,
+        kubelet_dir=kubelet_dir,
+        once=once,
+    )
+    set_up_logs(style=log_format, level=log_level)
+    return asyncio.run(run(settings, make_logger("agent", node=node_name)))

@@ -16,10 +16,10 @@ from typing import IO, Any, cast
 from hostprep.api.pool_resource import spec_from_options
 from hostprep.cli.demo_rank import Part
 from hostprep.cli.demo_root import turn
-from hostprep.client.attach import attach
-from hostprep.client.attachment import Attachment
+from hostprep.client.attach import Attachment, attach
 from hostprep.console import print_table, say
-from hostprep.cuda.board import BoardReader, board_path
+from hostprep.cuda.board import board_path
+from hostprep.cuda.board_view import BoardReader
 from hostprep.cuda.gate import Gate
 from hostprep.errors import FailedError
 from hostprep.node.apply.service import Node

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hostprep.backing import GIB, MIB
-from hostprep.client.attach import join
-from hostprep.client.attachment import Attachment
+from hostprep.client.attach import Attachment, join
 from hostprep.cuda.board import RankBoard, board_path
 from hostprep.cuda.chunks import ChunkPolicy
 from hostprep.cuda.driver import DeviceTraits, Driver, DriverError, load_driver

@@ -14,7 +14,7 @@ from hostprep.cli.size_output import pool_yaml, sizing_document, tables
 from hostprep.console import error_document, print_json, print_table, say, warn
 from hostprep.errors import BadInputError
 from hostprep.paths import check_pool_name
-from hostprep.sizing.limits import TOKENS_PER_BLOCK
+from hostprep.sizing.groups import TOKENS_PER_BLOCK
 from hostprep.sizing.size import Sizing
 
 __all__ = ["size"]

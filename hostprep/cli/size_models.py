@@ -10,15 +10,9 @@ from typing import Any
 
 from hostprep.api.slot_layout import round_up
 from hostprep.errors import BadInputError
-from hostprep.sizing.cache_types import TypeChoice
-from hostprep.sizing.config import MAX_CONFIG_BYTES, ModelConfig, load_config
+from hostprep.sizing.config import MAX_CONFIG_BYTES, ModelConfig, TypeChoice, load_config
 from hostprep.sizing.families import read_model
-from hostprep.sizing.limits import (
-    LONGEST_TOKENS,
-    MOST_TOKENS_PER_BLOCK,
-    TOKENS_PER_BLOCK,
-    Limits,
-)
+from hostprep.sizing.groups import LONGEST_TOKENS, MOST_TOKENS_PER_BLOCK, TOKENS_PER_BLOCK, Limits
 from hostprep.sizing.model import Model
 from hostprep.sizing.size import Memory, Sizing, size_model
 from hostprep.units import parse_quantity

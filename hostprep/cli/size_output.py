@@ -9,8 +9,8 @@ import yaml
 
 from hostprep.api.pool_resource import API_VERSION, KIND, load_pools
 from hostprep.layout import RECURRENT
+from hostprep.sizing.groups import GroupSlots, Tier
 from hostprep.sizing.size import Sizing
-from hostprep.sizing.tiers import GroupSlots, Tier
 from hostprep.units import format_bytes
 
 __all__ = ["Table", "pool_yaml", "sizing_document", "tables"]

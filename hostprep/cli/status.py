@@ -12,10 +12,8 @@ import click
 
 from hostprep.cli.gates import GATE_COLUMNS, gate_document, gate_row
 from hostprep.cli.options import output_option, root_option
-from hostprep.client.handoff import Region
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import Region, read_handoff, verify_handoff
 from hostprep.client.sidecar import NOBODY, current_command, mark_bad, read_sidecar
-from hostprep.client.verify import verify_handoff
 from hostprep.console import print_json, print_table, say
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.node.facts import PoolFacts, RegionFacts

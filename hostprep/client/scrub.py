@@ -1,16 +1,107 @@
-"""Zeroing a region between owners: by memset, which beats punching holes and refaulting."""
+"""Between owners: whether a region is quiescent, its zeroing, and the links of old leases."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import stat
 import threading
 from collections.abc import Callable
 
-from hostprep.client.handoff import Region
+from hostprep.client.handoff import Region, open_region
+from hostprep.client.sidecar import (
+    MAX_MEMBERS_BYTES,
+    NOBODY,
+    make_state_folder,
+    read_members,
+    read_sidecar,
+)
+from hostprep.errors import HostprepError
+from hostprep.linux.files import closing_fd, open_beneath, open_folder, open_state_file, remove_file
+from hostprep.linux.locks import has_no_writer, try_lock
 from hostprep.linux.memory import address_of, explain, map_shared, populate, zero
+from hostprep.linux.processes import current_process, first_alive
 from hostprep.linux.threads import run_pieces
+from hostprep.paths import PoolPaths
 
-__all__ = ["PIECE_BYTES", "scrub_file", "usable_cpus"]
+
+def why_not_quiescent(paths: PoolPaths, region: Region, *, repair: bool = True) -> str | None:
+    """Return what keeps the region in use, or None if nothing does. For scrubbers only.
+
+    With `repair` a users lock that is gone is made anew; else that is the answer. Asked under the
+    claim lock. The order matters: a holder has the file open for writing, so
+    the locks are asked first to name it; then anybody at all who could write, in any namespace
+    (configuration-only engines hold no lock of ours); then processes on their way out, whose
+    pages a driver may still be unpinning after their files were closed.
+    """
+    try:
+        with closing_fd(open_region(paths, region, writable=False)) as fd:
+            why = _why_locked(paths, region, fd, repair=repair)
+            if why is None and not has_no_writer(fd):
+                why = "open for writing by a process without a lease"
+    except HostprepError as error:
+        return error.message
+    except OSError as error:
+        return f"cannot be examined ({error.strerror})"
+    return why or _process_left(paths, region)
+
+
+def why_locked(paths: PoolPaths, region: Region) -> str | None:
+    """Return which lock is held on the region, or None: all that those can see who may not scrub.
+
+    Asked under the claim lock.
+    """
+    try:
+        with closing_fd(open_region(paths, region, writable=False)) as fd:
+            return _why_locked(paths, region, fd, repair=False)
+    except HostprepError as error:
+        return error.message
+    except OSError as error:
+        return f"cannot be examined ({error.strerror})"
+
+
+def _why_locked(paths: PoolPaths, region: Region, fd: int, *, repair: bool) -> str | None:
+    if not try_lock(fd, exclusive=True):
+        return "leased"
+    with closing_fd(_users_lock(paths, region, fd, repair=repair)) as users:
+        if not try_lock(users, exclusive=True):
+            return "used by a process that joined an earlier lease"
+    return None
+
+
+def _users_lock(paths: PoolPaths, region: Region, fd: int, *, repair: bool) -> int:
+    """Open the region's users lock; with `repair` made anew where something else is there.
+
+    Holders of one that was deleted are found all the same: they have the region open.
+    """
+    path = paths.users_lock(region.name)
+    try:
+        return open_state_file(path, os.O_RDONLY)
+    except OSError as error:
+        if not repair or error.errno not in (errno.ENOENT, errno.ELOOP, errno.EINVAL):
+            raise
+    remove_file(path)
+    if not os.path.isdir(os.path.dirname(path)):
+        make_state_folder(paths, region.name)
+    status = os.fstat(fd)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    os.fchown(lock, -1, status.st_gid)
+    os.fchmod(lock, stat.S_IMODE(status.st_mode))
+    return lock
+
+
+def _process_left(paths: PoolPaths, region: Region) -> str | None:
+    sidecar = read_sidecar(paths, region.name)
+    last = {*read_members(paths, region.name), *((sidecar.holder,) if sidecar else ())}
+    with contextlib.suppress(OSError):
+        if os.stat(paths.users_lock(region.name)).st_size > MAX_MEMBERS_BYTES:
+            return "more processes joined its leases than can be looked up"
+    alive = first_alive(last - {NOBODY, current_process()})
+    if alive is None:
+        return None
+    return f"process {alive.pid} of its last lease has not ended yet"
+
 
 PIECE_BYTES = 64 << 20
 
@@ -51,3 +142,52 @@ def scrub_file(
             on_done=on_done,
             stop=stop,
         )
+
+
+def remove_stale_links(paths: PoolPaths, region: str) -> None:
+    """Take away the links of the region's earlier leases, where they still lead to them.
+
+    Containers that got the region as a device write theirs to their view's `links`, which is the
+    pool's to them.
+    """
+    prefix = f"{region}@"
+    for folder in (paths.links, *_links_of_views(paths)):
+        _sweep(folder, prefix, f"{paths.links}/{prefix}")
+    sidecar = read_sidecar(paths, region)
+    for link in sidecar.links if sidecar else ():
+        with contextlib.suppress(OSError, HostprepError):
+            _remove_link(link, f"{paths.links}/{prefix}")
+
+
+def _links_of_views(paths: PoolPaths) -> list[str]:
+    try:
+        return [f"{paths.devices}/{view}/links" for view in os.listdir(paths.devices)]
+    except OSError:  # no devices, or we are in such a view
+        return []
+
+
+def _sweep(folder: str, prefix: str, leads_to: str) -> None:
+    """Delete what begins or leads there: containers may have no other place for links that lasts.
+
+    Engines write here: something that cannot be deleted must not keep the rest.
+    """
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                link = f"{folder}/{name}"
+                if name.startswith(prefix) or os.readlink(link).startswith(leads_to):
+                    os.unlink(link)
+
+
+def _remove_link(link: str, leads_to: str) -> None:
+    """Delete an engine's link, if it is one and still leads there.
+
+    Its path was written by whoever had the lease, and this may be root: no other link is
+    followed on the way to it, and the folder is held while it is looked at and deleted.
+    """
+    folder, name = os.path.split(link)
+    with closing_fd(open_folder("/")) as top:
+        flags = os.O_RDONLY | os.O_DIRECTORY
+        with closing_fd(open_beneath(top, folder.strip("/"), flags)) as fd:
+            if os.readlink(name, dir_fd=fd).startswith(leads_to):
+                os.unlink(name, dir_fd=fd)

@@ -26,8 +26,7 @@ from hostprep.cuda.board_layout import (
 )
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.linux.files import closing_fd, from_os_error, open_state_file
-from hostprep.linux.fork_safe_fds import close_own, is_own, own
-from hostprep.linux.ofd_locks import is_range_locked, try_lock_range
+from hostprep.linux.locks import close_own, is_own, is_range_locked, own, try_lock_range
 from hostprep.linux.processes import current_process
 
 __all__ = [

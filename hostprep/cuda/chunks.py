@@ -1,19 +1,17 @@
-"""How much memory one call to the driver registers: pure arithmetic.
-
-A call holds the driver's locks from its beginning to its end, and the node's other CUDA
-processes wait for as long. Hence many short calls, each as long as the last one shows it may be.
-"""
+"""Which part of an attachment is registered, and how much of it in one call to the driver."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from math import gcd
 
 from hostprep.backing import GIB, MIB
+from hostprep.client.attach import Attachment
+from hostprep.client.handoff import Region
 from hostprep.errors import BadInputError
+from hostprep.paths import PoolPaths
 from hostprep.units import format_bytes
-
-__all__ = ["ONE_CALL_LIMIT_BYTES", "ChunkPolicy", "check_slice", "next_chunk_bytes"]
 
 ONE_CALL_LIMIT_BYTES = 512 * GIB
 """Drivers r580 and later fail a call of this size or more: the table of 16 bytes for each 4 KiB
@@ -142,3 +140,60 @@ def _step_bytes(page_bytes: int, row_bytes: int) -> int:
     if row_bytes <= 0:
         return page_bytes
     return page_bytes // gcd(page_bytes, row_bytes) * row_bytes
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The part of a region that is to be registered, where it is mapped."""
+
+    region: Region
+    address: int
+    offset_bytes: int
+    size_bytes: int
+    read_only: bool
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        end = self.offset_bytes + self.size_bytes
+        return f"region {self.region.name}, slice [{self.offset_bytes}, {end})"
+
+    def policy(self, bounds: ChunkPolicy | None, row_bytes: int) -> ChunkPolicy:
+        """Return how to cut it: along its own pages and rows, within the given bounds.
+
+        By default beginning with what the agent, which knows the node, advises.
+        """
+        bounds = bounds or ChunkPolicy(first_bytes=self.region.attach.register_chunk_bytes)
+        return replace(bounds, page_bytes=self.region.page_bytes, row_bytes=row_bytes)
+
+
+def slice_of(
+    attachment: Attachment, offset_bytes: int, size_bytes: int | None, row_bytes: int
+) -> Slice:
+    """Return the checked slice; to the region's end by default. Raises BadInputError."""
+    region = attachment.region
+    size = region.size_bytes - offset_bytes if size_bytes is None else size_bytes
+    check_slice(region.size_bytes, region.page_bytes, offset_bytes, size, row_bytes)
+    return Slice(
+        region=region,
+        address=attachment.address + offset_bytes,
+        offset_bytes=offset_bytes,
+        size_bytes=size,
+        read_only=buffer_of(attachment).readonly,
+    )
+
+
+def buffer_of(attachment: Attachment) -> memoryview:
+    """Return the attachment's memory. Raises BadInputError once it is closed."""
+    try:
+        return attachment.buffer
+    except ValueError as error:
+        raise BadInputError(
+            "the attachment is closed", reason="AttachmentClosed", remedy="attach again"
+        ) from error
+
+
+def pool_of(attachment: Attachment) -> PoolPaths:
+    """Return where the attachment's pool lies, as this process sees it."""
+    folder = attachment.path[: -len(attachment.region.path)].rstrip("/")
+    return PoolPaths(*os.path.split(folder))

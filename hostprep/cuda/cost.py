@@ -2,7 +2,7 @@
 
 Pure arithmetic over what the caller has observed. The sizes are read in the source of NVIDIA's
 open kernel modules (535 to 595) and are not yet confirmed by a measurement;
-`python -m benchmarks.register` measures them. What goes wrong: hostprep.cuda.known_issues.
+`python -m benchmarks.register` measures them. What goes wrong: hostprep.known_issues.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hostprep.backing import KIB
-from hostprep.cuda.known_issues import ONE_TABLE_ALLOCATION, parse_driver_version
 from hostprep.errors import BadInputError
+from hostprep.known_issues import ONE_TABLE_ALLOCATION, parse_driver_version
 from hostprep.units import format_bytes
 
 __all__ = ["Cost", "registration_cost"]

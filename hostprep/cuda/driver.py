@@ -1,27 +1,164 @@
-"""The one place that speaks to CUDA: the driver API, through the cuda-python of the engine.
-
-Only the driver API: its errors are returned to the caller, while a failed call of the runtime
-leaves an error in the thread that the engine's next launch would raise (vllm issue 51080).
-The calls that last let go of the GIL (long_calls.py).
-"""
+"""The one place that speaks to CUDA: the driver API, through the engine's own cuda-python."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 
-from hostprep.cuda.driver_errors import DriverError, init_error
-from hostprep.cuda.long_calls import long_calls
 from hostprep.errors import FailedError, HostprepError, NotReadyError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["DeviceTraits", "Driver", "DriverError", "load_driver"]
+_GONE = frozenset({4, 201, 709, 713})
+"""Driver shut down, no context, context destroyed, nothing registered there."""
+
+
+class DriverError(FailedError):
+    """A call that the driver refused. `code` and `name` are its own."""
+
+    def __init__(self, code: int, name: str, call: str) -> None:
+        reason, words, remedy = _MEANINGS.get(code, ("DriverFailed", "", _SEE_LOG))
+        message = f"{call} failed with {name} ({code})"
+        super().__init__(f"{message}: {words}" if words else message, reason=reason, remedy=remedy)
+        self.code = code
+        self.name = name
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether whatever was registered is not any more: there is nothing to undo."""
+        return self.code in _GONE
+
+
+_SEE_LOG = "see the kernel's log for lines of NVRM"
+_CONTEXT = (
+    "ContextGone",
+    "the CUDA context was destroyed, or belongs to a parent process",
+    "register in the process and during the life of the context that uses the memory",
+)
+_BROKEN = (
+    "ContextBroken",
+    "an earlier failure of the engine's own work broke the CUDA context",
+    "restart the engine's process; look for the first error that it reported",
+)
+
+_MEANINGS = {
+    1: (
+        "InvalidRange",
+        "the driver does not take this range",
+        "register memory that is mapped in this process, with rights that fit",
+    ),
+    2: (
+        "OutOfMemory",
+        "the driver has no memory for its tables, or a single call was too large",
+        "`hostprep doctor --gpu` shows what a registration takes; " + _SEE_LOG,
+    ),
+    3: _CONTEXT,
+    4: _CONTEXT,
+    201: _CONTEXT,
+    709: _CONTEXT,
+    **dict.fromkeys((700, 702, 710, 714, 715, 716, 717, 718, 719), _BROKEN),
+    712: (
+        "AlreadyRegistered",
+        "part of this range is registered already, by another part of this process",
+        "register each byte once: let the engine or Hostprep do it, not both",
+    ),
+    801: (
+        "NotSupported",
+        "the driver does not register this kind of memory here",
+        "`hostprep doctor --gpu` names known limits of this driver",
+    ),
+    900: (
+        "Capturing",
+        "another thread captures a CUDA graph",
+        "capture in thread-local mode, or register before or after",
+    ),
+}
+
+_INIT = {
+    3: (
+        FailedError,
+        "ForkedChild",
+        "CUDA was initialised before this process was forked",
+        "start engine processes with multiprocessing's spawn, or fork before CUDA is used",
+    ),
+    34: (
+        NotReadyError,
+        "DriverMissing",
+        "libcuda.so.1 is a stub for linking, not a driver",
+        "take the toolkit's stubs folder out of LD_LIBRARY_PATH",
+    ),
+    35: (FailedError, "DriverTooOld", "the CUDA driver is too old", "update the NVIDIA driver"),
+    100: (
+        NotReadyError,
+        "NoDevice",
+        "the CUDA driver sees no device",
+        "give the container a GPU, and look at CUDA_VISIBLE_DEVICES",
+    ),
+    802: (
+        NotReadyError,
+        "DeviceNotReady",
+        "the node's GPUs are not ready yet",
+        "on machines with NVSwitch the fabric manager must run",
+    ),
+    803: (
+        FailedError,
+        "DriverMismatch",
+        "libcuda.so.1 and the kernel's NVIDIA driver are of different versions",
+        "after an update of the driver restart the node and the container",
+    ),
+}
+
+
+def init_error(code: int) -> HostprepError:
+    """Return the error for a driver that could not be initialised."""
+    if code not in _INIT:
+        return FailedError(
+            f"cuInit failed with CUDA error {code}", reason="DriverFailed", remedy=_SEE_LOG
+        )
+    kind, reason, words, remedy = _INIT[code]
+    return kind(words, reason=reason, remedy=remedy)
+
+
+_RELEASES_GIL = (12, 9, 1)
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})", re.ASCII)
+
+
+class _ByCtypes:
+    """cuMemHostRegister and cuMemHostUnregister of the library that is loaded already."""
+
+    def __init__(self) -> None:
+        import ctypes
+
+        library = ctypes.CDLL("libcuda.so.1")
+        self._register = library.cuMemHostRegister_v2
+        self._register.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
+        self._unregister = library.cuMemHostUnregister
+        self._unregister.argtypes = (ctypes.c_void_p,)
+
+    def cuMemHostRegister(self, address: int, size_bytes: int, flags: int) -> tuple[int]:  # noqa: N802
+        return (self._register(address, size_bytes, flags),)
+
+    def cuMemHostUnregister(self, address: int) -> tuple[int]:  # noqa: N802
+        return (self._unregister(address),)
+
+
+def long_calls(api: Any) -> Any:
+    """Return what to make these calls by: the driver module, if it lets go of the GIL.
+
+    Raises OSError or AttributeError where the library is not what it says it is.
+    """
+    package = sys.modules.get(api.__name__.rpartition(".")[0])
+    found = _VERSION.match(str(getattr(package, "__version__", "")))
+    version = tuple(int(part) for part in found.groups()) if found else (0,)
+    return api if version >= _RELEASES_GIL else _ByCtypes()
+
 
 _MODULE = "cuda.bindings.driver"
 _LEAST_VERSION = 12000
@@ -276,3 +413,39 @@ def _uuid_text(uuid: bytes) -> str:
     digits = uuid.hex()
     parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
     return "GPU-" + "-".join(parts)
+
+
+class CudaAccess:
+    """The driver and the context that use the memory; by default those of the calling thread.
+
+    Trouble is kept for the one who works: what stands in the way of registering must not keep
+    an engine from being built.
+    """
+
+    def __init__(self, driver: Driver | None, context: int | None) -> None:
+        self._driver = driver
+        self._context = context
+        self._trouble: HostprepError | None = None
+        if context is None:
+            try:
+                self._driver = driver or load_driver()
+                self._context = self._driver.current_context()
+            except HostprepError as error:
+                self._trouble = error
+
+    @property
+    def context(self) -> int:
+        """The context's handle; 0 where there is none."""
+        return self._context or 0
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[Driver]:
+        """Have the context current in this thread, and captures of other threads left alone.
+
+        Raises HostprepError: what stood in the way when this was made, or does now.
+        """
+        if self._trouble is not None:
+            raise self._trouble
+        driver = self._driver = self._driver or load_driver()
+        with driver.using(self.context), driver.relaxed_capture():
+            yield driver

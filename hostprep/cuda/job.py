@@ -3,34 +3,349 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from hostprep.client.attachment import make_present
-from hostprep.cuda.chunks import ChunkPolicy, next_chunk_bytes
-from hostprep.cuda.control import Control
+from hostprep.client.attach import make_present
+from hostprep.cuda.chunks import ChunkPolicy, Slice, next_chunk_bytes
 from hostprep.cuda.driver import Driver, DriverError
-from hostprep.cuda.issue_warnings import warn_once
-from hostprep.cuda.progress import Tally
-from hostprep.cuda.registered_ranges import Pins
-from hostprep.cuda.slices import Slice
-from hostprep.errors import BusyError, HostprepError
+from hostprep.errors import BadInputError, BusyError, FailedError, HostprepError
+from hostprep.known_issues import warn_once
 from hostprep.linux.threads import Stopped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
+    class Board(Protocol):
+        """Where a registration reports to the other ranks (hostprep.register.board)."""
+
+        def initializing(self) -> None:
+            """Begin to work."""
+
+        def progress(self, done_bytes: int, size_bytes: int, longest_chunk_s: float = 0.0) -> None:
+            """Show how much is registered."""
+
+        def ready(self) -> None:
+            """Be ready: all is registered, and the engine has done its part."""
+
+        def failed(self, reason: str) -> None:
+            """Give up for this run."""
+
     class Turns(Protocol):
-        """What a registration asks of a turnstile (hostprep.cuda.turnstile)."""
+        """What a registration needs of a turnstile (hostprep.cuda.turnstile)."""
 
         def turn(
             self, timeout_s: float | None = None, stop: threading.Event | None = None
-        ) -> contextlib.AbstractContextManager[None]: ...
+        ) -> contextlib.AbstractContextManager[None]:
+            """Hold a turn. Raises BusyError where none is to be had."""
 
 
-__all__ = ["Job"]
+class CancelledError(FailedError):
+    """The registration was cancelled, or closed before it was done."""
+
+    default_reason = "Cancelled"
+
+
+class Control:
+    """Pause, resume, cancel and deadline: set by any thread, checked between two driver calls."""
+
+    def __init__(self, deadline_s: float | None) -> None:
+        self.lock = threading.Condition()
+        """Held while the outcome is decided: a cancellation comes before it, or too late."""
+        self.interrupt = threading.Event()
+        """Set while there is a reason to stop waiting for whatever is waited for."""
+        self._deadline_s = deadline_s
+        self._ends_at_s: float | None = None
+        self._is_paused = False
+        self._is_cancelled = False
+
+    def start_clock(self) -> None:
+        """Count the deadline from now."""
+        if self._deadline_s is not None:
+            self._ends_at_s = time.monotonic() + self._deadline_s
+
+    def pause(self) -> None:
+        """Stop before the next chunk."""
+        with self.lock:
+            self._is_paused = True
+            self.interrupt.set()
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        with self.lock:
+            self._is_paused = False
+            if not self._is_cancelled:
+                self.interrupt.clear()
+            self.lock.notify_all()
+
+    def cancel(self) -> None:
+        """Stop before the next chunk, for good."""
+        with self.lock:
+            self._is_cancelled = True
+            self.interrupt.set()
+            self.lock.notify_all()
+
+    def left_s(self) -> float | None:
+        """Return the time until the deadline; None without one."""
+        if self._ends_at_s is None:
+            return None
+        return max(0.0, self._ends_at_s - time.monotonic())
+
+    def is_set(self) -> bool:
+        """Tell whether to look up from the work and ask `go_on`: interrupted, or out of time."""
+        return self.interrupt.is_set() or self.left_s() == 0.0
+
+    def go_on(self, on_pause: Callable[[], None]) -> None:
+        """Return once the work may go on; `on_pause` is called before waiting for that.
+
+        Raises CancelledError, or FailedError when the deadline is over: a pause counts too.
+        """
+        with self.lock:
+            while True:
+                self.check()
+                if not self._is_paused:
+                    return
+                on_pause()
+                self.lock.wait(self.left_s())
+
+    def check(self) -> None:
+        """Raise CancelledError or FailedError if the work is not to go on; with the lock held."""
+        if self._is_cancelled:
+            raise CancelledError("the registration was cancelled")
+        if self.left_s() == 0.0:
+            raise FailedError(
+                f"memory was not registered within {self._deadline_s:g} s",
+                reason="DeadlineExceeded",
+                remedy="give it more time, or a turnstile that is wider",
+            )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a registration is. `state` is one of the words of `Registration.state`."""
+
+    state: str
+    done_bytes: int
+    """Registered now: none after a failure, which takes all back."""
+    size_bytes: int
+    chunks: int
+    """Calls made to register."""
+    longest_chunk_s: float
+    elapsed_s: float
+    note: str = ""
+    """What else is worth knowing, for people."""
+
+
+class Counters:
+    """What the working thread writes down, for others to read; single fields, hence no lock."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.state = "Idle"
+        self.note = ""
+        self.done_bytes = 0
+        self.calls = 0
+        self._size_bytes = size_bytes
+        self._longest_s = 0.0
+        self._began_s: float | None = None
+        self._ended_s: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether work began, ever."""
+        return self._began_s is not None
+
+    def begin(self) -> None:
+        """Start the clock."""
+        self._began_s = time.monotonic()
+        self.state = "Registering"
+
+    def end(self, outcome: str) -> None:
+        """Stop the clock."""
+        self._ended_s = time.monotonic()
+        self.state = outcome
+
+    def add(self, size_bytes: int, took_s: float) -> None:
+        """Count a chunk that is registered."""
+        self.done_bytes += size_bytes
+        self._longest_s = max(self._longest_s, took_s)
+
+    def progress(self) -> Progress:
+        """Return it as a value."""
+        end_s = self._ended_s or time.monotonic()
+        return Progress(
+            state=self.state,
+            done_bytes=self.done_bytes,
+            size_bytes=self._size_bytes,
+            chunks=self.calls,
+            longest_chunk_s=self._longest_s,
+            elapsed_s=end_s - self._began_s if self._began_s is not None else 0.0,
+            note=self.note,
+        )
+
+
+class RegisteredRange:
+    """A range of this process's memory, and the chunks of it that are registered.
+
+    While any is, the range's mapping is kept, whatever the attachment and its views do: the
+    driver would go on copying to and from pages that belong to another mapping by then.
+    """
+
+    def __init__(self, name: str, keep: memoryview, address: int, size_bytes: int) -> None:
+        self.name = name
+        self._keep: memoryview | None = keep
+        self.start = address
+        self.end = address + size_bytes
+        self._chunks: list[int] = []
+
+    @property
+    def count(self) -> int:
+        """How many chunks are registered."""
+        return len(self._chunks)
+
+    def claim(self) -> None:
+        """Take the range for ourselves. Raises BadInputError, naming it, if part of it is taken.
+
+        The driver would refuse the second registration of a byte as well, but only at that
+        chunk, after having registered all before it.
+        """
+        with _state.lock:
+            for other in _state.live:
+                start, end = max(self.start, other.start), min(self.end, other.end)
+                if start < end:
+                    raise BadInputError(
+                        f"{self.name}: [{start:#x}, {end:#x}), {end - start} bytes, belong to "
+                        f"another registration of this process ({other.name})",
+                        reason="Overlap",
+                        remedy="close that one first, or register slices that share no page",
+                    )
+            _state.live.append(self)
+
+    def register(self, driver: Driver, offset_bytes: int, size_bytes: int, flags: int) -> None:
+        """Register one chunk of the range. Raises DriverError."""
+        address = self.start + offset_bytes
+        # Noted before: Ctrl-C during the call is raised as soon as it has done its work.
+        self._chunks.append(address)
+        try:
+            driver.register(address, size_bytes, flags)
+        except HostprepError:
+            self._chunks.pop()
+            raise
+
+    def undo(self, driver: Driver) -> HostprepError | None:
+        """Unregister all chunks, the last one first; return the first error, after all.
+
+        In reverse, as in every roll-back: at any moment what is left is a range without holes
+        from its start on. A context that is gone took its registrations with it.
+        """
+        first_error: DriverError | None = None
+        stuck: list[int] = []
+        while self._chunks:
+            address = self._chunks.pop()
+            try:
+                driver.unregister(address)
+            except DriverError as error:
+                if not error.is_gone:
+                    stuck.append(address)
+                    first_error = first_error or error
+        self._chunks = stuck[::-1]
+        return first_error
+
+    def forget(self) -> None:
+        """Take all chunks as gone: their context is."""
+        self._chunks = []
+
+    def release(self) -> None:
+        """Let go of the range and its mapping; not while a chunk of it is registered."""
+        if self._chunks:
+            return
+        self._keep = None
+        with _state.lock:
+            if self in _state.live:
+                _state.live.remove(self)
+
+
+class _State:
+    """The ranges in hand. Strong references: what is registered is not forgotten by accident."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.live: list[RegisteredRange] = []
+
+
+_state = _State()
+_of_parents: list[_State] = []
+
+
+def _after_fork() -> None:
+    """Start empty in a forked child: it has registered nothing, and these ranges are not mapped.
+
+    The parent's objects are kept as they are: nothing may be unmapped on their account here.
+    """
+    global _state  # noqa: PLW0603
+    _of_parents.append(_state)
+    _state = _State()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class ProgressReporter:
+    """Reports to the board and the display, where given. An error of the board is a failure."""
+
+    def __init__(
+        self, counters: Counters, board: Board | None, show: Callable[[Progress], object] | None
+    ) -> None:
+        self._counters = counters
+        self._board = board
+        self._show = show
+
+    def initializing(self) -> None:
+        """Say that work begins."""
+        if self._board is not None:
+            self._board.initializing()
+
+    def chunk(self) -> None:
+        """Say that one more chunk is registered."""
+        if self._board is not None:
+            now = self._counters.progress()
+            self._board.progress(now.done_bytes, now.size_bytes, now.longest_chunk_s)
+        self.show()
+
+    def ready(self) -> None:
+        """Say that all is registered, and that the engine has done its part."""
+        if self._board is not None:
+            self._board.ready()
+
+    def failed(self, reason: str) -> None:
+        """Say that it will not be ready in this run."""
+        if self._board is not None:
+            # The board may be what failed: the others see a rank that never got ready.
+            with contextlib.suppress(Exception):
+                self._board.failed(reason)
+
+    def withdrawn(self) -> None:
+        """Say that what was ready is not any more: a gate that is still closed must not open."""
+        if self._board is not None:
+            with contextlib.suppress(Exception):  # as above; or the engine closed it before
+                self._board.initializing()
+                self._board.progress(0, self._counters.progress().size_bytes)
+
+    def show(self) -> None:
+        """Show progress; a display that fails must not cost the engine its memory."""
+        if self._show is None:
+            return
+        try:
+            self._show(self._counters.progress())
+        except Exception:
+            import logging
+
+            self._show = None
+            logging.getLogger("hostprep.register").exception("on_progress failed: not called again")
+
 
 _SKIPPED = (
     "not registered: the device uses the host's page tables (ATS) and would gain nothing; the "
@@ -46,25 +361,25 @@ class Job:
         part: Slice,
         *,
         policy: ChunkPolicy,
-        pins: Pins,
+        registered: RegisteredRange,
         control: Control,
         turnstile: Turns | None,
-        tally: Tally,
+        counters: Counters,
         on_chunk: Callable[[], None],
     ) -> None:
         self._part = part
         self._policy = policy
-        self._pins = pins
+        self._range = registered
         self._control = control
         self._turnstile = turnstile
-        self._tally = tally
+        self._counters = counters
         self._on_chunk = on_chunk
 
     def register(self, driver: Driver, context: int) -> str:
         """Register the slice; return the outcome's word. Raises HostprepError: undo then."""
         traits = driver.attributes(driver.device_of(context))
         if traits.uses_host_page_tables:
-            self._tally.note = _SKIPPED
+            self._counters.note = _SKIPPED
             return "Skipped"
         flags = traits.registration_flags(read_only=self._part.read_only)
         most_bytes = max(self._policy.most_bytes, self._policy.step_bytes)
@@ -75,11 +390,11 @@ class Job:
 
     def undo(self, driver: Driver) -> HostprepError | None:
         """Take all chunks back, the last one first; return why one of them could not be."""
-        error = self._pins.undo(driver)
-        self._tally.done_bytes = 0
+        error = self._range.undo(driver)
+        self._counters.done_bytes = 0
         if error is not None:
-            self._tally.note = (
-                f"{self._pins.count} chunks could not be unregistered and stay mapped until the "
+            self._counters.note = (
+                f"{self._range.count} chunks could not be unregistered and stay mapped until the "
                 f"process ends: {error.message}"
             )
         return error
@@ -87,10 +402,10 @@ class Job:
     def go_on(self) -> None:
         """Return once the work may go on; raises as Control does."""
         self._control.go_on(self._show_pause)
-        self._tally.state = "Registering"
+        self._counters.state = "Registering"
 
     def _show_pause(self) -> None:
-        self._tally.state = "Paused"
+        self._counters.state = "Paused"
 
     def _make_present(self) -> None:
         """Build the page tables that are missing, where the driver would do it page by page."""
@@ -121,15 +436,15 @@ class Job:
                     pass
                 last_s = self._register_chunk(driver, offset, last, flags)
             offset += last
-            self._tally.add(last, last_s)
+            self._counters.add(last, last_s)
             self._on_chunk()
 
     def _register_chunk(self, driver: Driver, offset: int, size: int, flags: int) -> float:
         """Register one chunk; return the seconds that the call took."""
-        self._tally.calls += 1
+        self._counters.calls += 1
         began_s = time.monotonic()
         try:
-            self._pins.register(driver, offset, size, flags)
+            self._range.register(driver, offset, size, flags)
         except DriverError as error:
             error.message = (
                 f"{self._part.name}: bytes [{offset}, {offset + size}) of it at "
@@ -143,7 +458,7 @@ class Job:
         self.go_on()
         if self._turnstile is None:
             return True
-        self._tally.state = "Waiting"
+        self._counters.state = "Waiting"
         left_s, stop = self._control.left_s(), self._control.interrupt
         try:
             turn.enter_context(self._turnstile.turn(timeout_s=left_s, stop=stop))
@@ -152,5 +467,5 @@ class Job:
         if stop.is_set():  # paused or cancelled at the moment we were let in: let the next one in
             turn.close()
             return False
-        self._tally.state = "Registering"
+        self._counters.state = "Registering"
         return True

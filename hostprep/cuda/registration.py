@@ -8,24 +8,44 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from hostprep.client.attachment import Attachment
-from hostprep.cuda.access import CudaAccess
-from hostprep.cuda.chunks import ChunkPolicy
-from hostprep.cuda.control import CancelledError, Control
-from hostprep.cuda.driver import Driver, DriverError, forked_child_error
-from hostprep.cuda.job import Job
-from hostprep.cuda.listeners import Teller
-from hostprep.cuda.progress import Progress, Tally
-from hostprep.cuda.registered_ranges import Pins
-from hostprep.cuda.slices import buffer_of, slice_of
+from hostprep.client.attach import Attachment
+from hostprep.cuda.chunks import ChunkPolicy, buffer_of, pool_of, slice_of
+from hostprep.cuda.driver import CudaAccess, Driver, DriverError, forked_child_error
+from hostprep.cuda.job import (
+    CancelledError,
+    Control,
+    Counters,
+    Job,
+    Progress,
+    ProgressReporter,
+    RegisteredRange,
+)
+from hostprep.cuda.turnstile import Turnstile, patience_for
 from hostprep.errors import BadInputError, FailedError, HostprepError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hostprep.cuda.job import Turns
-    from hostprep.cuda.listeners import Board
+    from collections.abc import Callable
+    from typing import TypedDict, Unpack
 
-__all__ = ["Registration"]
+    from hostprep.cuda.chunks import ChunkPolicy
+    from hostprep.cuda.driver import Driver
+    from hostprep.cuda.job import Board, Progress, Turns
+
+    class Options(TypedDict, total=False):
+        """What Registration takes; see there."""
+
+        driver: Driver | None
+        context: int | None
+        offset_bytes: int
+        size_bytes: int | None
+        row_bytes: int
+        turnstile: Turns | None
+        deadline_s: float | None
+        on_registered: Callable[[], object] | None
+        on_progress: Callable[[Progress], object] | None
+        board: Board | None
+        policy: ChunkPolicy | None
 
 
 class Registration:
@@ -42,7 +62,7 @@ class Registration:
     no chunk ends inside a row, counted from the slice's start. `turnstile.turn(...)` is held
     during each call. `deadline_s`: from the start to the end, pauses included. `on_registered` is
     called when all is registered, in the thread that did it with the context current: only then
-    is `board` told READY, and its exception is a failure. `on_progress` is told a Progress after
+    does `board` get READY, and its exception is a failure. `on_progress` gets a Progress after
     each chunk and at the end. `policy` bounds the chunks; their pages are the region's.
 
     Raises BadInputError for a slice that cannot be. Whatever stands in the way of registering,
@@ -68,17 +88,19 @@ class Registration:
         part = slice_of(attachment, offset_bytes, size_bytes, row_bytes)
         self._part = part
         self._control = Control(deadline_s)
-        self._tally = Tally(part.size_bytes)
-        self._teller = Teller(self._tally, board, on_progress)
-        self._pins = Pins(part.name, buffer_of(attachment), part.address, part.size_bytes)
+        self._counters = Counters(part.size_bytes)
+        self._reporter = ProgressReporter(self._counters, board, on_progress)
+        self._range = RegisteredRange(
+            part.name, buffer_of(attachment), part.address, part.size_bytes
+        )
         self._job = Job(
             part,
             policy=part.policy(policy, row_bytes),
-            pins=self._pins,
+            registered=self._range,
             control=self._control,
             turnstile=turnstile,
-            tally=self._tally,
-            on_chunk=self._teller.chunk,
+            counters=self._counters,
+            on_chunk=self._reporter.chunk,
         )
         self._on_registered = on_registered
         self._pid = os.getpid()
@@ -92,7 +114,7 @@ class Registration:
     @property
     def state(self) -> str:
         """Where it is now; no system call, no lock."""
-        return self._tally.state
+        return self._counters.state
 
     @property
     def error(self) -> HostprepError | None:
@@ -102,7 +124,7 @@ class Registration:
     @property
     def progress(self) -> Progress:
         """How far it is."""
-        return self._tally.progress()
+        return self._counters.progress()
 
     def start(self) -> Registration:
         """Begin in the background and return at once, within 1 ms.
@@ -173,13 +195,13 @@ class Registration:
                 remedy="raise an exception there: that makes it fail, and takes all back",
             )
         with self._closing:
-            if self._tally.has_begun:
+            if self._counters.has_begun:
                 self._control.cancel()
                 self._ended.wait()
             if self.state in ("Registered", "Skipped"):
-                self._teller.withdrawn()
+                self._reporter.withdrawn()
             error = self._take_back()
-            self._tally.state = "Closed"
+            self._counters.state = "Closed"
         if error is not None:
             raise error
 
@@ -210,15 +232,15 @@ class Registration:
                 reason="AlreadyStarted",
                 remedy="make a new Registration",
             )
-        self._pins.claim()
+        self._range.claim()
         self._control.start_clock()
-        self._tally.begin()
+        self._counters.begin()
 
     def _work(self) -> None:
         """Do everything, in whichever thread, and leave an outcome."""
         self._worker = threading.get_ident()
         try:
-            self._teller.initializing()
+            self._reporter.initializing()
             with self._cuda.use() as driver:
                 try:
                     outcome = self._job.register(driver, self._cuda.context)
@@ -233,7 +255,7 @@ class Registration:
                 raise  # Ctrl-C in `run`
         finally:
             try:
-                self._teller.show()
+                self._reporter.show()
             finally:
                 self._ended.set()  # come what may: `close` waits for it
 
@@ -256,8 +278,8 @@ class Registration:
         """Say READY, unless somebody cancelled before."""
         with self._control.lock:
             self._control.check()
-            self._teller.ready()
-            self._tally.end(outcome)
+            self._reporter.ready()
+            self._counters.end(outcome)
 
     def _give_up(self, error: BaseException) -> None:
         """Leave Failed or Cancelled, and tell the other ranks why."""
@@ -268,21 +290,43 @@ class Registration:
                 f"{self._part.name}: {type(error).__name__}: {error}", reason="RegistrationFailed"
             )
             self._error.__cause__ = error
-        self._pins.release()
-        self._teller.failed(str(self._error))
-        self._tally.end("Cancelled" if isinstance(error, CancelledError) else "Failed")
+        self._range.release()
+        self._reporter.failed(str(self._error))
+        self._counters.end("Cancelled" if isinstance(error, CancelledError) else "Failed")
 
     def _take_back(self) -> HostprepError | None:
         """Undo what a finished registration holds; return why not all of it could be."""
         error = None
-        if self._pins.count:
+        if self._range.count:
             try:
                 with self._cuda.use() as driver:
                     error = self._job.undo(driver)
             except HostprepError as lost:
                 if not (isinstance(lost, DriverError) and lost.is_gone):
                     return lost
-                self._pins.forget()
-        self._tally.done_bytes = 0
-        self._pins.release()
+                self._range.forget()
+        self._counters.done_bytes = 0
+        self._range.release()
         return error
+
+
+def register(
+    attachment: Attachment, *, mode: str = "background", **options: Unpack[Options]
+) -> Registration:
+    """Register an attachment, or a slice of it, with CUDA; return the Registration at work on it.
+
+    `mode="background"` returns within a millisecond of having the driver, `mode="sync"` once all
+    is registered, and raises what went wrong, as engines do by themselves. The options are those
+    of Registration; without `turnstile` it takes turns at the node's, with None at none. Close
+    the Registration before the engine lets go of the memory.
+    """
+    if mode not in ("background", "sync"):
+        raise BadInputError(
+            f"mode {mode!r} is unknown", reason="BadMode", remedy="give background or sync"
+        )
+    if "turnstile" not in options:
+        # No chunk ends inside a row: a row that is all of a rank's part is one long call.
+        patience = patience_for(options.get("row_bytes", 0))
+        options["turnstile"] = Turnstile(pool_of(attachment).root, patience_s=patience)
+    registration = Registration(attachment, **options)
+    return registration.run() if mode == "sync" else registration.start()

@@ -17,18 +17,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hostprep.cuda.turnstile_folders import open_turnstile
-from hostprep.cuda.turnstile_tickets import (
+from hostprep.cuda.turnstile_files import (
     Other,
     QueueTicket,
     draw,
     living_ahead,
+    open_turnstile,
     release_slot,
     still_there,
     try_slots,
 )
 from hostprep.errors import BadInputError, BusyError, HostprepError
-from hostprep.linux.fork_safe_fds import close_own, own
+from hostprep.linux.locks import close_own, own
 from hostprep.paths import TURNSTILE, default_root
 
 TYPE_CHECKING = False

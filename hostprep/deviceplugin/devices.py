@@ -1,44 +1,19 @@
-"""From what the last look found to what kubelet is told. Pure."""
+"""Regions as kubelet's devices, and what a container gets that was given some. Pure."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hostprep.api.names import DEVICE_RESOURCE_PREFIX
-from hostprep.errors import BadInputError
-
-__all__ = [
-    "HEALTHY",
-    "UNHEALTHY",
-    "Device",
-    "RegionState",
-    "device_of",
-    "preferred",
-    "resource_name",
-    "socket_name",
-]
+from hostprep.client.handoff import Region
+from hostprep.paths import TURNSTILE, PoolPaths
 
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
 _LEASED = "Leased"
-_MAX_SOCKET_PATH = 107
-"""sun_path of unix(7), less the final zero; kubelet dials by the absolute path."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegionState:
-    """One region as the last look found it."""
-
-    name: str
-    placement: str
-    """`node:N` or `interleave`."""
-    state: str
-    """One word of `PoolFacts.state_of`."""
-    scrubbed_on_claim: bool = False
-    """Zeroed once somebody waits for it, and not before (`scrub.when: OnClaim`)."""
+_MAX_VIEW_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +23,12 @@ class Device:
     name: str
     healthy: bool
     numa_node: int | None
-    """None for an interleaved region: it is as near to one node as to the other."""
+    """None for an interleaved region: it is on all of them."""
     leased: bool = False
 
     @property
     def health(self) -> str:
-        """The API's word for it."""
+        """As the device plugin API writes it."""
         return HEALTHY if self.healthy else UNHEALTHY
 
 
@@ -62,38 +37,23 @@ def resource_name(pool: str) -> str:
     return f"{DEVICE_RESOURCE_PREFIX}{pool}"
 
 
-def socket_name(folder: str, pool: str) -> str:
-    """Return the file name of a pool's socket; shortened where the path would be too long.
-
-    Raises BadInputError for a folder that leaves no room for any.
-    """
-    short = hashlib.sha256(pool.encode()).hexdigest()[:12]
-    for name in (f"hostprep-{pool}.sock", f"hostprep-{short}.sock"):
-        if len(os.fsencode(f"{folder}/{name}")) <= _MAX_SOCKET_PATH:
-            return name
-    raise BadInputError(
-        f"no socket fits into {folder}: its path is too long",
-        reason="BadKubeletDir",
-        remedy=f"give kubelet a --root-dir of at most {_MAX_SOCKET_PATH - 42} characters",
-    )
-
-
-def device_of(region: RegionState) -> Device:
-    """Return the region as a device.
+def device_of(name: str, *, placement: str, state: str, scrubbed_on_claim: bool = False) -> Device:
+    """Return a region as a device; `state` is a word of `PoolFacts.state_of`.
 
     Leased counts as healthy: kubelet knows that it is in use, and a device that changes its health
     with every lease would take the node's allocatable up and down with it. So does a region that
-    keeps an owner's bytes: they go to that owner's next container, or are zeroed as soon as
-    another one waits. Nobody but a claim judges whether a region may be had: a container that was
-    given a dirty one waits in `attach` until it is clean.
+    retains an owner's bytes: they go to that owner's next container, or are zeroed once another
+    one waits; and a dirty one that is zeroed once a claim waits for it (`scrub.when: OnClaim`).
+    Only a claim decides whether a region may be had: a container that was given a dirty one waits
+    in `attach` until it is clean.
     """
-    usable = {"Free", "Retained", _LEASED} | ({"Dirty"} if region.scrubbed_on_claim else set())
-    prefix, _, number = region.placement.partition(":")
+    usable = {"Free", "Retained", _LEASED} | ({"Dirty"} if scrubbed_on_claim else set())
+    prefix, _, number = placement.partition(":")
     return Device(
-        name=region.name,
-        healthy=region.state in usable,
+        name=name,
+        healthy=state in usable,
         numa_node=int(number) if prefix == "node" else None,
-        leased=region.state == _LEASED,
+        leased=state == _LEASED,
     )
 
 
@@ -106,8 +66,8 @@ def preferred(
 ) -> tuple[str, ...]:
     """Return which of the available devices to give a container that wants `count` of them.
 
-    Those that nobody leases come first (kubelet takes a device for free when its pod has ended,
-    and never hears of leases outside of pods); among them all of one NUMA node, where one has
+    Those that are not leased come first (kubelet takes a device for free when its pod has ended,
+    and does not know of leases outside of pods); among them all of one NUMA node, where one has
     enough: the node of what must be included, else the one with the fewest to spare.
     """
     chosen = list(dict.fromkeys(must_include))[:count]
@@ -136,3 +96,71 @@ def _with_enough(nodes: Collection[int | None], count: int) -> list[tuple[int, i
     """Return (how many are free, node) for each NUMA node that could give all of them."""
     sizes = ((list(nodes).count(node), node) for node in set(nodes) if node is not None)
     return [(size, node) for size, node in sizes if size >= count]
+
+
+# --- allocation
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A file or folder of the host in the container."""
+
+    container_path: str
+    host_path: str
+    read_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The answer to one container's request."""
+
+    mounts: tuple[Mount, ...]
+    envs: tuple[tuple[str, str], ...]
+
+
+def view_name(regions: Collection[str]) -> str:
+    """Return the name of the folder for a set of regions; the same for the same set."""
+    name = "+".join(sorted(regions))
+    return name if len(name) <= _MAX_VIEW_NAME else hashlib.sha256(name.encode()).hexdigest()
+
+
+def allocation_of(
+    paths: PoolPaths, regions: Sequence[Region], *, zipapp: str, turns: bool = False
+) -> Allocation:
+    """Return what a container gets for these regions; `zipapp` is the name of a file of the root.
+
+    Everything of the pool that the container sees is these mounts. They must suffice for claiming
+    as docs/handoff.md has it, on the very files that the agent and other claimers lock:
+
+        <root>/<pool>               the view: handoff with these regions alone, claim.lock (a link)
+        <root>/<pool>/tickets       the pool's: the agent sees which claims wait
+        <root>/<pool>/links         the view's
+        <root>/<pool>/state/REGION  the pool's: marks and sidecar are replaced by renaming
+        <root>/<pool>/mem/REGION    the file itself
+        <root>/hostprep.pyz         exec, wait and attach; not a version of it, whose file may be
+                                    gone when kubelet restarts the container and mounts it again
+        <root>/turnstile            the node's, if any: engines of all pools take turns registering
+
+    `turns`: the root has a turnstile; a mount of what does not exist would fail the pod. Paths are
+    the same inside as outside. The view is read-only, whatever user the container runs as: the
+    folders for writing are mounts of their own. Shallow paths come first.
+    """
+    view = f"{paths.devices}/{view_name([region.name for region in regions])}"
+    turnstile = f"{paths.root}/{TURNSTILE}"
+    shared = [Mount(turnstile, turnstile, read_only=False)] if turns else []
+    same = [paths.tickets, *(paths.state_of(region.name) for region in regions)]
+    same += [paths.region_of(region.path) for region in regions]
+    return Allocation(
+        mounts=(
+            Mount(paths.folder, view, read_only=True),
+            Mount(f"{paths.root}/{zipapp}", f"{paths.root}/{zipapp}", read_only=True),
+            *shared,
+            Mount(paths.links, f"{view}/links", read_only=False),
+            *(Mount(path, path, read_only=False) for path in same),
+        ),
+        envs=(
+            ("HOSTPREP_ROOT", paths.root),
+            ("HOSTPREP_POOL", paths.pool),
+            ("HOSTPREP_REGION", ":".join(region.name for region in regions)),
+        ),
+    )

@@ -1,7 +1,7 @@
 """One pool's device plugin: a gRPC server on a socket of its own, and its registration.
 
-Kubelet calls us, on the socket that we named to it (k8s.io/kubelet, deviceplugin/v1beta1). It
-dials that while it handles our Register, so the server must be up before.
+Kubelet calls the plugin on the socket that Register names (k8s.io/kubelet, deviceplugin/v1beta1).
+It dials that while it handles Register, so the server must be up before.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ import grpc.aio
 
 from hostprep.client.handoff import Region
 from hostprep.deviceplugin import v1beta1_pb2 as api
-from hostprep.deviceplugin.allocation import Allocation, allocation_of
-from hostprep.deviceplugin.devices import Device, preferred, resource_name, socket_name
-from hostprep.deviceplugin.sockets import socket_identity
+from hostprep.deviceplugin.devices import (
+    Allocation,
+    Device,
+    allocation_of,
+    preferred,
+    resource_name,
+)
+from hostprep.deviceplugin.kubelet import socket_identity, socket_name
 from hostprep.deviceplugin.views import make_view
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.paths import TURNSTILE, PoolPaths
-
-__all__ = ["PoolPlugin"]
 
 _VERSION = "v1beta1"
 _PATIENCE_S = 2.0
@@ -54,11 +57,11 @@ class PoolPlugin:
 
     @property
     def devices(self) -> Mapping[str, Device]:
-        """The devices by name, as kubelet was told last."""
+        """The devices by name, as last sent to kubelet."""
         return self._devices
 
     def show(self, devices: Iterable[Device]) -> None:
-        """Tell kubelet of these devices, if they are not what it knows."""
+        """Send kubelet these devices, if they are not what it has."""
         wanted = {device.name: device for device in devices}
         if wanted != self._devices:
             self._devices = wanted
@@ -67,7 +70,7 @@ class PoolPlugin:
 
     @property
     def is_serving(self) -> bool:
-        """Whether our socket is there, and still the one that we made."""
+        """Whether the socket exists, and is still the one that `serve` made."""
         return self._socket is not None and self._socket == socket_identity(self._path)
 
     @property
@@ -75,7 +78,7 @@ class PoolPlugin:
         return f"{self._folder}/{self._name}"
 
     async def serve(self) -> None:
-        """Listen, anew if need be. Raises OSError where that cannot be."""
+        """Listen, again if need be. Raises OSError where that cannot be."""
         await self.stop()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
@@ -83,7 +86,7 @@ class PoolPlugin:
         server.add_generic_rpc_handlers((self._handlers(),))
         try:
             server.add_insecure_port(f"unix:{self._path}")
-        except RuntimeError as error:  # all that grpc says of a socket that cannot be made
+        except RuntimeError as error:  # grpc's only error for a socket that cannot be made
             raise OSError(None, f"cannot listen on {self._path}: {error}") from error
         await server.start()
         os.chmod(self._path, 0o600)
@@ -99,11 +102,11 @@ class PoolPlugin:
         self._changed.set()
         await server.stop(grace=None)
         if ours:
-            with contextlib.suppress(OSError):  # what stays is taken away when we serve again
+            with contextlib.suppress(OSError):  # `serve` removes what stays
                 os.unlink(self._path)
 
     async def register(self, kubelet_socket: str) -> None:
-        """Tell kubelet of our socket. Raises grpc.RpcError; kubelet's reason is in its details."""
+        """Register the socket with kubelet. Raises grpc.RpcError; its details have the reason."""
         async with grpc.aio.insecure_channel(f"unix:{kubelet_socket}") as channel:
             call = channel.unary_unary(
                 f"/{_VERSION}.Registration/Register",
@@ -118,7 +121,7 @@ class PoolPlugin:
             )
             await call(request, timeout=_REGISTER_TIMEOUT_S)
 
-    # --- what kubelet calls
+    # --- called by kubelet
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         def unary(method: Any, request: Any, response: Any) -> Any:
@@ -177,7 +180,7 @@ class PoolPlugin:
     async def _allocate(
         self, request: api.AllocateRequest, context: Context
     ) -> api.AllocateResponse:
-        """Answer for each container. An error fails the pod's admission, and says why."""
+        """Answer for each container. An error fails the pod's admission with that message."""
         answer = api.AllocateResponse()
         for one in request.container_requests:
             try:
@@ -192,10 +195,10 @@ class PoolPlugin:
         return allocation_of(self._paths, regions, zipapp=self._zipapp, turns=turns)
 
     async def _view(self, names: Sequence[str]) -> tuple[Region, ...]:
-        """Have the view of these regions, with patience while the handoff is published anew.
+        """Make the view of these regions, with patience while the handoff is published again.
 
-        Where one region is rebuilt the handoff goes for a moment, for the others too; kubelet
-        fails a pod for good at the first error. It waits for us with its other pods: not long.
+        Where one region is rebuilt the handoff is gone for a moment, for the others too; kubelet
+        fails a pod for good at the first error. Its other pods wait meanwhile, so not for long.
         """
         deadline_s = time.monotonic() + _PATIENCE_S
         while True:

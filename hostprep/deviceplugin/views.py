@@ -1,4 +1,4 @@
-"""The folders that stand for the pool's in containers: made for each set of regions given out.
+"""The folders mounted in containers as the pool's: one for each set of regions given out.
 
 They stay until the pool is released: kubelet has no call for taking a device back, and a container
 that is restarted gets the mounts of its first start.
@@ -12,18 +12,15 @@ import stat
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hostprep.client.handoff import Handoff, Region
-from hostprep.client.handoff_reader import read_handoff
-from hostprep.deviceplugin.allocation import view_name
+from hostprep.client.handoff import Handoff, Region, read_handoff
+from hostprep.deviceplugin.devices import view_name
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.linux.files import atomic_write, from_os_error, make_folder, remove_file
 from hostprep.paths import PoolPaths
 
-__all__ = ["make_view", "refresh_views"]
-
 
 def make_view(paths: PoolPaths, names: Sequence[str]) -> tuple[Region, ...]:
-    """Have the folder for these regions, as the handoff has them now. Returns the regions.
+    """Make the folder for these regions, as the handoff has them now. Returns the regions.
 
     Raises NotReadyError where a region is not published, and HostprepError.
     """
@@ -34,7 +31,7 @@ def make_view(paths: PoolPaths, names: Sequence[str]) -> tuple[Region, ...]:
             raise NotReadyError(
                 f"region {name} of pool {paths.pool} is not published",
                 reason="NoSuchRegion",
-                remedy="see `hostprep status`; the agent makes it anew where it can",
+                remedy="see `hostprep status`; the agent rebuilds it where it can",
             )
     _make(paths, f"{paths.devices}/{view_name(names)}", replace(handoff, regions=regions))
     return regions
@@ -43,8 +40,8 @@ def make_view(paths: PoolPaths, names: Sequence[str]) -> tuple[Region, ...]:
 def refresh_views(paths: PoolPaths) -> Handoff | None:
     """Bring the handoffs of all views up to date with the pool's. Returns that; None without one.
 
-    They lag behind by a round at most, and no harm is in that: whether a region may be had is
-    decided by its lock, its inode and its marks, and those are the very ones of the pool.
+    They lag behind by a round at most, which does no harm: a claim goes by the region's lock, its
+    inode and its marks, and those are the pool's own.
     Raises HostprepError.
     """
     handoff = _handoff(paths)
@@ -52,7 +49,7 @@ def refresh_views(paths: PoolPaths) -> Handoff | None:
         try:
             names = os.listdir(f"{view}/state")
         except OSError:
-            continue  # half made: whoever asks for it makes it
+            continue  # half made: the next request for it finishes it
         regions = tuple(r for r in handoff.regions if r.name in names) if handoff else ()
         if handoff is None or not regions:
             remove_file(f"{view}/handoff.json")
@@ -79,15 +76,15 @@ def _make(paths: PoolPaths, view: str, handoff: Handoff) -> None:
     try:
         _make_folders(paths, view, handoff.regions)
         _publish(paths, view, handoff)
-    except OSError as error:  # the pool may be on its way out
+    except OSError as error:  # the pool may be being released
         raise from_os_error(error, f"make {view}") from error
 
 
 def _make_folders(paths: PoolPaths, view: str, regions: Sequence[Region]) -> None:
-    """Make what mounts lie upon, with the pool's own modes. Raises OSError.
+    """Make the mount points, with the pool's own modes. Raises OSError.
 
-    Nobody but root may write to the pool's folder, or below `devices` but in `links`: nothing
-    here is somebody else's link.
+    Only root may write to the pool's folder, and below `devices` except in `links`: nothing here
+    is another user's link.
     """
     _folder_like(paths.devices, paths.folder)
     _folder_like(view, paths.folder)
@@ -98,7 +95,7 @@ def _make_folders(paths: PoolPaths, view: str, regions: Sequence[Region]) -> Non
         mem, name = region.path.rsplit("/", 1)
         _folder_like(f"{view}/state/{region.name}", paths.folder)
         _folder_like(f"{view}/{mem}", paths.folder)
-        # The file is mounted upon this one; opened without that, it is another inode: not ready.
+        # The region's file is mounted over this one; without the mount, its inode is a wrong one.
         with contextlib.suppress(FileExistsError):
             os.close(os.open(f"{view}/{mem}/{name}", os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o440))
     _link_lock(paths, view)
@@ -110,7 +107,7 @@ def _folder_like(folder: str, model: str) -> None:
 
 
 def _link_lock(paths: PoolPaths, view: str) -> None:
-    """Have the pool's claim lock in the view: the same inode, so that locks exclude each other."""
+    """Link the pool's claim lock into the view: locks exclude each other by inode."""
     lock = f"{view}/claim.lock"
     with contextlib.suppress(FileNotFoundError):
         if os.path.samestat(os.stat(lock), os.stat(paths.claim_lock)):

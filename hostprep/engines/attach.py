@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from hostprep.client.attach import attach_many
 from hostprep.client.handoff import Region
 from hostprep.cuda.cost import registration_cost
-from hostprep.cuda.local_issues import driver_words, faults_of
+from hostprep.known_issues import driver_text, issues_of
 from hostprep.paths import PoolPaths
 from hostprep.units import format_bytes, format_seconds
 
@@ -63,7 +63,7 @@ def _registering(regions: Sequence[Region]) -> dict[str, Any] | None:
     None where nothing is registered: no NVIDIA driver can be seen from here, or its GPUs use the
     host's page tables. Sizes in bytes; estimated, not measured (hostprep.register.cost).
     """
-    words = driver_words()
+    words = driver_text()
     if words is None or not regions or all(region.attach.skip_register for region in regions):
         return None
     cost = registration_cost(
@@ -71,7 +71,7 @@ def _registering(regions: Sequence[Region]) -> dict[str, Any] | None:
         page_bytes=min(region.page_bytes for region in regions),
         driver_version=words,
     )
-    issues = {issue.name: issue for region in regions for issue in faults_of(region)}
+    issues = {issue.name: issue for region in regions for issue in issues_of(region)}
     return {
         "vram_bytes_per_gpu": cost.vram_bytes_per_gpu,
         "kernel_bytes": cost.kernel_bytes,

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from hostprep.client.claim import claim
 from hostprep.client.environment import LeaseEnvironment
-from hostprep.client.lease import Lease
-from hostprep.client.request import Request
+from hostprep.client.lease import Lease, Request
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.linux.files import from_os_error
 from hostprep.paths import PoolPaths

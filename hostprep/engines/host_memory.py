@@ -11,7 +11,7 @@ import logging
 import math
 import weakref
 
-from hostprep.cuda.register import register
+from hostprep.cuda.registration import register
 from hostprep.engines.allocator import Allocation, Allocator, Requester, Share, share_of
 from hostprep.engines.rank_progress import RankProgress, open_board
 from hostprep.errors import HostprepError
@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from hostprep.client.attachment import Attachment
+    from hostprep.client.attach import Attachment
     from hostprep.cuda.registration import Registration
 
 _log = logging.getLogger("hostprep.engines")

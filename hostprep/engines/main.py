@@ -13,7 +13,7 @@ from hostprep.units import format_bytes, parse_quantity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hostprep.client.request import Request
+    from hostprep.client.lease import Request
 
 COMMANDS = {
     "exec": "Claim a region, put it where an engine looks, become it.",
@@ -244,7 +244,7 @@ def _run_attach(options: argparse.Namespace) -> int:
 
 
 def _request(options: argparse.Namespace) -> Request:
-    from hostprep.client.request import Request
+    from hostprep.client.lease import Request
 
     return Request(
         count=1 if options.count is None else options.count,

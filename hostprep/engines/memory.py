@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from hostprep.client.attach import attach, join
-from hostprep.client.attachment import Attachment
+from hostprep.client.attach import Attachment, attach, join
 from hostprep.client.environment import LeaseEnvironment
-from hostprep.client.handoff import Region
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import Region, read_handoff
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.paths import PoolPaths, canonical_root, check_pool_name, default_root
 from hostprep.units import format_bytes

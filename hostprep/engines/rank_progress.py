@@ -9,8 +9,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
 
-    from hostprep.client.attachment import Attachment
-    from hostprep.cuda.listeners import Board
+    from hostprep.client.attach import Attachment
+    from hostprep.cuda.job import Board
 
 
 def open_board(
@@ -68,7 +68,7 @@ class RankProgress:
 
 
 class PartProgress:
-    """The board of one registration among several (hostprep.cuda.listeners.Board)."""
+    """The board of one registration among several (hostprep.cuda.job.Board)."""
 
     def __init__(self, rank: RankProgress, offset_bytes: int, *, sets_state: bool) -> None:
         self._rank = rank

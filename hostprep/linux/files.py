@@ -1,4 +1,4 @@
-"""Opening what others may have tampered with, and replacing files so that no reader sees half."""
+"""Files: opened beneath a folder, written atomically, without a name until they are whole."""
 
 from __future__ import annotations
 
@@ -9,19 +9,6 @@ import stat
 from collections.abc import Iterator
 
 from hostprep.errors import BadInputError, FailedError, HostprepError, NotReadyError
-
-__all__ = [
-    "atomic_write",
-    "check_relative",
-    "closing_fd",
-    "from_os_error",
-    "make_folder",
-    "open_beneath",
-    "open_folder",
-    "open_state_file",
-    "read_limited",
-    "remove_file",
-]
 
 
 @contextlib.contextmanager
@@ -220,3 +207,28 @@ def from_os_error(error: OSError, doing: str) -> HostprepError:
     )
     kind = BadInputError if remedy else FailedError
     return kind(f"cannot {doing}: {words}", reason=reason, remedy=remedy or None)
+
+
+def new_nameless(folder: int, mode: int) -> int:
+    """Return a file without a name in an open folder, of that mode whatever the umask.
+
+    open(2), O_TMPFILE: it goes with its last descriptor, so that nothing is left of a process that
+    is killed meanwhile. Raises OSError.
+    """
+    flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+    fd = os.open(".", flags, mode, dir_fd=folder)
+    try:
+        os.fchmod(fd, mode)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def give_name(folder: int, fd: int, name: str) -> bool:
+    """Give it a name in its folder; False where that is taken, whatever by. Raises OSError."""
+    try:
+        os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=folder, follow_symlinks=True)
+    except FileExistsError:
+        return False
+    return True

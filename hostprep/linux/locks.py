@@ -1,9 +1,4 @@
-"""Advisory locks, and the question whether anybody has a file open for writing.
-
-A flock belongs to the open file description: descriptors that were duplicated or inherited
-and mappings made from it all keep it, and LOCK_UN through any of them drops it for all.
-Hence we never unlock; we close. flock(2), fcntl(2).
-"""
+"""Locks: flock, OFD byte ranges, and descriptors that a forked child must not keep."""
 
 from __future__ import annotations
 
@@ -12,6 +7,7 @@ import errno
 import fcntl
 import os
 import signal
+import struct
 import time
 from collections.abc import Iterator
 
@@ -19,8 +15,6 @@ from hostprep.errors import BusyError
 from hostprep.linux.files import from_os_error
 
 _F_SETSIG = 10  # linux/fcntl.h; named by the module fcntl only as of Python 3.11
-
-__all__ = ["has_no_writer", "hold_lock", "try_lock"]
 
 
 def try_lock(fd: int, *, exclusive: bool) -> bool:
@@ -80,3 +74,64 @@ def has_no_writer(fd: int) -> bool:
         raise
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return True
+
+
+_FLOCK = struct.Struct("@hhqqi4x")
+"""struct flock of asm-generic/fcntl.h on 64-bit machines: type, whence, start, length, pid."""
+
+
+def try_lock_range(fd: int, offset_bytes: int, size_bytes: int) -> bool:
+    """Take a part of the file for this description alone, if it is free; never waits.
+
+    `fd` must be open for writing. Raises OSError.
+    """
+    wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset_bytes, size_bytes, 0)
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
+    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: somebody else has it
+        return False
+    return True
+
+
+def is_range_locked(fd: int, offset_bytes: int, size_bytes: int) -> bool:
+    """Tell whether another description holds any of that part; a size of 0 is up to the end.
+
+    Takes nothing, and works on read-only descriptors. Raises OSError.
+    """
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset_bytes, size_bytes, 0)
+    answer = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
+    return bool(answer[0] != fcntl.F_UNLCK)
+
+
+class _Own(int):
+    """A descriptor's number, of one opening of it: the same number may be another file's later."""
+
+
+_fds: dict[int, _Own] = {}
+
+
+def own(fd: int) -> int:
+    """Take note of a descriptor, and return what stands for it from then on."""
+    ours = _fds[fd] = _Own(fd)
+    return ours
+
+
+def close_own(fd: int) -> None:
+    """Close such a descriptor; nothing where that was done, as in a forked child it was."""
+    if is_own(fd):
+        del _fds[fd]
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def is_own(fd: int) -> bool:
+    """Tell whether it is still open here: its number alone may be another file's by now."""
+    return _fds.get(fd) is fd
+
+
+def _after_fork() -> None:
+    for fd in tuple(_fds.values()):
+        close_own(fd)
+
+
+os.register_at_fork(after_in_child=_after_fork)

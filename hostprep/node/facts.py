@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hostprep.api.placement import Placement
+from hostprep.api.pool_spec import Placement
 from hostprep.backing import GIB, KIB, MIB, Backing
 
 _SUFFIXES = {"K": KIB, "M": MIB, "G": GIB}

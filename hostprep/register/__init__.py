@@ -9,8 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from hostprep.cuda.register import register
-    from hostprep.cuda.registration import Registration
+    from hostprep.cuda.registration import Registration, register
 
 __all__ = ["Registration", "register"]
 
@@ -20,4 +19,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'hostprep.register' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"hostprep.cuda.{name.lower()}"), name)
+    return getattr(import_module("hostprep.cuda.registration"), name)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hostprep.errors import BadInputError
-from hostprep.sizing import attention, latent, states
-from hostprep.sizing.cache_types import DS_MLA, CacheTypes, TypeChoice
-from hostprep.sizing.config import ModelConfig
+from hostprep.sizing import attention, states
+from hostprep.sizing import attention as latent
+from hostprep.sizing.config import DS_MLA, CacheTypes, ModelConfig, TypeChoice
 from hostprep.sizing.model import Model, Store
 
 __all__ = ["FAMILIES", "read_model"]

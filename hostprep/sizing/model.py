@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import lcm
 
-from hostprep.sizing.dtypes import DType
+from hostprep.sizing.config import DType
 
 __all__ = ["Model", "Part", "Store"]
 

@@ -1,4 +1,4 @@
-"""The whole of it: a model and its limits, and memory for both tiers."""
+"""The whole of it: a model and the limits that it serves, and memory for both tiers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from hostprep.api.slot_layout import MAX_GROUPS, SizedGroup, SlotLayout
 from hostprep.errors import BadInputError
 from hostprep.layout import ATTENTION, RECURRENT
-from hostprep.sizing.groups import CacheGroup, groups_of
-from hostprep.sizing.limits import Limits
+from hostprep.sizing.groups import (
+    CacheGroup,
+    Limits,
+    Tier,
+    floor_of,
+    groups_of,
+    tier_of_bytes,
+    tier_of_tokens,
+)
 from hostprep.sizing.model import Model
-from hostprep.sizing.tiers import Tier, floor_of, tier_of_bytes, tier_of_tokens
-
-__all__ = ["Memory", "Sizing", "size_model", "slot_layout"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

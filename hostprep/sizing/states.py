@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from hostprep.sizing.attention import attention_store, head_shape
-from hostprep.sizing.cache_types import CacheTypes
-from hostprep.sizing.config import ModelConfig
+from hostprep.sizing.config import CacheTypes, ModelConfig
 from hostprep.sizing.model import Part, Store
 
 __all__ = ["delta_layers", "mamba1_layers", "mamba2_layers", "nemotron_layers"]

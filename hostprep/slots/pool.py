@@ -27,7 +27,7 @@ from hostprep.slots.rows import Listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hostprep.client.attachment import Attachment
+    from hostprep.client.attach import Attachment
 
 
 class Claim:

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hostprep.api.conditions import format_time, parse_time
 from hostprep.api.names import READY_LABEL_PREFIX
-from hostprep.api.times import format_time, parse_time
 
 _VERSION = 1
 _OURS = re.compile(re.escape(READY_LABEL_PREFIX) + "[a-z0-9-]{1,63}", re.ASCII)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from sys import intern
 from typing import Any
 
-from hostprep.api.conditions import Condition, ConditionStatus
+from hostprep.api.conditions import Condition, ConditionStatus, parse_time
 from hostprep.api.names import (
     CLUSTER_AUTOSCALER_TAINT,
     DEVICE_RESOURCE_PREFIX,
@@ -25,7 +25,6 @@ from hostprep.api.names import (
 )
 from hostprep.api.node_resource import HugePageStatus, Phase, PoolEntry, entries_of
 from hostprep.api.pool_policy import policy_of
-from hostprep.api.times import parse_time
 from hostprep.units import parse_capacity
 
 OUR_CONDITIONS = (HOST_MEMORY_READY, MEMORY_ACCOUNTED, HUGE_PAGES_ACCOUNTED)

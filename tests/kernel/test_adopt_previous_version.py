@@ -297,7 +297,7 @@ with hostprep.attach("kv", region="node0-0", root=os.environ["ROOT"], wait_timeo
 """
 TURN = """
 import os, sys
-from hostprep.cuda.turnstile import Turnstile
+from hostprep.register.turnstile import Turnstile
 print("waits", flush=True)
 with Turnstile(os.environ["ROOT"]).turn():
     print("has it", flush=True)

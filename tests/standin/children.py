@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from hostprep.backing import MIB, Backing
-from hostprep.client.attachment import Attachment
+from hostprep.client.attach import Attachment
 from hostprep.client.handoff import Handoff, Region
 from hostprep.client.lease import Lease
 from hostprep.paths import PoolPaths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import read_handoff
 from hostprep.node.apply.service import Node
 from hostprep.node.observe.pools import observe_pools
 from hostprep.paths import PoolPaths

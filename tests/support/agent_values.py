@@ -1,24 +1,19 @@
-"""Looks, outcomes and entries for tests of the agent's pure parts."""
+"""Observations, results and entries for tests of the agent's pure parts."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from hostprep.agent.desired import Desire, Source, key_of, wanted_of
-from hostprep.agent.messages import HugePageLook, Look, Outcome, PoolLook, RegionLook
-from hostprep.agent.status import View
+from hostprep.agent.desired import DesiredState, Source, entry_key, instruction_of
+from hostprep.agent.messages import (
+    HugePageObservation,
+    Observation,
+    PoolObservation,
+    PoolResult,
+    RegionObservation,
+)
+from hostprep.agent.status import NodeContext
 from hostprep.api.node_resource import PoolEntry
-
-__all__ = [
-    "BOOT",
-    "desire_of",
-    "entry_of",
-    "look_of",
-    "outcome_of",
-    "pool_look",
-    "region",
-    "view_of",
-]
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 POLICY = {"size": "8Gi", "backings": ["HugeTLB2Mi"]}
@@ -35,7 +30,7 @@ def entry_of(name: str = "kv", *, generation: int = 1, absent: bool = False) -> 
     )
 
 
-def region(name: str = "node0-0", state: str = "Free", **changes: Any) -> RegionLook:
+def region(name: str = "node0-0", state: str = "Free", **changes: Any) -> RegionObservation:
     fields: dict[str, Any] = {
         "name": name,
         "size_bytes": 8 * GIB,
@@ -44,46 +39,48 @@ def region(name: str = "node0-0", state: str = "Free", **changes: Any) -> Region
         "state": state,
         "sound": state in ("Free", "Leased", "Dirty", "Retained"),
     }
-    return RegionLook(**(fields | changes))
+    return RegionObservation(**(fields | changes))
 
 
-def pool_look(*regions: RegionLook, name: str = "kv", **changes: Any) -> PoolLook:
+def pool_observation(
+    *regions: RegionObservation, name: str = "kv", **changes: Any
+) -> PoolObservation:
     published = bool(regions) and all(one.sound for one in regions)
     fields: dict[str, Any] = {"name": name, "generation": 1, "published": published}
-    return PoolLook(regions=regions, **(fields | changes))
+    return PoolObservation(regions=regions, **(fields | changes))
 
 
-def look_of(*pools: PoolLook, boot_id: str = BOOT) -> Look:
-    huge = (HugePageLook(2 << 20, 4096, 4096),)
-    return Look(boot_id=boot_id, pools=pools, huge_pages=huge, took_s=0.004)
+def observation_of(*pools: PoolObservation, boot_id: str = BOOT) -> Observation:
+    huge = (HugePageObservation(2 << 20, 4096, 4096),)
+    return Observation(boot_id=boot_id, pools=pools, huge_pages=huge, took_s=0.004)
 
 
-def outcome_of(entry: PoolEntry, **changes: Any) -> Outcome:
+def result_of(entry: PoolEntry, **changes: Any) -> PoolResult:
     fields: dict[str, Any] = {
         "wanted_bytes": 8 * GIB,
         "planned_bytes": 8 * GIB,
         "backing": "HugeTLB2Mi",
     }
-    return Outcome(name=entry.name, key=key_of(entry), **(fields | changes))
+    return PoolResult(name=entry.name, key=entry_key(entry), **(fields | changes))
 
 
-def desire_of(*entries: PoolEntry, source: Source = Source.LIVE) -> Desire:
-    return Desire(source=source, uid="u", generation=7, boot_id=BOOT, entries=entries)
+def desired_state_of(*entries: PoolEntry, source: Source = Source.LIVE) -> DesiredState:
+    return DesiredState(source=source, uid="u", generation=7, boot_id=BOOT, entries=entries)
 
 
-def view_of(
+def context_of(
     *entries: PoolEntry,
-    look: Look,
-    outcomes: tuple[Outcome, ...] = (),
+    observation: Observation,
+    results: tuple[PoolResult, ...] = (),
     source: Source = Source.LIVE,
     **changes: Any,
-) -> View:
-    desire = desire_of(*entries, source=source)
-    return View(
-        desire=desire,
-        instruction=wanted_of(desire),
-        look=look,
-        outcomes={outcome.name: outcome for outcome in outcomes},
+) -> NodeContext:
+    desired = desired_state_of(*entries, source=source)
+    return NodeContext(
+        desired=desired,
+        instruction=instruction_of(desired),
+        observation=observation,
+        results={result.name: result for result in results},
         agent_version="0.1.0",
         **changes,
     )

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 import hostprep
 from hostprep.api.pool_spec import PoolSpec, RegionLayout
 from hostprep.backing import MIB, Backing
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import open_region, read_handoff, verify_handoff
 from hostprep.client.sidecar import is_clean
-from hostprep.client.verify import open_region, verify_handoff
 from hostprep.errors import BusyError, HostprepError, NotReadyError
 from hostprep.linux.memory import map_shared
 from hostprep.node.apply.service import Node

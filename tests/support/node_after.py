@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hostprep.api.placement import Placement
+from hostprep.api.pool_spec import Placement
 from hostprep.backing import Backing
 from hostprep.node.facts import Facts, LedgerEntry, NumaNode, PoolFacts, RegionFacts
 from hostprep.node.plan.actions import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hostprep.api.placement import Placement
+from hostprep.api.pool_spec import Placement
 from hostprep.backing import GIB, MIB, Backing
 from hostprep.node.facts import (
     CgroupFacts,

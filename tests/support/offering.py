@@ -11,7 +11,7 @@ from pathlib import Path
 from hostprep.backing import Backing
 from hostprep.client.handoff import Handoff, Region
 from hostprep.deviceplugin.devices import Device
-from hostprep.deviceplugin.plugins import PluginEvents, Plugins
+from hostprep.deviceplugin.manager import PluginEvents, PluginManager
 from hostprep.linux.processes import boot_id
 from hostprep.paths import PoolPaths
 
@@ -34,7 +34,7 @@ class Offering:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.plugins = Plugins(root, "hostprep.pyz", str(kubelet_dir), events)
+        self.plugins = PluginManager(root, "hostprep.pyz", str(kubelet_dir), events)
         self._task = asyncio.run_coroutine_threadsafe(self.plugins.run(), self._loop)
 
     def show(self, **pools: tuple[Device, ...]) -> None:

@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import Self
 
 from hostprep.agent.messages import (
+    DesiredPool,
     Done,
     Message,
-    Outcome,
     PoolDone,
-    Round,
-    RoundDone,
-    Wanted,
+    PoolResult,
+    ReconcileRequest,
+    ReconcileResult,
     decode,
     encode,
 )
@@ -25,9 +25,11 @@ from hostprep.api.pool_spec import PoolSpec
 __all__ = ["WorkerProcess", "wanted"]
 
 
-def wanted(*specs: PoolSpec, leave_dirty: bool = False) -> tuple[Wanted, ...]:
+def wanted(*specs: PoolSpec, leave_dirty: bool = False) -> tuple[DesiredPool, ...]:
     """Return what the agent would send; the key is the spec's own text."""
-    return tuple(Wanted(spec=spec, key=str(hash(spec)), leave_dirty=leave_dirty) for spec in specs)
+    return tuple(
+        DesiredPool(spec=spec, key=str(hash(spec)), leave_dirty=leave_dirty) for spec in specs
+    )
 
 
 class WorkerProcess:
@@ -57,11 +59,13 @@ class WorkerProcess:
         """The process id."""
         return self._process.pid
 
-    def ask(self, *wishes: Wanted, held: tuple[str, ...] = ()) -> None:
+    def ask(self, *wishes: DesiredPool, held: tuple[str, ...] = ()) -> None:
         """Send a round's request."""
         assert self._process.stdin is not None
         self._number += 1
-        self._process.stdin.write(encode(Round(number=self._number, wanted=wishes, held=held)))
+        self._process.stdin.write(
+            encode(ReconcileRequest(number=self._number, pools=wishes, held=held))
+        )
         self._process.stdin.flush()
 
     def hear(self) -> Message:
@@ -69,7 +73,7 @@ class WorkerProcess:
         assert self._process.stdout is not None
         return decode(self._process.stdout.readline())
 
-    def round(self, *wishes: Wanted, held: tuple[str, ...] = ()) -> list[Message]:
+    def round(self, *wishes: DesiredPool, held: tuple[str, ...] = ()) -> list[Message]:
         """Ask, and return everything up to the end of the work that begins."""
         self.ask(*wishes, held=held)
         return self.until_idle()
@@ -80,7 +84,9 @@ class WorkerProcess:
         while True:
             message = self.hear()
             heard.append(message)
-            if isinstance(message, Done) or (isinstance(message, RoundDone) and not message.busy):
+            if isinstance(message, Done) or (
+                isinstance(message, ReconcileResult) and not message.busy
+            ):
                 return heard
 
     def end(self) -> int:
@@ -104,12 +110,12 @@ class WorkerProcess:
                 stream.close()
 
 
-def outcomes_of(messages: list[Message]) -> dict[str, Outcome]:
+def results_of(messages: list[Message]) -> dict[str, PoolResult]:
     """Return the last that was said of each pool."""
-    last: dict[str, Outcome] = {}
+    last: dict[str, PoolResult] = {}
     for message in messages:
-        if isinstance(message, RoundDone):
-            last |= {outcome.name: outcome for outcome in message.outcomes}
+        if isinstance(message, ReconcileResult):
+            last |= {result.name: result for result in message.results}
         elif isinstance(message, PoolDone):
-            last[message.outcome.name] = message.outcome
+            last[message.result.name] = message.result
     return last

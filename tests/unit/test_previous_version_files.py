@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.agent.desired import Source, read_saved, wanted_of
+from hostprep.agent.desired import Source, instruction_of, read_saved
 from hostprep.api.pool_resource import spec_from_options
 from hostprep.api.pool_spec import PoolState, RegionLayout
 from hostprep.backing import MIB, Backing
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.claim import has_waiters, left_by_earlier
+from hostprep.client.handoff import read_handoff
 from hostprep.client.owner import Owner
 from hostprep.client.sidecar import (
     is_clean,
@@ -27,7 +28,6 @@ from hostprep.client.sidecar import (
     read_members,
     read_sidecar,
 )
-from hostprep.client.tickets import has_waiters, left_by_earlier
 from hostprep.cuda.board import RankBoard
 from hostprep.cuda.turnstile import Turnstile
 from hostprep.linux.processes import ProcessId
@@ -106,10 +106,10 @@ def test_the_entries_that_the_agent_acts_upon() -> None:
         ("kv", "uid-of-kv", 3, False),
         ("old", "uid-of-old", 1, True),
     ]
-    instruction = wanted_of(desire)
+    instruction = instruction_of(desire)
     assert instruction.withheld == {"old"}
     assert not instruction.refused
-    [wanted] = instruction.wanted
+    [wanted] = instruction.pools
     spec = wanted.spec
     assert (spec.name, spec.state, spec.size_bytes) == ("kv", PoolState.PRESENT, 32 * MIB)
     assert (spec.backings, spec.layout, spec.region_count) == (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.api.placement import INTERLEAVE, Placement
+from hostprep.api.pool_spec import INTERLEAVE, Placement
 from hostprep.client.owner import Owner, OwnerRecord
 from hostprep.errors import BadInputError
 from hostprep.paths import check_pool_name

@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from hostprep.client.claim import claim
-from hostprep.client.lease import Lease
-from hostprep.client.request import Request
+from hostprep.client.lease import Lease, Request
 from hostprep.engines.helper_process import report
 from hostprep.engines.lmcache.server import Server
 from hostprep.errors import FailedError, HostprepError, NotReadyError

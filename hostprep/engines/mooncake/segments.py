@@ -6,7 +6,7 @@ The store opens the region's file itself and maps it; it never reads what is in 
 
 from __future__ import annotations
 
-from hostprep.client.attachment import Attachment
+from hostprep.client.attach import Attachment
 from hostprep.errors import BadInputError, FailedError
 
 TYPE_CHECKING = False

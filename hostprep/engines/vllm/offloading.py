@@ -15,7 +15,7 @@ from vllm.v1.kv_offload.base import LookupResult, PrepareStoreOutput
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
-from hostprep.cuda.board import BoardReader
+from hostprep.cuda.board_view import BoardReader
 from hostprep.cuda.gate import Gate
 from hostprep.engines.memory import engine_memory, engine_region
 from hostprep.engines.vllm.offloading_compat import (

@@ -15,13 +15,13 @@ from math import gcd
 
 from hostprep.backing import MIB
 from hostprep.cuda.board import RankBoard, board_path
-from hostprep.cuda.register import register
+from hostprep.cuda.registration import register
 from hostprep.errors import BadInputError, HostprepError
 from hostprep.units import format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hostprep.client.attachment import Attachment
+    from hostprep.client.attach import Attachment
     from hostprep.cuda.registration import Registration
 
 _SMALLEST_ALIGNMENT = 512

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from hostprep.client.attachment import Attachment
+    from hostprep.client.attach import Attachment
     from hostprep.engines.vllm.offloading_region import Layout, RankRegistration
 
 

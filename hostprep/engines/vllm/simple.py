@@ -19,7 +19,7 @@ from vllm.v1.simple_kv_offload.metadata import (
     SimpleCPUOffloadWorkerMetadata,
 )
 
-from hostprep.cuda.board import BoardReader
+from hostprep.cuda.board_view import BoardReader
 from hostprep.engines.memory import engine_memory, engine_region
 from hostprep.engines.vllm.settings import Settings
 from hostprep.engines.vllm.simple_scheduler import TierGate
@@ -29,7 +29,7 @@ from hostprep.errors import BadInputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hostprep.client.attachment import Attachment
+    from hostprep.client.attach import Attachment
 
 # Below vLLM's own logger, whose handler and level are the ones that people have set.
 _log = init_logger("vllm.hostprep")

@@ -12,8 +12,8 @@ import functools
 import time
 from dataclasses import dataclass
 
+from hostprep.cuda.chunks import pool_of
 from hostprep.cuda.registration import Registration
-from hostprep.cuda.slices import pool_of
 from hostprep.cuda.turnstile import Turnstile
 from hostprep.engines.rank_progress import RankProgress
 from hostprep.errors import BadInputError, FailedError, HostprepError
@@ -23,8 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hostprep.client.attachment import Attachment
-    from hostprep.cuda.listeners import Board
+    from hostprep.client.attach import Attachment
+    from hostprep.cuda.job import Board
     from hostprep.engines.allocator import Share
 
 

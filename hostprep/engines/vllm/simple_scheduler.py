@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from hostprep.cuda.board import BoardReader
+    from hostprep.cuda.board_view import BoardReader
 
 
 class TierGate:

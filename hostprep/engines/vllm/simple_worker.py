@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from hostprep.client.attachment import Attachment
+    from hostprep.client.attach import Attachment
     from hostprep.cuda.board import RankBoard
     from hostprep.engines.vllm.simple_region import Layout
 

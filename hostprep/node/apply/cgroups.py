@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hostprep.errors import FailedError
-from hostprep.linux.namespaces import first_cgroup_namespace
+from hostprep.linux.processes import first_cgroup_namespace
 from hostprep.node.facts import CgroupFacts, Facts
 from hostprep.node.observe.cgroups import parse_own_paths
 from hostprep.node.observe.host import HostRoot

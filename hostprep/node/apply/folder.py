@@ -13,7 +13,7 @@ import contextlib
 import os
 import stat
 
-from hostprep.api.mount_options import mount_options
+from hostprep.api.pool_spec import mount_options
 from hostprep.client.sidecar import make_state_folder
 from hostprep.errors import BadInputError, FailedError
 from hostprep.linux.files import (

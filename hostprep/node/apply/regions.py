@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 
 from hostprep.backing import MIB, Backing
 from hostprep.client.claim import claim_lock
-from hostprep.client.handoff import Region
+from hostprep.client.handoff import Region, open_region
 from hostprep.client.lease import open_users_lock
-from hostprep.client.quiescent import why_not_quiescent
-from hostprep.client.scrub import scrub_file
+from hostprep.client.scrub import remove_stale_links, scrub_file, why_not_quiescent
 from hostprep.client.sidecar import (
     forget_members,
     make_state_folder,
@@ -23,8 +22,6 @@ from hostprep.client.sidecar import (
     mark_dirty,
     read_bad_mark,
 )
-from hostprep.client.stale_links import remove_stale_links
-from hostprep.client.verify import open_region
 from hostprep.errors import BusyError, FailedError, HostprepError
 from hostprep.linux.files import closing_fd, from_os_error, remove_file
 from hostprep.linux.locks import try_lock

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.backing import Backing
-from hostprep.cuda.turnstile_folders import make_turnstiles, remove_turnstiles
+from hostprep.cuda.turnstile_files import make_turnstiles, remove_turnstiles
 from hostprep.errors import BadInputError, BusyError, FailedError, HostprepError, NotReadyError
 from hostprep.linux.files import atomic_write
 from hostprep.node.apply.cgroups import host_cgroup, remove_host_cgroup
@@ -221,7 +221,7 @@ def unmet_error(pool: PoolPlan, unmet: Unmet) -> HostprepError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolResult:
+class PoolOutcome:
     """The result for one pool: its plan, and the error that ended it, if any."""
 
     plan: PoolPlan
@@ -256,7 +256,7 @@ class Reconciler:
     """Pools that take part in the plan and are not changed."""
     stop: threading.Event = field(default_factory=threading.Event)
     on_progress: OnProgress = lambda _pool, _done, _total: None
-    on_pool: Callable[[PoolResult], None] = lambda _: None
+    on_pool: Callable[[PoolOutcome], None] = lambda _: None
     wait_timeout_s: float = 2.0
     thorough: bool = False
     """Also clear away what killed runs left in pools that need no other change."""
@@ -295,7 +295,7 @@ class Reconciler:
                 self.on_pool(self._reconcile_pool(name))
             self.node.clear_if_empty()
 
-    def _reconcile_pool(self, name: str) -> PoolResult:
+    def _reconcile_pool(self, name: str) -> PoolOutcome:
         """Carry out one pool's part, planning again where a backing turns out short."""
         tracker = ProgressTracker(name, self.on_progress, self.scrubbing)
         while True:
@@ -306,7 +306,7 @@ class Reconciler:
             if not actions and self.thorough:
                 actions = tuple(action for action in wanted.actions if action.pool == name)
             if not actions:
-                return PoolResult(
+                return PoolOutcome(
                     plan=pool, error=self._short_error(pool), populated=tracker.populated
                 )
             tracker.expect(actions)
@@ -316,13 +316,13 @@ class Reconciler:
                     part, facts, self.specs, progress=tracker, stop=self.stop
                 )
             except HostprepError as error:
-                return PoolResult(plan=pool, error=error, populated=tracker.populated)
+                return PoolOutcome(plan=pool, error=error, populated=tracker.populated)
             except OSError as error:
                 failed = FailedError(f"pool {name}: {error}", reason="SystemError")
-                return PoolResult(plan=pool, error=failed, populated=tracker.populated)
+                return PoolOutcome(plan=pool, error=failed, populated=tracker.populated)
             if short is None:
                 held = {a.region for a in actions if isinstance(a, AdoptRegion | CreateRegion)}
-                return PoolResult(
+                return PoolOutcome(
                     plan=pool,
                     steps=tracker.steps,
                     regions=tuple(sorted(held)),

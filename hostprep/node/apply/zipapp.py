@@ -14,7 +14,17 @@ import hostprep
 __all__ = ["build_zipapp", "version_name"]
 
 _PACKAGES = ("linux", "client", "cuda", "register", "slots", "engines")
-_MODULES = ("__init__", "attachment", "backing", "errors", "layout", "paths", "units", "zipapp")
+_MODULES = (
+    "__init__",
+    "attachment",
+    "backing",
+    "errors",
+    "known_issues",
+    "layout",
+    "paths",
+    "units",
+    "zipapp",
+)
 _DATA = ("tested.json",)
 _MAIN = """\
 import sys

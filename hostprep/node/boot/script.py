@@ -7,8 +7,7 @@ import re
 import shlex
 from importlib import resources
 
-from hostprep.api.mount_options import MOUNT_FLAGS, MOUNT_SOURCE, mount_options
-from hostprep.api.pool_spec import PoolSpec, PoolState
+from hostprep.api.pool_spec import MOUNT_FLAGS, MOUNT_SOURCE, PoolSpec, PoolState, mount_options
 from hostprep.backing import KIB, MIB, Backing
 from hostprep.errors import BadInputError
 from hostprep.paths import check_pool_name

@@ -9,7 +9,7 @@ from hostprep.api.pool_spec import PoolSpec
 from hostprep.backing import GIB, MIB
 from hostprep.cuda.chunks import ChunkPolicy
 from hostprep.cuda.cost import registration_cost
-from hostprep.cuda.known_issues import known_faults, parse_driver_version
+from hostprep.known_issues import known_issues_of, parse_driver_version
 from hostprep.node.doctor.finding import NOTHING_TO_DO, Finding, Severity, all_well
 from hostprep.node.facts import Facts, Gpu, NumaNode
 from hostprep.node.observe.gpus import CudaFacts, NvidiaFacts
@@ -211,7 +211,7 @@ def _faults(
     facts: Facts, nvidia: NvidiaFacts, wanted: tuple[_Registered, ...]
 ) -> Iterator[Finding]:
     sizes = [one.size_bytes for one in wanted]
-    found = known_faults(
+    found = known_issues_of(
         size_bytes=max(sizes, default=facts.memory.total_bytes),
         chunk_bytes=_LARGEST_CALL_BYTES,
         kernel_release=facts.kernel.release,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from hostprep.linux.namespaces import HOST_CGROUP_NAMESPACE, first_cgroup_namespace
+from hostprep.linux.processes import HOST_CGROUP_NAMESPACE, first_cgroup_namespace
 from hostprep.linux.procfs import parse_int
 from hostprep.node.facts import CgroupFacts
 from hostprep.node.observe.host import HostRoot, Warn

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hostprep.cuda.local_issues import VERSION_FILES
 from hostprep.errors import HostprepError
+from hostprep.known_issues import VERSION_FILES
 from hostprep.node.facts import Gpu
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from hostprep.linux.numa import ZoneCounts, parse_zoneinfo
 from hostprep.linux.procfs import parse_bracketed, parse_cpu_list, parse_huge_folder, parse_meminfo
-from hostprep.linux.zones import ZoneCounts, parse_zoneinfo
 from hostprep.node.facts import HugePages, HugePageTotals, MemoryFacts, NumaNode, ThpFacts, Zone
 from hostprep.node.observe.host import HostRoot, Warn
 

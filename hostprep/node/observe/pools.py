@@ -7,15 +7,13 @@ import os
 import stat
 from dataclasses import dataclass, replace
 
-from hostprep.api.placement import Placement
+from hostprep.api.pool_spec import Placement
 from hostprep.api.slot_layout import layout_text
 from hostprep.backing import Backing
-from hostprep.client.claim import claim_lock
-from hostprep.client.handoff import Handoff, Region
-from hostprep.client.handoff_reader import read_handoff
-from hostprep.client.quiescent import why_locked, why_not_quiescent
+from hostprep.client.claim import claim_lock, has_waiters
+from hostprep.client.handoff import Handoff, Region, read_handoff
+from hostprep.client.scrub import why_locked, why_not_quiescent
 from hostprep.client.sidecar import is_clean, read_bad_mark, read_bad_size, read_sidecar
-from hostprep.client.tickets import has_waiters
 from hostprep.errors import HostprepError
 from hostprep.linux.files import open_folder
 from hostprep.linux.processes import may_scrub

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hostprep.api.placement import Placement
+from hostprep.api.pool_spec import Placement
 from hostprep.backing import Backing
 from hostprep.errors import FailedError
 from hostprep.units import format_bytes

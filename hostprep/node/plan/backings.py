@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from hostprep.api.placement import Placement
+from hostprep.api.pool_spec import Placement
 from hostprep.backing import MIB, Backing
 from hostprep.node.facts import LedgerEntry
 from hostprep.node.plan.actions import PassedOver, Unmet

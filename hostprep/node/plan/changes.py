@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hostprep.api.placement import Placement
-from hostprep.api.pool_spec import PoolSpec
+from hostprep.api.pool_spec import Placement, PoolSpec
 from hostprep.backing import Backing
 from hostprep.node.facts import RegionFacts
 from hostprep.node.plan.placement import Layout, cut, granule_bytes, pages_per_node

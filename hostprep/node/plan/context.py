@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hostprep.api.placement import Placement
-from hostprep.api.pool_spec import PoolSpec
+from hostprep.api.pool_spec import Placement, PoolSpec
 from hostprep.backing import Backing
 from hostprep.node.facts import Facts, LedgerEntry, PoolFacts, RegionFacts
 from hostprep.node.plan.actions import Shortfall

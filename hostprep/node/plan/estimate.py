@@ -8,7 +8,7 @@ and at 2 to 4 GiB/s a core in pages of 4 KiB.
 
 from __future__ import annotations
 
-from hostprep.api.placement import Placement
+from hostprep.api.pool_spec import Placement
 from hostprep.backing import GIB, Backing
 from hostprep.node.facts import NumaNode, ProcessFacts, RegionFacts
 

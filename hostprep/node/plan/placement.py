@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hostprep.api.placement import INTERLEAVE, Placement
-from hostprep.api.pool_spec import PoolSpec, RegionLayout
+from hostprep.api.pool_spec import INTERLEAVE, Placement, PoolSpec, RegionLayout
 from hostprep.api.slot_layout import SlotLayout, layout_text
 from hostprep.backing import MIB, Backing
 from hostprep.node.facts import Facts, Mount, NumaNode, PoolFacts, RegionFacts

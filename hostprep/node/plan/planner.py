@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from hostprep.api.pool_spec import PoolSpec, PoolState
-from hostprep.api.reserve import reserve_of
+from hostprep.api.pool_spec import PoolSpec, PoolState, reserve_of
 from hostprep.backing import Backing
 from hostprep.errors import BadInputError
 from hostprep.node.facts import Facts, LedgerEntry, PoolFacts, RegionFacts

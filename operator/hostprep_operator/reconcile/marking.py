@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from hostprep.api.conditions import Condition, merged
+from hostprep.api.conditions import Condition, format_time, merged
 from hostprep.api.names import (
     CLUSTER_AUTOSCALER_TAINT,
     HOST_MEMORY_READY,
@@ -21,7 +21,6 @@ from hostprep.api.names import (
     ready_label,
 )
 from hostprep.api.node_resource import Phase
-from hostprep.api.times import format_time
 from hostprep_operator.marks import Marks
 from hostprep_operator.reconcile.changes import (
     Cause,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hostprep.client.attach import attach
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import read_handoff
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
 from testbed.control_plane import ControlPlane

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.agent.desired import Desire, read_saved, save
-from hostprep.agent.saving import Saver
+from hostprep.agent.desired import DesiredState, DesiredStateStore, read_saved, save
+from hostprep.agent.instance import lock_state_dir
 from hostprep.agent.settings import Settings
 from hostprep.errors import BadInputError, FailedError
 from hostprep.kube.logs import make_logger, set_up_logs
-from tests.support.agent_values import desire_of, entry_of
+from tests.support.agent_values import desired_state_of, entry_of
 
 pytestmark = pytest.mark.kernel
 
@@ -35,8 +35,8 @@ def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def _desire(count: int) -> Desire:
-    return desire_of(*(entry_of(f"pool-{number}") for number in range(count)))
+def _desired(count: int) -> DesiredState:
+    return desired_state_of(*(entry_of(f"pool-{number}") for number in range(count)))
 
 
 def _settings(disk: Path) -> Settings:
@@ -47,27 +47,27 @@ def test_a_full_disk_is_said_once_and_what_was_saved_stays(
     disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_up_logs(style="json", level="info")
-    saver = Saver(str(disk), make_logger("agent"))
-    saver.keep(_desire(1))
-    large = _desire(1000)
+    store = DesiredStateStore(str(disk), make_logger("agent"))
+    store.save(_desired(1))
+    large = _desired(1000)
     for _ in range(3):
-        saver.keep(large)
+        store.save(large)
 
     assert capsys.readouterr().err.count("not_saved") == 1
-    assert read_saved(str(disk)).says_the_same_as(_desire(1))  # type: ignore[union-attr]
+    assert read_saved(str(disk)).has_same_content_as(_desired(1))  # type: ignore[union-attr]
     with pytest.raises(FailedError, match="--state-dir"):
         save(str(disk), large)
 
 
 def test_it_is_saved_once_there_is_room_again(disk: Path) -> None:
     set_up_logs(style="json", level="error")
-    saver = Saver(str(disk), make_logger("agent"))
+    store = DesiredStateStore(str(disk), make_logger("agent"))
     (disk / "filler").write_bytes(bytes(28 << 10))
-    saver.keep(_desire(40))
-    assert saver.saved is None
+    store.save(_desired(40))
+    assert store.saved is None
     (disk / "filler").unlink()
-    saver.try_again()
-    assert read_saved(str(disk)).says_the_same_as(_desire(40))  # type: ignore[union-attr]
+    store.try_again()
+    assert read_saved(str(disk)).has_same_content_as(_desired(40))  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("trouble", ["full", "read-only"])
@@ -75,7 +75,7 @@ def test_it_is_saved_once_there_is_room_again(disk: Path) -> None:
 def test_one_agent_alone_starts_all_the_same(disk: Path, trouble: str, had_run: bool) -> None:
     settings = _settings(disk)
     if had_run:
-        os.close(settings.lock())
+        os.close(lock_state_dir(settings.state_dir))
     if trouble == "full":
         for number in range(4):
             try:
@@ -86,11 +86,11 @@ def test_one_agent_alone_starts_all_the_same(disk: Path, trouble: str, had_run: 
         _run("mount", "-o", "remount,ro", str(disk))
 
     settings.check()
-    first = settings.lock()
+    first = lock_state_dir(settings.state_dir)
     with pytest.raises(BadInputError, match="another agent"):
-        settings.lock()
+        lock_state_dir(settings.state_dir)
     os.close(first)
-    os.close(settings.lock())
+    os.close(lock_state_dir(settings.state_dir))
 
 
 def test_who_started_on_a_full_disk_keeps_its_place_once_there_is_room(disk: Path) -> None:
@@ -101,13 +101,13 @@ def test_who_started_on_a_full_disk_keeps_its_place_once_there_is_room(disk: Pat
             filler.touch()
     assert not fillers[-1].exists()
     settings.check()
-    first = settings.lock()
+    first = lock_state_dir(settings.state_dir)
     for filler in fillers:
         filler.unlink(missing_ok=True)
     with pytest.raises(BadInputError, match="another agent"):
-        settings.lock()
+        lock_state_dir(settings.state_dir)
     os.close(first)
-    os.close(settings.lock())
+    os.close(lock_state_dir(settings.state_dir))
 
 
 def test_a_state_folder_that_cannot_be_made_is_bad_input(disk: Path) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from hostprep.agent.gate_metrics import GateMetrics
-from hostprep.agent.messages import GateLook, Look, RoundDone
+from hostprep.agent.messages import GateObservation, Observation, ReconcileResult
+from hostprep.agent.metrics import GateMetrics
 from hostprep.backing import Backing
 from hostprep.client.attach import attach
-from hostprep.cuda.board import BoardReader, RankBoard, board_path
+from hostprep.cuda.board import RankBoard, board_path
+from hostprep.cuda.board_view import BoardReader
 from hostprep.cuda.gate import Gate
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
@@ -36,12 +37,12 @@ class Watched:
         self._registry = CollectorRegistry()
         self._metrics = GateMetrics(self._registry)
 
-    def look(self) -> tuple[GateLook, ...]:
+    def look(self) -> tuple[GateObservation, ...]:
         """Have it look, as in each round, and return the gates that it finds."""
-        looks: list[Look] = [
-            message.look
+        looks: list[Observation] = [
+            message.observation
             for message in self._worker.round(*wanted(KV))
-            if isinstance(message, RoundDone)
+            if isinstance(message, ReconcileResult)
         ]
         self._metrics.show(looks[0])
         return looks[0].pools[0].gates

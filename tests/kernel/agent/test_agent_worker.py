@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.agent.messages import Done, Message, PoolDone, RoundDone
-from hostprep.agent.phases import Case, judge
+from hostprep.agent.messages import Done, Message, PoolDone, ReconcileResult
+from hostprep.agent.status import PoolContext, derive_phase
 from hostprep.api.node_resource import Phase
 from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.backing import Backing
 from hostprep.client.attach import attach
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import read_handoff
 from hostprep.errors import NotReadyError
 from hostprep.node.apply.exclusive import AgentLock
 from hostprep.node.apply.hugepages import HugePageControl
-from hostprep.node.apply.service import Node, PoolResult, Reconciler, pending_actions
+from hostprep.node.apply.service import Node, PoolOutcome, Reconciler, pending_actions
 from hostprep.node.facts import RegionFacts
 from hostprep.node.observe.pools import observe_pools
 from hostprep.paths import PoolPaths
@@ -29,7 +29,7 @@ from tests.support.agent_values import entry_of
 from tests.support.kill_harness import huge_pages_total
 from tests.support.pools import pool_of
 from tests.support.waiting import wait_for
-from tests.support.worker_process import WorkerProcess, outcomes_of, wanted
+from tests.support.worker_process import WorkerProcess, results_of, wanted
 
 pytestmark = pytest.mark.kernel
 
@@ -57,11 +57,11 @@ def _inodes(node: Node, pool: str = "kv") -> list[int]:
 
 
 def _is_quiet(messages: list[Message]) -> bool:
-    return [type(message) for message in messages] == [RoundDone]
+    return [type(message) for message in messages] == [ReconcileResult]
 
 
 def test_one_pool_that_cannot_be_had_holds_up_no_other(node: Node, worker: WorkerProcess) -> None:
-    outcomes = outcomes_of(worker.round(*wanted(KV, TOO_LARGE, BATCH)))
+    outcomes = results_of(worker.round(*wanted(KV, TOO_LARGE, BATCH)))
 
     assert [pool.name for pool in observe_pools(node.root)] == ["batch", "kv"]
     unmet = outcomes["big"].unmet
@@ -74,7 +74,7 @@ def test_one_pool_that_fails_holds_up_no_other(node: Node, worker: WorkerProcess
     os.makedirs(f"{node.root}/kv")
     Path(node.root, "kv", "theirs").write_text("not ours")
 
-    outcomes = outcomes_of(worker.round(*wanted(KV, BATCH)))
+    outcomes = results_of(worker.round(*wanted(KV, BATCH)))
 
     error = outcomes["kv"].error
     assert error is not None
@@ -104,9 +104,9 @@ def test_only_what_was_damaged_is_made_anew(node: Node, worker: WorkerProcess, d
     messages = worker.round(*wanted(KV))
 
     found = messages[0]
-    assert isinstance(found, RoundDone)
-    assert [problem.region for problem in found.look.pools[0].problems] == ["node0-1"]
-    assert [region.sound for region in found.look.pools[0].regions] == [True, False]
+    assert isinstance(found, ReconcileResult)
+    assert [problem.region for problem in found.observation.pools[0].problems] == ["node0-1"]
+    assert [region.sound for region in found.observation.pools[0].regions] == [True, False]
     assert (_inodes(node)[0] == before[0], _inodes(node)[1] == before[1]) == (True, False)
 
 
@@ -121,11 +121,13 @@ def test_a_region_that_is_lost_while_another_is_made_leaves_the_pool_degraded_no
     os.unlink(f"{node.root}/kv/mem/node0-0")
 
     done = next(message for message in worker.until_idle() if isinstance(message, PoolDone))
-    verdict = judge(Case(entry=entry_of(), look=done.look.pool("kv"), outcome=done.outcome))
+    derived = derive_phase(
+        PoolContext(entry=entry_of(), observation=done.observation.pool("kv"), result=done.result)
+    )
 
-    assert verdict is not None
-    assert verdict.phase is Phase.DEGRADED
-    assert "node0-0 was lost" in verdict.message
+    assert derived is not None
+    assert derived.phase is Phase.DEGRADED
+    assert "node0-0 was lost" in derived.message
     worker.round(*larger)
     assert sum(region.size_bytes for region in _regions(node)) == 1 << 30
 
@@ -140,8 +142,8 @@ def test_who_holds_a_region_is_named_by_what_it_runs_now(node: Node, worker: Wor
         finally:
             holder.kill()
 
-    assert isinstance(found, RoundDone)
-    held = [region.holder for region in found.look.pools[0].regions if region.holder]
+    assert isinstance(found, ReconcileResult)
+    held = [region.holder for region in found.observation.pools[0].regions if region.holder]
     assert set(held) == {f"process {holder.pid}, sleep 40"}
 
 
@@ -158,7 +160,7 @@ def test_a_damaged_region_that_is_leased_waits_for_its_release(
         name = attachment.region.name
         Path(PoolPaths(node.root, "kv").bad_mark(name)).write_text("a bad page")
         for _ in range(2):
-            outcomes = outcomes_of(worker.round(*wanted(KV)))
+            outcomes = results_of(worker.round(*wanted(KV)))
             assert outcomes["kv"].blocked == (name,)
             assert not outcomes["kv"].pending
         assert [region.name != name for region in read_handoff(PoolPaths(node.root, "kv")).regions]
@@ -204,7 +206,7 @@ def test_a_root_folder_that_was_there_before_is_left_empty(
 def test_an_absent_pool_that_is_leased_stays(node: Node, worker: WorkerProcess) -> None:
     worker.round(*wanted(KV))
     with attach("kv", root=node.root) as attachment:
-        outcomes = outcomes_of(worker.round(*wanted(_absent("kv"))))
+        outcomes = results_of(worker.round(*wanted(_absent("kv"))))
         assert outcomes["kv"].blocked == (attachment.region.name,)
         assert len(_inodes(node)) == 2
 
@@ -233,8 +235,8 @@ def test_what_a_lease_left_dirty_is_scrubbed_unless_claims_do_it(
     worker.round(*wanted(KV, leave_dirty=leave_dirty))
     last = worker.round(*wanted(KV, leave_dirty=leave_dirty))[-1]
 
-    assert isinstance(last, RoundDone)
-    states = {region.state for region in last.look.pools[0].regions}
+    assert isinstance(last, ReconcileResult)
+    states = {region.state for region in last.observation.pools[0].regions}
     assert states == {"Free", state}
 
 
@@ -246,7 +248,7 @@ def test_a_pool_that_is_held_is_left_as_it_is(node: Node, worker: WorkerProcess)
     messages = worker.round(*wanted(KV, BATCH), held=("kv",))
 
     assert path.stat().st_size == 0
-    assert "kv" not in outcomes_of(messages)
+    assert "kv" not in results_of(messages)
     assert [pool.name for pool in observe_pools(node.root)] == ["batch", "kv"]
 
 
@@ -260,7 +262,7 @@ def test_pages_that_the_kernel_does_not_give_are_a_failure_to_be_tried_again_lat
         write(self, folder, pages // 2)
 
     monkeypatch.setattr(HugePageControl, "_write", write_half)
-    outcomes: list[PoolResult] = []
+    outcomes: list[PoolOutcome] = []
     before = huge_pages_total()
 
     Reconciler(node=node, specs=[KV], on_pool=outcomes.append).run()

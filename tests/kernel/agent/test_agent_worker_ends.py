@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.agent.messages import Done, Message, RoundDone
+from hostprep.agent.messages import Done, Message, ReconcileResult
 from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.backing import Backing
-from hostprep.client.handoff_reader import read_handoff
-from hostprep.client.verify import verify_handoff
+from hostprep.client.handoff import read_handoff, verify_handoff
 from hostprep.errors import NotReadyError
 from hostprep.linux.threads import Stopped
 from hostprep.node.apply.service import Node, Reconciler
@@ -47,7 +46,7 @@ def _inodes(node: Node, pool: str = "kv") -> list[int]:
 
 
 def _is_quiet(messages: list[Message]) -> bool:
-    return [type(message) for message in messages] == [RoundDone]
+    return [type(message) for message in messages] == [ReconcileResult]
 
 
 @pytest.mark.parametrize("spec", [KV, _absent("kv")])
@@ -67,7 +66,7 @@ def test_other_wishes_stop_the_work_that_is_under_way(node: Node, worker: Worker
     large = pool_of(mib=1024, backing=Backing.BASE)
     worker.ask(*wanted(large))
     first = worker.hear()
-    assert isinstance(first, RoundDone)
+    assert isinstance(first, ReconcileResult)
     assert first.busy
 
     worker.ask(*wanted(_absent("kv")))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from hostprep.backing import GIB, Backing
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import read_handoff
 from hostprep.errors import NotReadyError
 from hostprep.node.apply.progress import NoProgress
 from hostprep.node.apply.service import Node

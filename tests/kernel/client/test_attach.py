@@ -11,7 +11,7 @@ import pytest
 
 import hostprep
 from hostprep.backing import MIB, Backing
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import read_handoff
 from hostprep.errors import BadInputError, BusyError, HostprepError, NotReadyError
 from hostprep.linux.memory import address_of
 from hostprep.node.apply.service import Node

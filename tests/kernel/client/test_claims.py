@@ -8,7 +8,7 @@ import time
 import pytest
 
 import hostprep
-from hostprep.client import tickets
+from hostprep.client import claim as tickets
 from hostprep.client.claim import claim_lock
 from hostprep.errors import BusyError
 from hostprep.node.apply.service import Node

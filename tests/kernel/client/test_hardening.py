@@ -12,7 +12,7 @@ import pytest
 
 import hostprep
 from hostprep.backing import MIB
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import read_handoff
 from hostprep.errors import BadInputError, FailedError, NotReadyError
 from hostprep.linux.locks import has_no_writer
 from hostprep.node.apply.hugepages import HugePageControl

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import hostprep
-from hostprep.agent.messages import RoundDone, Wanted
+from hostprep.agent.messages import DesiredPool, ReconcileResult
 from hostprep.backing import MIB, Backing
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import read_handoff
 from hostprep.errors import HostprepError
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
@@ -56,14 +56,14 @@ def worker(node: Node, backing: Backing) -> Iterator[WorkerProcess]:
         yield worker
 
 
-def _wanted(backing: Backing) -> tuple[Wanted, ...]:
+def _wanted(backing: Backing) -> tuple[DesiredPool, ...]:
     return wanted(pool_of(regions=2, gid=GROUP, backing=backing))
 
 
 def _states(worker: WorkerProcess, backing: Backing) -> dict[str, tuple[str, str]]:
     answer = worker.round(*_wanted(backing))[0]
-    assert isinstance(answer, RoundDone)
-    return {r.name: (r.state, r.message) for pool in answer.look.pools for r in pool.regions}
+    assert isinstance(answer, ReconcileResult)
+    return {r.name: (r.state, r.message) for pool in answer.observation.pools for r in pool.regions}
 
 
 @pytest.mark.parametrize(

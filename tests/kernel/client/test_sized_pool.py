@@ -11,8 +11,7 @@ import hostprep
 from hostprep.api.pool_spec import PoolSpec
 from hostprep.api.slot_layout import SizedGroup, SlotLayout
 from hostprep.backing import MIB, Backing
-from hostprep.client.handoff import Region
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import Region, read_handoff
 from hostprep.layout import ATTENTION, RECURRENT, Layout
 from hostprep.node.apply.service import Node
 from hostprep.node.plan.actions import AdoptRegion, PublishHandoff

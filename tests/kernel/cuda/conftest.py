@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.cuda.turnstile_folders import make_turnstiles
+from hostprep.cuda.turnstile_files import make_turnstiles
 
 
 @pytest.fixture

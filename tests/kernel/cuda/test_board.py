@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.cuda import board_join
-from hostprep.cuda.board import BoardReader, RankBoard
+from hostprep.cuda import board as board_join
+from hostprep.cuda.board import RankBoard
+from hostprep.cuda.board_view import BoardReader
 from hostprep.errors import BadInputError, BusyError, FailedError
 from tests.support.cuda.ranks import HANG_S, a_rank, leave_a_ready_run, states
 from tests.support.processes import wait_until

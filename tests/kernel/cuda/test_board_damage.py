@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from hostprep.cuda import board_layout
-from hostprep.cuda.board import BoardReader, RankBoard
+from hostprep.cuda.board import RankBoard
+from hostprep.cuda.board_view import BoardReader
 from hostprep.cuda.gate import Gate
 from hostprep.errors import HostprepError, NotReadyError
 from tests.support.cuda.ranks import HANG_S, a_rank, states

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.cuda.board import BoardReader, RankBoard
+from hostprep.cuda.board import RankBoard
+from hostprep.cuda.board_view import BoardReader
 from hostprep.cuda.gate import Gate
 from hostprep.errors import BadInputError, FailedError
 from tests.support.cuda.ranks import CHECKOUT, HANG_S, RANK, a_rank, states

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.cuda.board import BoardReader
+from hostprep.cuda.board_view import BoardReader
 from hostprep.cuda.gate import Gate
-from hostprep.cuda.turnstile_folders import make_turnstiles
+from hostprep.cuda.turnstile_files import make_turnstiles
 from hostprep.linux.locks import try_lock
 from tests.standin.children import Scene, in_child
 from tests.support.cuda.parts import LONG_S

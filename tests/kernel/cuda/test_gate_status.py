@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from hostprep.client.sidecar import NOBODY, new_sidecar, write_sidecar
-from hostprep.cuda.board import BoardReader, RankBoard
+from hostprep.cuda.board import RankBoard
+from hostprep.cuda.board_view import BoardReader
 from hostprep.cuda.gate import Gate
 from hostprep.linux.locks import try_lock
 from hostprep.paths import PoolPaths

@@ -12,9 +12,9 @@ from hostprep.backing import MIB
 from hostprep.cuda.board import RankBoard
 from hostprep.cuda.driver import load_driver
 from hostprep.cuda.gate import Gate
-from hostprep.cuda.progress import Progress
+from hostprep.cuda.job import Progress
 from hostprep.cuda.turnstile import Turnstile
-from hostprep.cuda.turnstile_folders import make_turnstiles
+from hostprep.cuda.turnstile_files import make_turnstiles
 from hostprep.errors import BadInputError, FailedError
 from hostprep.register import Registration, register
 from tests.standin.children import Scene, in_child
@@ -243,7 +243,7 @@ def test_a_deadline_ends_the_building_of_page_tables_too(scene: Scene) -> None:
         late.wait(0.2)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hostprep.client.attachment.populate", populate_slowly)
+        patch.setattr("hostprep.client.attach.populate", populate_slowly)
         assert registration.start().wait(LONG_S)
     assert registration.error is not None
     assert registration.error.reason == "DeadlineExceeded"

@@ -13,8 +13,7 @@ import pytest
 
 from hostprep.backing import MIB
 from hostprep.cuda.driver import DriverError
-from hostprep.cuda.progress import Progress
-from hostprep.cuda.registered_ranges import Pins
+from hostprep.cuda.job import Progress, RegisteredRange
 from hostprep.register import Registration
 from tests.standin.children import Scene, in_child
 from tests.support.cuda.parts import LONG_S, ONE_MIB, Notes, is_mapped, registration_of
@@ -55,7 +54,7 @@ def test_a_failure_takes_all_back_in_reverse_and_leaves_the_memory(scene: Scene)
 def test_without_the_rollback_that_would_be_seen(scene: Scene) -> None:
     """A test of the tests: nothing is taken back."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pins, "undo", lambda *_: None)
+        patch.setattr(RegisteredRange, "undo", lambda *_: None)
         with pytest.raises(AssertionError, match=_SEEN):
             _fails_and_rolls_back(scene)
 
@@ -63,14 +62,14 @@ def test_without_the_rollback_that_would_be_seen(scene: Scene) -> None:
 @in_child(fail="register:4:2")
 def test_without_the_reverse_that_would_be_seen(scene: Scene) -> None:
     """A test of the tests: all is taken back, the first chunk first."""
-    undo = Pins.undo
+    undo = RegisteredRange.undo
 
-    def forwards(pins: Pins, driver: Any) -> Any:
-        pins._chunks.reverse()
-        return undo(pins, driver)
+    def forwards(registered: RegisteredRange, driver: Any) -> Any:
+        registered._chunks.reverse()
+        return undo(registered, driver)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pins, "undo", forwards)
+        patch.setattr(RegisteredRange, "undo", forwards)
         with pytest.raises(AssertionError, match=_SEEN):
             _fails_and_rolls_back(scene)
 

@@ -8,7 +8,7 @@ import pytest
 
 from hostprep.backing import MIB
 from hostprep.cuda.driver import load_driver
-from hostprep.cuda.registered_ranges import Pins
+from hostprep.cuda.job import RegisteredRange
 from hostprep.errors import BadInputError, FailedError
 from hostprep.register import Registration, register
 from tests.standin.children import Scene, in_child
@@ -43,7 +43,7 @@ def test_overlapping_slices_are_refused_by_name(scene: Scene) -> None:
 def test_without_the_refusal_of_overlaps_that_would_be_seen(scene: Scene) -> None:
     """A test of the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pins, "claim", lambda _: None)
+        patch.setattr(RegisteredRange, "claim", lambda _: None)
         with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
             _refuses_overlap(scene)
 
@@ -112,13 +112,13 @@ def test_a_fork_leaves_the_childs_own_ranges_free(scene: Scene) -> None:
     child = os.fork()
     if child == 0:
         try:
-            Pins("child", attachment.buffer, attachment.address, MIB).claim()
+            RegisteredRange("child", attachment.buffer, attachment.address, MIB).claim()
         except BaseException:
             os._exit(1)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     with pytest.raises(BadInputError):
-        Pins("parent", attachment.buffer, attachment.address, MIB).claim()
+        RegisteredRange("parent", attachment.buffer, attachment.address, MIB).claim()
 
 
 @in_child()

@@ -10,13 +10,12 @@ import pytest
 
 from hostprep.backing import GIB, MIB
 from hostprep.cuda import turnstile
-from hostprep.cuda import turnstile_tickets as tickets
+from hostprep.cuda import turnstile_files as tickets
 from hostprep.cuda.turnstile import PATIENCE_S, Turnstile, patience_for
-from hostprep.cuda.turnstile_folders import remove_turnstiles
+from hostprep.cuda.turnstile_files import remove_turnstiles
 from hostprep.errors import BadInputError, BusyError
-from hostprep.linux.fork_safe_fds import own
-from hostprep.linux.locks import try_lock
-from hostprep.linux.tmpfile import give_name, new_nameless
+from hostprep.linux.files import give_name, new_nameless
+from hostprep.linux.locks import own, try_lock
 from tests.support.cuda.turns import HANG_S, a_turn, entries, run_all
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parallel]

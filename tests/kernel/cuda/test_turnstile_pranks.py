@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.cuda import turnstile_tickets as tickets
+from hostprep.cuda import turnstile_files as tickets
 from hostprep.cuda.turnstile import Turnstile
-from hostprep.cuda.turnstile_folders import make_turnstiles
+from hostprep.cuda.turnstile_files import make_turnstiles
 from hostprep.errors import BusyError
 from hostprep.linux.locks import try_lock
 from hostprep.paths import TURNSTILE

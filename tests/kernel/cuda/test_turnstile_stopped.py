@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.cuda import turnstile_tickets as tickets
+from hostprep.cuda import turnstile_files as tickets
 from hostprep.cuda.turnstile import Turnstile
 from hostprep.errors import BusyError
+from hostprep.linux.files import give_name, new_nameless
 from hostprep.linux.locks import try_lock
-from hostprep.linux.tmpfile import give_name, new_nameless
 from hostprep.paths import TURNSTILE
 from tests.support.cuda.turns import HANG_S, wait_for, workers
 

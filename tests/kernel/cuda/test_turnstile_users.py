@@ -13,7 +13,7 @@ import pytest
 
 import hostprep
 from hostprep.cuda.turnstile import Turnstile
-from hostprep.cuda.turnstile_folders import make_turnstiles, remove_turnstiles
+from hostprep.cuda.turnstile_files import make_turnstiles, remove_turnstiles
 from hostprep.errors import BusyError
 from hostprep.paths import TURNSTILE
 from tests.support.cuda import taking_turns
@@ -85,7 +85,7 @@ def test_another_users_dead_ticket_is_passed_over_though_it_cannot_be_removed(ro
 
     def wait(ready: Callable[[], None]) -> None:
         become(1000)
-        from hostprep.cuda import turnstile_tickets as tickets
+        from hostprep.cuda import turnstile_files as tickets
 
         folder = os.open(root / TURNSTILE / "node", os.O_RDONLY)
         tickets.draw(folder)

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 import hostprep
+from hostprep import known_issues as issues
 from hostprep.backing import GIB, MIB, Backing
 from hostprep.client.handoff import AttachAdvice, Region
-from hostprep.cuda import issue_warnings as here
-from hostprep.cuda import local_issues as faults_here
-from hostprep.cuda.local_issues import faults_of
 from hostprep.engines.main import main
+from hostprep.known_issues import issues_of
 from hostprep.node.apply.service import Node
 from tests.support.cuda.turns import CHECKOUT
 from tests.support.pools import POOL, pool_of
@@ -47,8 +46,8 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
     def load(release: str) -> None:
         version.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {release}\nGCC\n")
 
-    monkeypatch.setattr(faults_here, "VERSION_FILES", (str(version),))
-    monkeypatch.setattr(faults_here, "_ZONEINFO", str(tmp_path / "zoneinfo"))
+    monkeypatch.setattr(issues, "VERSION_FILES", (str(version),))
+    monkeypatch.setattr(issues, "_ZONEINFO", str(tmp_path / "zoneinfo"))
     return load
 
 
@@ -58,20 +57,20 @@ def zones(tmp_path: Path, *lines: tuple[int, str, int]) -> None:
 
 
 def names(region: Region) -> set[str]:
-    return {fault.name for fault in faults_of(region)}
+    return {fault.name for fault in issues_of(region)}
 
 
 @pytest.mark.kernel
 def test_without_a_driver_nothing_is_said(tmp_path: Path, driver: Driver) -> None:
     zones(tmp_path, (1, "Normal", 1000), (1, "Movable", 1000))
-    assert faults_of(REGION) == ()
+    assert issues_of(REGION) == ()
 
 
 @pytest.mark.kernel
 def test_where_registering_is_skipped_nothing_is_said(driver: Driver) -> None:
     driver("535.183.01")
     assert "ExclusiveLock" in names(REGION)
-    assert faults_of(replace(REGION, attach=AttachAdvice(skip_register=True))) == ()
+    assert issues_of(replace(REGION, attach=AttachAdvice(skip_register=True))) == ()
 
 
 @pytest.mark.kernel
@@ -112,8 +111,8 @@ def test_the_same_is_told_at_registration(
 ) -> None:
     driver("535.183.01")
     zones(tmp_path, (1, "Normal", 1000), (1, "Movable", 1000))
-    here._told.clear()
-    told = {fault.name for fault in here.warn_once(GIB, 256 * MIB, REGION)}
+    issues._logged.clear()
+    told = {fault.name for fault in issues.warn_once(GIB, 256 * MIB, REGION)}
     assert {"ExclusiveLock", "MovableZone"} <= told
     assert "use driver 565 or newer" in caplog.text
 
@@ -179,9 +178,9 @@ def test_attaching_looks_up_none_of_it(root: str) -> None:
         "import sys, hostprep\n"
         f"memory = hostprep.attach({POOL!r}, root={root!r})\n"
         "print(sorted(m for m in sys.modules if 'faults' in m or m.startswith('hostprep.register')"
-        " or m == 'hostprep.linux.zones'))\n"
+        " or m == 'hostprep.linux.numa'))\n"
         "memory.warnings\n"
-        "assert 'hostprep.cuda.local_issues' in sys.modules\n"
+        "assert 'hostprep.known_issues' in sys.modules\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from hostprep.agent.desired import Desire, Source, save
+from hostprep.agent.desired import DesiredState, Source, save
 from hostprep.api.node_resource import PoolEntry
 from hostprep.client.attach import attach
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import read_handoff
 from hostprep.linux.processes import boot_id
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
@@ -76,7 +76,7 @@ def start(node: Node, tmp_path: Path, kubelet_dir: Path) -> Iterator[Start]:
         )
         state = tmp_path / "state"
         state.mkdir(exist_ok=True)
-        save(str(state), Desire(source=Source.SAVED, boot_id=boot_id(), entries=(entry,)))
+        save(str(state), DesiredState(source=Source.SAVED, boot_id=boot_id(), entries=(entry,)))
         options = ("--kubelet-dir", str(kubelet_dir), *options)
         agent = AgentProcess("n1", node.root, state, None, *options, interval_s=interval_s)
         started.append(agent)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hostprep.client.claim import claim, claim_lock
-from hostprep.client.request import Request
+from hostprep.client.lease import Request
 from hostprep.engines.links import check_template, link_regions
 from hostprep.errors import BadInputError
 from hostprep.node.apply.service import Node

@@ -16,17 +16,14 @@ from typing import Any
 
 import pytest
 
-from hostprep.agent.bad_pages import mark_bad_regions
-from hostprep.agent.looking import Seen, look
-from hostprep.agent.messages import Done, Round, RoundDone, decode
+from hostprep.agent.messages import Done, ReconcileRequest, ReconcileResult, decode
+from hostprep.agent.verification import Verification, mark_bad_regions, verify_node
 from hostprep.agent.worker import Worker
 from hostprep.api.pool_spec import PoolSpec
 from hostprep.backing import MIB, Backing
 from hostprep.client.attach import attach
-from hostprep.client.handoff import Region
-from hostprep.client.handoff_reader import read_handoff
+from hostprep.client.handoff import Region, bad_pages, open_region, read_handoff, walk_region
 from hostprep.client.sidecar import mark_bad, read_bad_mark, read_bad_size
-from hostprep.client.verify import bad_pages, open_region, walk_region
 from hostprep.errors import NotReadyError
 from hostprep.linux.files import closing_fd
 from hostprep.linux.memory import address_of, explain, map_shared
@@ -97,8 +94,8 @@ def test_a_walk_in_several_windows_names_the_offset_in_the_region(
         seen.append(size_bytes)
         return [page_bytes] if len(seen) == 3 else []
 
-    monkeypatch.setattr("hostprep.client.verify._WINDOW_BYTES", 6 * MIB)
-    monkeypatch.setattr("hostprep.client.verify.bad_pages", second_of_each)
+    monkeypatch.setattr("hostprep.client.handoff._WINDOW_BYTES", 6 * MIB)
+    monkeypatch.setattr("hostprep.client.handoff.bad_pages", second_of_each)
     with (
         closing_fd(open_region(PoolPaths(node.root, POOL), region, writable=False)) as fd,
         pytest.raises(NotReadyError, match=f"offset {12 * MIB + region.page_bytes:#x}"),
@@ -114,11 +111,11 @@ class _Memory:
         self.corrupted_bytes = 0
         self.bad: set[str] = set()
         self.walks = 0
-        monkeypatch.setattr("hostprep.agent.worker.look", self._look)
-        monkeypatch.setattr("hostprep.agent.bad_pages.walk_region", self._walk)
+        monkeypatch.setattr("hostprep.agent.worker.verify_node", self._look)
+        monkeypatch.setattr("hostprep.agent.verification.walk_region", self._walk)
 
-    def _look(self, root: str, **options: Any) -> Seen:
-        seen = look(root, **options)
+    def _look(self, root: str, **options: Any) -> Verification:
+        seen = verify_node(root, **options)
         memory = replace(seen.facts.memory, corrupted_bytes=self.corrupted_bytes)
         return replace(seen, facts=replace(seen.facts, memory=memory))
 
@@ -140,13 +137,13 @@ class _Rounds:
         self.done = Done()
         """How the last work ended."""
 
-    def one(self) -> RoundDone:
+    def one(self) -> ReconcileResult:
         """Return the answer, once all that it began has ended."""
         self._number += 1
         begin = self._output.tell()
-        self._worker.round(Round(number=self._number, wanted=self._wanted))
+        self._worker.reconcile(ReconcileRequest(number=self._number, pools=self._wanted))
         answer = decode(self._said(begin)[0])
-        assert isinstance(answer, RoundDone)
+        assert isinstance(answer, ReconcileResult)
         if answer.busy:
             wait_for(lambda: isinstance(decode(self._said(begin)[-1]), Done))
             done = decode(self._said(begin)[-1])
@@ -158,8 +155,8 @@ class _Rounds:
         return self._output.getvalue()[begin:].splitlines()
 
 
-def _states(answer: RoundDone) -> list[str]:
-    return [region.state for pool in answer.look.pools for region in pool.regions]
+def _states(answer: ReconcileResult) -> list[str]:
+    return [region.state for pool in answer.observation.pools for region in pool.regions]
 
 
 def test_the_rounds_find_a_bad_page_and_replace_that_region_alone(
@@ -190,7 +187,7 @@ def test_a_bad_page_under_a_lease_is_shown_and_its_region_replaced_after_the_rel
         rounds.one()
         answer = rounds.one()
         assert _states(answer) == ["Free", "Damaged"]
-        damaged = answer.look.pools[0].regions[1]
+        damaged = answer.observation.pools[0].regions[1]
         assert "has 1 bad page" in damaged.message
         assert str(os.getpid()) in damaged.holder
         engine.buffer[:1] = b"x"

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from hostprep.api.mount_options import mount_options
 from hostprep.api.pool_resource import spec_from_options
+from hostprep.api.pool_spec import mount_options
 from hostprep.backing import MIB, Backing
 from hostprep.linux.mounts import mount, unmount
 from hostprep.node.apply.service import Node

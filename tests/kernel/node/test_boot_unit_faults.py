@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.agent.messages import RoundDone
+from hostprep.agent.messages import ReconcileResult
 from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.node.apply.service import Node
 from hostprep.node.boot.install import UNIT, sync_boot_unit
@@ -98,7 +98,7 @@ def test_a_worker_that_no_longer_reaches_the_node_remembers_the_script(
     with WorkerProcess(node.root, "--host", str(tmp_path / "none"), *options) as worker:
         worker.round(*absent)
         answer = worker.round(*absent)[0]
-        assert isinstance(answer, RoundDone)
+        assert isinstance(answer, ReconcileResult)
         assert dict(answer.boot.failures).keys() == {"kv"}
 
 
@@ -107,7 +107,7 @@ def test_the_worker_keeps_the_unit_from_an_entry_to_its_absence(node: Node, host
     absent = wanted(PoolSpec(name="kv", state=PoolState.ABSENT, size_bytes=1))
     with WorkerProcess(node.root, "--host", str(host)) as worker:
         answer = worker.round(replace(present, at_boot=True))[0]
-        assert isinstance(answer, RoundDone)
+        assert isinstance(answer, ReconcileResult)
         assert answer.boot.pools == ("kv",)
         script = (host / "etc/hostprep/kv.sh").read_text()
         assert f"ROOT={node.root}" in script

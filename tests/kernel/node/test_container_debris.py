@@ -12,16 +12,14 @@ from pathlib import Path
 import pytest
 
 from hostprep.backing import Backing
-from hostprep.client.handoff import Region
-from hostprep.client.handoff_reader import read_handoff
-from hostprep.client.verify import verify_handoff
-from hostprep.deviceplugin.allocation import allocation_of
+from hostprep.client.handoff import Region, read_handoff, verify_handoff
+from hostprep.deviceplugin.devices import allocation_of
 from hostprep.errors import FailedError, HostprepError
 from hostprep.node.apply.folder import clear_debris, is_debris
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
 from tests.support.pools import POOL, pool_of
-from tests.support.worker_process import WorkerProcess, outcomes_of, wanted
+from tests.support.worker_process import WorkerProcess, results_of, wanted
 
 pytestmark = pytest.mark.kernel
 
@@ -88,7 +86,7 @@ def test_a_region_is_rebuilt_where_a_container_was_started_again(
 def test_the_zipapps_place_holds_up_no_pool_of_the_agents(node: Node) -> None:
     os.makedirs(f"{node.root}/hostprep.pyz")
     with WorkerProcess(node.root) as worker:
-        assert outcomes_of(worker.round(*wanted(pool_of())))[POOL].error is None
+        assert results_of(worker.round(*wanted(pool_of())))[POOL].error is None
     _verify(node, 1)
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.agent.messages import Done, Round, decode, encode
-from hostprep.linux.namespaces import first_cgroup_namespace
+from hostprep.agent.messages import Done, ReconcileRequest, decode, encode
+from hostprep.linux.processes import first_cgroup_namespace
 from hostprep.node.apply import cgroups
 from hostprep.node.apply.cgroups import NAME, host_cgroup, remove_host_cgroup
 from hostprep.node.apply.service import Node
@@ -49,7 +49,7 @@ _PROGRAM = """
 import sys
 from hostprep.node.apply.cgroups import host_cgroup
 from hostprep.node.apply.service import Node
-from hostprep.linux.namespaces import first_cgroup_namespace
+from hostprep.linux.processes import first_cgroup_namespace
 
 def paths():
     with first_cgroup_namespace():
@@ -164,7 +164,7 @@ def test_a_worker_that_cannot_return_ends_after_its_job(
 ) -> None:
     if facts.cgroup.is_top:
         pytest.skip("nothing charges this process: there is nothing to leave")
-    request = encode(Round(number=1, wanted=wanted(pool_of())))
+    request = encode(ReconcileRequest(number=1, pools=wanted(pool_of())))
     with subprocess.Popen(
         [sys.executable, "-c", _STRANDED, node.root, str(tmp_path)],
         stdin=subprocess.PIPE,

@@ -15,7 +15,7 @@ from hostprep.node.apply.service import Node
 from tests.support.agent_process import run_agent
 from tests.support.pools import pool_of
 from tests.support.processes import hostprep as run_hostprep
-from tests.support.worker_process import WorkerProcess, outcomes_of, wanted
+from tests.support.worker_process import WorkerProcess, results_of, wanted
 
 pytestmark = pytest.mark.kernel
 
@@ -40,7 +40,7 @@ def test_a_pools_path_that_is_a_file_costs_that_pool_only(node: Node, place: str
     path.parent.mkdir(parents=True)
     path.write_text("somebody's\n")
     with WorkerProcess(node.root) as worker:
-        outcomes = outcomes_of(worker.round(*wanted(pool_of(), pool_of(name="batch"))))
+        outcomes = results_of(worker.round(*wanted(pool_of(), pool_of(name="batch"))))
     error = outcomes["kv"].error
     assert error is not None
     assert error.reason == "BadRoot"

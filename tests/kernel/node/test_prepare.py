@@ -12,9 +12,7 @@ import pytest
 import hostprep
 from hostprep.api.pool_spec import RegionLayout
 from hostprep.backing import MIB, Backing
-from hostprep.client.handoff import Handoff
-from hostprep.client.handoff_reader import read_handoff
-from hostprep.client.verify import verify_handoff
+from hostprep.client.handoff import Handoff, read_handoff, verify_handoff
 from hostprep.errors import BadInputError, BusyError, HostprepError
 from hostprep.node.apply.hugepages import HugePageControl
 from hostprep.node.apply.service import Node

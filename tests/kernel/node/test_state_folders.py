@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hostprep.agent.looking import look
+from hostprep.agent.verification import verify_node
 from hostprep.client.claim import claim_lock
 from hostprep.client.sidecar import make_state_folder
 from hostprep.node.apply.service import Node
@@ -53,10 +53,10 @@ def test_who_stands_by_looks_and_repairs_nothing(node: Node) -> None:
     node.prepare([pool_of(gid=GID)])
     folder = PoolPaths(node.root, POOL).state_of("node0-0")
     shutil.rmtree(folder)
-    region = look(node.root, repair=False).look.pools[0].regions[0]
+    region = verify_node(node.root, repair=False).observation.pools[0].regions[0]
     assert region.state == "Leased"
     assert not os.path.exists(folder)
-    look(node.root)
+    verify_node(node.root)
     assert os.path.exists(f"{folder}/users")
 
 

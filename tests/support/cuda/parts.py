@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hostprep.backing import MIB
-from hostprep.client.attachment import Attachment
+from hostprep.client.attach import Attachment
 from hostprep.cuda.chunks import ChunkPolicy
 from hostprep.register import Registration
 from tests.standin.children import Scene

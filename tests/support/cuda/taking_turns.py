@@ -12,7 +12,7 @@ import time
 from types import ModuleType
 
 from hostprep.cuda import turnstile
-from hostprep.cuda import turnstile_tickets as tickets
+from hostprep.cuda import turnstile_files as tickets
 from hostprep.linux.locks import try_lock
 
 

@@ -12,14 +12,21 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
-from hostprep.agent.brain import Brain
-from hostprep.agent.messages import RoundDone
+from hostprep.agent.messages import ReconcileResult
 from hostprep.agent.metrics import Metrics
 from hostprep.agent.node_api import NodeApi
 from hostprep.agent.reporter import Reporter
+from hostprep.agent.state import AgentState
 from hostprep.kube.client import KubeClient
 from hostprep.kube.logs import make_logger, set_up_logs
-from tests.support.agent_values import desire_of, entry_of, look_of, outcome_of, pool_look, region
+from tests.support.agent_values import (
+    desired_state_of,
+    entry_of,
+    observation_of,
+    pool_observation,
+    region,
+    result_of,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -159,16 +166,16 @@ def _object(uid: str, version: int) -> JsonObject:
 
 def test_a_late_answer_of_an_object_that_was_made_anew_does_not_hide_the_new_one() -> None:
     async def scene() -> list[str]:
-        brain = Brain(Metrics())
-        brain.set_desire(desire_of(entry_of()))
-        number = brain.request(now_s=0).number
-        done = RoundDone(
-            number, look_of(pool_look(region())), (outcome_of(entry_of()),), busy=False
+        state = AgentState(Metrics())
+        state.set_desired(desired_state_of(entry_of()))
+        number = state.request(now_s=0).number
+        done = ReconcileResult(
+            number, observation_of(pool_observation(region())), (result_of(entry_of()),), busy=False
         )
-        brain.take(done, now_s=0, wall_s=0)
+        state.take(done, now_s=0, wall_s=0)
         api = _SlowApi()
         set_up_logs(style="json", level="error")
-        reporter = Reporter(brain, api, brain.metrics, make_logger("agent"))
+        reporter = Reporter(state, api, state.metrics, make_logger("agent"))
         api.reporter = reporter
         reporter.observe(_object("first", 4))
         await reporter.report()

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from hostprep.agent.desired import Source, wanted_of
-from hostprep.agent.messages import RoundDone, decode, encode
+from hostprep.agent.desired import Source, instruction_of
+from hostprep.agent.messages import ReconcileResult, decode, encode
 from hostprep.agent.status import node_status
 from hostprep.api.conditions import Condition
 from hostprep.api.node_resource import NodeStatus, Phase, PoolEntry
 from hostprep.node.boot import BootUnit
 from tests.support.agent_values import (
-    desire_of,
+    context_of,
+    desired_state_of,
     entry_of,
-    look_of,
-    outcome_of,
-    pool_look,
+    observation_of,
+    pool_observation,
     region,
-    view_of,
+    result_of,
 )
 
 pytestmark = pytest.mark.unit
@@ -26,8 +26,8 @@ WHY = "cannot write /etc/hostprep/kv.sh: the file system is read-only; let the a
 
 
 def _status(boot: BootUnit, *entries: PoolEntry, ready: bool = True) -> NodeStatus:
-    look = look_of(*(pool_look(region(), name=e.name) for e in entries if ready))
-    view = view_of(*entries, look=look, outcomes=tuple(map(outcome_of, entries)), boot=boot)
+    look = observation_of(*(pool_observation(region(), name=e.name) for e in entries if ready))
+    view = context_of(*entries, observation=look, results=tuple(map(result_of, entries)), boot=boot)
     return node_status(view, NodeStatus(), now_s=100)
 
 
@@ -74,14 +74,14 @@ def test_a_released_pool_stays_in_the_status_until_its_script_is_gone() -> None:
 def test_the_policy_decides(boot: str, absent: bool, expected: bool) -> None:
     policy = {"size": "8Gi", "boot": boot}
     entry = PoolEntry(name="kv", uid="u", absent=absent, policy=policy)
-    assert [one.at_boot for one in wanted_of(desire_of(entry)).wanted] == [expected]
+    assert [one.at_boot for one in instruction_of(desired_state_of(entry)).pools] == [expected]
 
 
 def test_an_absence_that_nobody_confirmed_removes_nothing() -> None:
-    assert wanted_of(desire_of(entry_of(absent=True), source=Source.SAVED)).wanted == ()
+    assert instruction_of(desired_state_of(entry_of(absent=True), source=Source.SAVED)).pools == ()
 
 
 def test_it_comes_over_the_line_whole() -> None:
     boot = BootUnit(pools=("kv",), failures=(("batch", WHY),))
-    message = RoundDone(1, look_of(), (), busy=False, boot=boot)
+    message = ReconcileResult(1, observation_of(), (), busy=False, boot=boot)
     assert decode(encode(message)) == message

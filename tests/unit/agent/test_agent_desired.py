@@ -13,31 +13,31 @@ from hypothesis import strategies as st
 
 from hostprep.agent.desired import (
     FILE_NAME,
-    Desire,
+    DesiredState,
     Source,
-    key_of,
+    entry_key,
+    instruction_of,
     prepare_folder,
     read_saved,
     save,
-    wanted_of,
 )
 from hostprep.api.node_resource import PoolEntry
 from hostprep.api.pool_spec import PoolState
 from hostprep.errors import BadInputError
-from tests.support.agent_values import desire_of, entry_of
+from tests.support.agent_values import desired_state_of, entry_of
 
 pytestmark = pytest.mark.unit
 
 
 def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
-    desire = desire_of(entry_of(), entry_of("batch", absent=True))
-    save(str(tmp_path), desire)
+    desired = desired_state_of(entry_of(), entry_of("batch", absent=True))
+    save(str(tmp_path), desired)
 
     saved = read_saved(str(tmp_path))
 
     assert saved is not None
     assert saved.source is Source.SAVED
-    assert saved.says_the_same_as(desire)
+    assert saved.has_same_content_as(desired)
 
 
 def test_no_file_is_no_saved_state(tmp_path: Path) -> None:
@@ -73,30 +73,30 @@ def test_no_file_whatsoever_brings_it_down(data: bytes, tmp_path_factory: Any) -
 
 
 def test_without_an_instruction_nothing_is_to_be_done() -> None:
-    desire = desire_of(entry_of(), entry_of("old", absent=True), source=Source.NOTHING)
-    assert wanted_of(desire).wanted == ()
+    desired = desired_state_of(entry_of(), entry_of("old", absent=True), source=Source.NOTHING)
+    assert instruction_of(desired).pools == ()
 
 
 def test_the_file_alone_releases_nothing() -> None:
-    instruction = wanted_of(
-        desire_of(entry_of(), entry_of("old", absent=True), source=Source.SAVED)
+    instruction = instruction_of(
+        desired_state_of(entry_of(), entry_of("old", absent=True), source=Source.SAVED)
     )
 
-    assert [one.spec.name for one in instruction.wanted] == ["kv"]
+    assert [one.spec.name for one in instruction.pools] == ["kv"]
     assert instruction.withheld == {"old"}
 
 
 def test_the_live_object_releases() -> None:
-    instruction = wanted_of(desire_of(entry_of("old", absent=True)))
+    instruction = instruction_of(desired_state_of(entry_of("old", absent=True)))
 
-    assert [one.spec.state for one in instruction.wanted] == [PoolState.ABSENT]
+    assert [one.spec.state for one in instruction.pools] == [PoolState.ABSENT]
 
 
 def test_a_policy_that_makes_no_sense_concerns_its_pool_alone() -> None:
     bad = PoolEntry(name="bad", policy={"size": "much"})
-    instruction = wanted_of(desire_of(bad, entry_of()))
+    instruction = instruction_of(desired_state_of(bad, entry_of()))
 
-    assert [one.spec.name for one in instruction.wanted] == ["kv"]
+    assert [one.spec.name for one in instruction.pools] == ["kv"]
     assert instruction.refused["bad"].reason == "BadPolicy"
     assert "policy.size" in instruction.refused["bad"].message
 
@@ -104,8 +104,8 @@ def test_a_policy_that_makes_no_sense_concerns_its_pool_alone() -> None:
 def test_regions_are_left_dirty_where_claims_scrub() -> None:
     on_claim = PoolEntry(name="kv", policy={"size": "1Gi", "scrub": {"when": "OnClaim"}})
 
-    assert wanted_of(desire_of(on_claim)).wanted[0].leave_dirty
-    assert not wanted_of(desire_of(entry_of())).wanted[0].leave_dirty
+    assert instruction_of(desired_state_of(on_claim)).pools[0].leave_dirty
+    assert not instruction_of(desired_state_of(entry_of())).pools[0].leave_dirty
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_regions_are_left_dirty_where_claims_scrub() -> None:
 )
 def test_an_object_that_cannot_be_read_is_said(document: dict[str, Any]) -> None:
     with pytest.raises(BadInputError, match="cannot be read"):
-        Desire.of_object(document, boot_id="b")
+        DesiredState.of_object(document, boot_id="b")
 
 
 def test_every_wording_of_an_entry_has_a_key_of_its_own() -> None:
     keys = {
-        key_of(entry)
+        entry_key(entry)
         for entry in (
             entry_of(),
             entry_of(generation=2),
@@ -137,7 +137,7 @@ def test_every_wording_of_an_entry_has_a_key_of_its_own() -> None:
 
 
 def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
-    save(str(tmp_path), desire_of(entry_of()))
+    save(str(tmp_path), desired_state_of(entry_of()))
 
     assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
     assert json.loads((tmp_path / FILE_NAME).read_text())["version"] == 1

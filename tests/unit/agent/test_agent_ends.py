@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.agent.brain import Brain
 from hostprep.agent.metrics import Metrics
 from hostprep.agent.reporter import Reporter
-from hostprep.deviceplugin.plugins import Plugins
+from hostprep.agent.state import AgentState
+from hostprep.deviceplugin.manager import PluginManager
 from hostprep.kube.logs import make_logger, set_up_logs
 
 pytestmark = pytest.mark.unit
@@ -40,9 +40,9 @@ async def _ends_at_the_event(task: asyncio.Task[None], wake: asyncio.Event) -> b
 
 def test_the_reporter_ends() -> None:
     async def check() -> bool:
-        brain = Brain(Metrics())
+        state = AgentState(Metrics())
         set_up_logs(style="json", level="error")
-        reporter = _Later(brain, None, brain.metrics, make_logger("agent"))
+        reporter = _Later(state, None, state.metrics, make_logger("agent"))
         return await _ends_at_the_event(asyncio.create_task(reporter.run()), reporter.wake)
 
     assert asyncio.run(check())
@@ -50,7 +50,7 @@ def test_the_reporter_ends() -> None:
 
 def test_the_device_plugins_end(tmp_path: Path) -> None:
     async def check() -> bool:
-        plugins = Plugins(str(tmp_path), "hostprep.pyz", str(tmp_path))
+        plugins = PluginManager(str(tmp_path), "hostprep.pyz", str(tmp_path))
         return await _ends_at_the_event(asyncio.create_task(plugins.run()), plugins._wake)
 
     assert asyncio.run(check())

@@ -7,36 +7,42 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from hostprep.agent.gate_metrics import GateMetrics
-from hostprep.agent.messages import GateLook, PoolLook, RoundDone, decode, encode
-from tests.support.agent_values import look_of, pool_look, region
+from hostprep.agent.messages import (
+    GateObservation,
+    PoolObservation,
+    ReconcileResult,
+    decode,
+    encode,
+)
+from hostprep.agent.metrics import GateMetrics
+from tests.support.agent_values import observation_of, pool_observation, region
 
 pytestmark = pytest.mark.unit
 
-EMPTY = pool_look(region())
+EMPTY = pool_observation(region())
 
 
-def a_gate(state: str, **changes: Any) -> GateLook:
+def a_gate(state: str, **changes: Any) -> GateObservation:
     if state == "Open":
         changes = {"open_after_s": 2.0, **changes}
-    return GateLook(**{"region": "node0-0", "state": state, "run": "aa", **changes})
+    return GateObservation(**{"region": "node0-0", "state": state, "run": "aa", **changes})
 
 
-def pool_of(*gates: GateLook, name: str = "kv") -> PoolLook:
-    return pool_look(region(), name=name, gates=gates)
+def pool_of(*gates: GateObservation, name: str = "kv") -> PoolObservation:
+    return pool_observation(region(), name=name, gates=gates)
 
 
 class Shown:
     """Metrics that were shown these looks, the first of them as the agent started."""
 
-    def __init__(self, *pools: PoolLook) -> None:
+    def __init__(self, *pools: PoolObservation) -> None:
         self._registry = CollectorRegistry()
         self._metrics = GateMetrics(self._registry)
         for pool in pools:
             self.show(pool)
 
-    def show(self, *pools: PoolLook) -> None:
-        self._metrics.show(look_of(*pools))
+    def show(self, *pools: PoolObservation) -> None:
+        self._metrics.show(observation_of(*pools))
 
     def value(self, name: str, **labels: str) -> float | None:
         return self._registry.get_sample_value(f"hostprep_{name}", {"pool": "kv", **labels})
@@ -125,7 +131,7 @@ def test_a_gate_that_was_closed_when_the_agent_started_counts_once_decided() -> 
 
 def test_a_pool_that_cannot_be_looked_at_for_a_while_is_not_counted_again() -> None:
     degraded = pool_of(a_gate("Degraded"))
-    unseen = PoolLook(name="kv", generation=0, published=False, regions=(), failure="no")
+    unseen = PoolObservation(name="kv", generation=0, published=False, regions=(), failure="no")
     shown = Shown(EMPTY, degraded, unseen)
     assert shown.value("gates", state="Degraded") is None
     shown.show(degraded)
@@ -144,5 +150,5 @@ def test_pools_count_by_themselves_and_those_that_went_show_no_gates() -> None:
 @pytest.mark.parametrize("open_after_s", [None, 2.5])
 def test_gates_survive_the_pipe(open_after_s: float | None) -> None:
     gate = a_gate("Open", open_after_s=open_after_s, registered_bytes=5, longest_chunk_s=0.25)
-    message = RoundDone(1, look_of(pool_of(gate)), (), busy=False)
+    message = ReconcileResult(1, observation_of(pool_of(gate)), (), busy=False)
     assert decode(encode(message)) == message

@@ -7,21 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostprep.agent.messages import (
+    DesiredPool,
     Done,
     Failure,
     Message,
     PoolDone,
     Problem,
     Progress,
-    Round,
-    RoundDone,
-    Wanted,
+    ReconcileRequest,
+    ReconcileResult,
     decode,
     encode,
 )
 from hostprep.api.pool_spec import PoolSpec, PoolState, RegionLayout
 from hostprep.backing import Backing
-from tests.support.agent_values import entry_of, look_of, outcome_of, pool_look, region
+from tests.support.agent_values import entry_of, observation_of, pool_observation, region, result_of
 
 pytestmark = pytest.mark.unit
 
@@ -34,19 +34,23 @@ SPEC = PoolSpec(
     reserve_bytes=None,
     gid=7,
 )
-OUTCOME = outcome_of(
+RESULT = result_of(
     entry_of(), unmet=Failure("TooLarge", "no"), steps=(("Populate", 1.5),), blocked=("node0-0",)
 )
-LOOK = look_of(pool_look(region(), problems=(Problem("node0-1", "RegionMissing"),)))
+OBSERVATION = observation_of(
+    pool_observation(region(), problems=(Problem("node0-1", "RegionMissing"),))
+)
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Round(number=3, wanted=(Wanted(spec=SPEC, key="k", leave_dirty=True),), held=("kv",)),
-        RoundDone(3, LOOK, (OUTCOME,), busy=True),
+        ReconcileRequest(
+            number=3, pools=(DesiredPool(spec=SPEC, key="k", leave_dirty=True),), held=("kv",)
+        ),
+        ReconcileResult(3, OBSERVATION, (RESULT,), busy=True),
         Progress("kv", 1, 2),
-        PoolDone(OUTCOME, LOOK, (("Base", 5),)),
+        PoolDone(RESULT, OBSERVATION, (("Base", 5),)),
         Done(),
         Done(stopped=True, error=Failure("Failed", "line\nbreak", waits=True)),
     ],

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.agent.reporting import PROGRESS_EVERY_S, due_at, merge_patch
+from hostprep.agent.reporter import PROGRESS_EVERY_S, due_at, merge_patch
 from hostprep.api.conditions import Condition
 from hostprep.api.node_resource import HugePageStatus, NodeStatus, Phase, PoolStatus, RegionStatus
 from hostprep.kube.backoff import Backoff

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hostprep.agent.instance import lock_state_dir
 from hostprep.agent.settings import Settings
 from hostprep.errors import BadInputError
 from hostprep.node.observe import HostRoot
@@ -62,13 +63,13 @@ def test_a_root_that_cannot_be_is_refused(tmp_path: Path) -> None:
 def test_only_one_agent_works_with_a_state_folder(tmp_path: Path) -> None:
     settings = _settings(tmp_path)
     settings.check()
-    first = settings.lock()
+    first = lock_state_dir(settings.state_dir)
     try:
         with pytest.raises(BadInputError, match=f"process {os.getpid()}"):
-            settings.lock()
+            lock_state_dir(settings.state_dir)
     finally:
         os.close(first)
-    os.close(settings.lock())
+    os.close(lock_state_dir(settings.state_dir))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.agent.place import take_place
+from hostprep.agent.instance import acquire_instance_lock, lock_state_dir
 from hostprep.agent.settings import Settings
 from hostprep.kube.logs import make_logger, set_up_logs
 
@@ -27,11 +27,11 @@ def test_a_look_that_fails_is_said_and_the_next_one_counts(
         wait_s=60,
     )
     Path(settings.root).write_text("a file, where nothing can be looked at")
-    old = settings.lock()
+    old = lock_state_dir(settings.state_dir)
 
     async def stand_by() -> float:
         set_up_logs(style="json", level="info")
-        standing = asyncio.create_task(take_place(settings, make_logger("agent")))
+        standing = asyncio.create_task(acquire_instance_lock(settings, make_logger("agent")))
         said = ""
         while said.count("cannot_look") < 2:
             await asyncio.sleep(0.05)
@@ -42,7 +42,7 @@ def test_a_look_that_fails_is_said_and_the_next_one_counts(
         place = await standing
         assert place is not None
         place.close()
-        return place.looked_s
+        return place.observed_s
 
-    looked_s = asyncio.run(asyncio.wait_for(stand_by(), 60))
-    assert looked_s > 0
+    observed_s = asyncio.run(asyncio.wait_for(stand_by(), 60))
+    assert observed_s > 0

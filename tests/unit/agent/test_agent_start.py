@@ -1,12 +1,10 @@
-"""The start's order: what the worker waits for first, and a port that is open before its server."""
+"""The start: a port that is open before its server, and before anything is changed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,22 +18,6 @@ from hostprep.kube.listener import Listener
 from tests.support.agent_process import run_agent
 
 pytestmark = pytest.mark.unit
-
-_LATER = (
-    "aiohttp.web",
-    "grpc",
-    "hostprep.agent.loop",
-    "prometheus_client",
-    "rich",
-    "structlog",
-)
-
-
-def test_what_the_worker_does_not_wait_for_is_read_later() -> None:
-    read = "import hostprep.cli.agent, hostprep.agent.supervisor, hostprep.agent.start"
-    code = f"import sys; {read}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not set(_LATER) & set(done.stdout.split())
 
 
 def test_a_port_that_others_have_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
@@ -70,7 +52,7 @@ class _Server:
         return web.Response(text=json.dumps({"type": "MODIFIED", "object": _ITEM}) + "\n")
 
 
-def test_a_watch_goes_on_from_what_was_asked_before() -> None:
+def test_a_watch_goes_on_from_the_version_of_the_list() -> None:
     async def watch() -> list[tuple[str, str]]:
         server = _Server()
         app = web.Application()
@@ -80,9 +62,10 @@ def test_a_watch_goes_on_from_what_was_asked_before() -> None:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         api = NodeApi("n1", KubeClient(Configuration(url)))
-        first, version = await api.ask()
+        observed = aiter(api.watch())
+        first = await anext(observed)
         assert api.connected
-        changed = await anext(aiter(api.watch(version)))
+        changed = await anext(observed)
         await api.close()
         await runner.cleanup()
         assert first.document == changed.document == _ITEM

@@ -10,24 +10,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostprep.agent.desired import Source
-from hostprep.agent.messages import Failure, Outcome, PoolLook, Progress, RegionLook
-from hostprep.agent.status import View, node_status
+from hostprep.agent.messages import (
+    Failure,
+    PoolObservation,
+    PoolResult,
+    Progress,
+    RegionObservation,
+)
+from hostprep.agent.status import NodeContext, node_status
 from hostprep.api.node_resource import NodeStatus, Phase, PoolStatus
-from tests.support.agent_values import entry_of, look_of, outcome_of, pool_look, region, view_of
+from tests.support.agent_values import (
+    context_of,
+    entry_of,
+    observation_of,
+    pool_observation,
+    region,
+    result_of,
+)
 
 pytestmark = pytest.mark.unit
 
 KV = entry_of()
-READY_LOOK = look_of(pool_look(region()))
+READY_LOOK = observation_of(pool_observation(region()))
 DAMAGED = region(state="Damaged", message="has 0 bytes, not 8589934592")
 
 
-def _status(view: View, previous: NodeStatus | None = None, now_s: float = 1000.0) -> NodeStatus:
+def _status(
+    view: NodeContext, previous: NodeStatus | None = None, now_s: float = 1000.0
+) -> NodeStatus:
     return node_status(view, previous or NodeStatus(), now_s=now_s)
 
 
 def _ready() -> NodeStatus:
-    return _status(view_of(KV, look=READY_LOOK, outcomes=(outcome_of(KV),)))
+    return _status(context_of(KV, observation=READY_LOOK, results=(result_of(KV),)))
 
 
 def _pool(status: NodeStatus, name: str = "kv") -> PoolStatus:
@@ -36,8 +51,14 @@ def _pool(status: NodeStatus, name: str = "kv") -> PoolStatus:
     return pool
 
 
-def _said(*regions: RegionLook, previous: NodeStatus | None = None, **outcome: Any) -> PoolStatus:
-    view = view_of(KV, look=look_of(pool_look(*regions)), outcomes=(outcome_of(KV, **outcome),))
+def _said(
+    *regions: RegionObservation, previous: NodeStatus | None = None, **outcome: Any
+) -> PoolStatus:
+    view = context_of(
+        KV,
+        observation=observation_of(pool_observation(*regions)),
+        results=(result_of(KV, **outcome),),
+    )
     return _pool(_status(view, previous))
 
 
@@ -77,21 +98,23 @@ def test_a_pool_that_lost_a_region_before_its_handoff_was_written_is_not_ready()
 
     assert (pool.phase, pool.reason) == (Phase.DEGRADED, "Repairing")
     assert pool.message == (
-        "node0-0 was lost during the work: 8 GiB of 16 GiB are published; being made anew"
+        "node0-0 was lost during the work: 8 GiB of 16 GiB are published; being rebuilt"
     )
 
 
 def test_an_outcome_of_other_words_proves_nothing() -> None:
     other = entry_of(generation=2)
-    status = _status(view_of(other, look=READY_LOOK, outcomes=(outcome_of(KV),)))
+    status = _status(context_of(other, observation=READY_LOOK, results=(result_of(KV),)))
 
     assert _pool(status).phase is Phase.RESIZING
 
 
 def test_what_was_never_there_is_being_prepared() -> None:
     progress = {"kv": Progress("kv", 42, 100)}
-    outcome = outcome_of(KV, pending=True)
-    status = _status(view_of(KV, look=look_of(), outcomes=(outcome,), progress=progress))
+    outcome = result_of(KV, pending=True)
+    status = _status(
+        context_of(KV, observation=observation_of(), results=(outcome,), progress=progress)
+    )
 
     assert (_pool(status).phase, _pool(status).progress_percent) == (Phase.PREPARING, 42)
     assert status.summary == "kv preparing 42 %"
@@ -104,7 +127,7 @@ def test_what_was_ready_and_is_lost_is_degraded_while_it_is_made_anew() -> None:
     pool = _said(gone, previous=_ready(), pending=True)
 
     assert (pool.phase, pool.reason) == (Phase.DEGRADED, "Repairing")
-    assert pool.message == "node0-0 its file is gone; being made anew"
+    assert pool.message == "node0-0 its file is gone; being rebuilt"
     assert pool.ready_bytes == 0
 
 
@@ -114,26 +137,29 @@ def test_an_agent_that_starts_anew_leaves_ready_what_is_all_there(
 ) -> None:
     """Before its first plan, or while it looks after what the last one may have left."""
     ready = _ready()
-    found = tuple(outcome_of(KV, **changes) for changes in outcomes)
-    status = _status(view_of(KV, look=READY_LOOK, outcomes=found), previous=ready)
+    found = tuple(result_of(KV, **changes) for changes in outcomes)
+    status = _status(context_of(KV, observation=READY_LOOK, results=found), previous=ready)
 
     assert _pool(status).phase is Phase.READY
     assert _pool(status).message == _pool(ready).message
-    assert _pool(_status(view_of(KV, look=look_of()), previous=ready)).phase is Phase.DEGRADED
+    assert (
+        _pool(_status(context_of(KV, observation=observation_of()), previous=ready)).phase
+        is Phase.DEGRADED
+    )
 
 
 def test_after_a_reboot_the_same_is_prepared_not_repaired() -> None:
     previous = replace(_ready(), boot_id="another")
-    outcome = outcome_of(KV, pending=True)
-    status = _status(view_of(KV, look=look_of(), outcomes=(outcome,)), previous)
+    outcome = result_of(KV, pending=True)
+    status = _status(context_of(KV, observation=observation_of(), results=(outcome,)), previous)
 
     assert _pool(status).phase is Phase.PREPARING
 
 
 def test_a_changed_pool_with_sound_memory_is_resizing() -> None:
     changed = entry_of(generation=2)
-    outcome = outcome_of(changed, pending=True, wanted_bytes=16 << 30)
-    pool = _pool(_status(view_of(changed, look=READY_LOOK, outcomes=(outcome,)), _ready()))
+    outcome = result_of(changed, pending=True, wanted_bytes=16 << 30)
+    pool = _pool(_status(context_of(changed, observation=READY_LOOK, results=(outcome,)), _ready()))
 
     assert pool.phase is Phase.RESIZING
     assert pool.message == "has 8 GiB ready, on the way to 16 GiB"
@@ -142,7 +168,11 @@ def test_a_changed_pool_with_sound_memory_is_resizing() -> None:
 def test_a_change_that_waits_for_a_lease_names_the_holder() -> None:
     held = region(state="Leased", holder="process 12, vllm serve")
     status = _status(
-        view_of(KV, look=look_of(pool_look(held)), outcomes=(outcome_of(KV, blocked=("node0-0",)),))
+        context_of(
+            KV,
+            observation=observation_of(pool_observation(held)),
+            results=(result_of(KV, blocked=("node0-0",)),),
+        )
     )
 
     assert (_pool(status).phase, _pool(status).reason) == (Phase.RESIZING, "ResizeBlocked")
@@ -161,7 +191,9 @@ def test_a_damaged_region_that_is_leased_is_shown_and_waits() -> None:
 
 def test_what_cannot_be_had_says_why_and_what_to_do() -> None:
     unmet = Failure("TooLarge", "100 TiB is more than the machine has; ask for 20Gi or less")
-    view = view_of(KV, look=look_of(), outcomes=(outcome_of(KV, unmet=unmet, backing=""),))
+    view = context_of(
+        KV, observation=observation_of(), results=(result_of(KV, unmet=unmet, backing=""),)
+    )
     status = _status(view)
 
     assert (_pool(status).phase, _pool(status).reason) == (Phase.FAILED, "TooLarge")
@@ -171,7 +203,7 @@ def test_what_cannot_be_had_says_why_and_what_to_do() -> None:
 
 def test_another_hostprep_at_work_is_no_failure() -> None:
     busy = Failure("AlreadyRunning", "another hostprep is at work", waits=True)
-    view = view_of(KV, look=look_of(), outcomes=(outcome_of(KV, error=busy),))
+    view = context_of(KV, observation=observation_of(), results=(result_of(KV, error=busy),))
     pool = _pool(_status(view))
 
     assert (pool.phase, pool.reason) == (Phase.PREPARING, "AlreadyRunning")
@@ -179,13 +211,16 @@ def test_another_hostprep_at_work_is_no_failure() -> None:
 
 def test_an_absent_pool_that_is_gone_is_not_mentioned() -> None:
     gone = entry_of(absent=True)
-    assert _status(view_of(gone, look=look_of(), outcomes=(outcome_of(gone),))).pools == ()
+    assert (
+        _status(context_of(gone, observation=observation_of(), results=(result_of(gone),))).pools
+        == ()
+    )
 
 
 def test_an_absent_pool_that_is_leased_says_who_holds_it() -> None:
     gone = entry_of(absent=True)
-    held = look_of(pool_look(region(state="Leased", holder="process 12, vllm")))
-    view = view_of(gone, look=held, outcomes=(outcome_of(gone, blocked=("node0-0",)),))
+    held = observation_of(pool_observation(region(state="Leased", holder="process 12, vllm")))
+    view = context_of(gone, observation=held, results=(result_of(gone, blocked=("node0-0",)),))
     pool = _pool(_status(view))
 
     assert (pool.phase, pool.reason) == (Phase.RELEASING, "Leased")
@@ -194,14 +229,14 @@ def test_an_absent_pool_that_is_leased_says_who_holds_it() -> None:
 
 def test_an_absent_pool_that_could_not_be_looked_at_is_not_taken_for_gone() -> None:
     gone = entry_of(absent=True)
-    unseen = PoolLook(name="kv", generation=0, published=False, regions=(), failure="no")
-    pool = _pool(_status(view_of(gone, look=look_of(unseen))))
+    unseen = PoolObservation(name="kv", generation=0, published=False, regions=(), failure="no")
+    pool = _pool(_status(context_of(gone, observation=observation_of(unseen))))
 
     assert pool.phase is Phase.RELEASING
 
 
 def test_an_absent_entry_from_the_file_waits_for_the_api_server() -> None:
-    view = view_of(entry_of(absent=True), look=READY_LOOK, source=Source.SAVED)
+    view = context_of(entry_of(absent=True), observation=READY_LOOK, source=Source.SAVED)
 
     assert _pool(_status(view)).reason == "Withheld"
 
@@ -209,7 +244,7 @@ def test_an_absent_entry_from_the_file_waits_for_the_api_server() -> None:
 def test_a_sentence_whose_numbers_alone_move_is_no_news() -> None:
     def said(free: str, previous: NodeStatus | None = None) -> NodeStatus:
         unmet = Failure("TooLarge", f"ask for {free} or less")
-        view = view_of(KV, look=look_of(), outcomes=(outcome_of(KV, unmet=unmet),))
+        view = context_of(KV, observation=observation_of(), results=(result_of(KV, unmet=unmet),))
         return _status(view, previous)
 
     first = said("20.5 GiB")
@@ -217,15 +252,15 @@ def test_a_sentence_whose_numbers_alone_move_is_no_news() -> None:
 
 
 def test_a_half_made_region_with_a_finished_namesake_is_listed_once() -> None:
-    look = look_of(pool_look(region(state="Unfinished", sound=False), region()))
-    pool = _pool(_status(view_of(KV, look=look, outcomes=(outcome_of(KV, pending=True),))))
+    look = observation_of(pool_observation(region(state="Unfinished", sound=False), region()))
+    pool = _pool(_status(context_of(KV, observation=look, results=(result_of(KV, pending=True),))))
 
     assert [item.state for item in pool.regions] == ["Free"]
 
 
 def test_the_summary_of_many_pools_stays_short() -> None:
     entries = [entry_of(f"pool-{number}") for number in range(40)]
-    assert _status(view_of(*entries, look=look_of())).summary.endswith("· 37 more")
+    assert _status(context_of(*entries, observation=observation_of())).summary.endswith("· 37 more")
 
 
 _STATES = st.sampled_from(["Free", "Leased", "Dirty", "Damaged", "Unpublished", "Unfinished"])
@@ -238,12 +273,12 @@ _REGIONS = st.lists(_STATES, max_size=3).map(
 
 
 @st.composite
-def _views(draw: st.DrawFn) -> View:
+def _views(draw: st.DrawFn) -> NodeContext:
     entry = entry_of(absent=draw(st.booleans()), generation=draw(st.integers(1, 3)))
     regions = draw(_REGIONS)
     is_there = draw(st.booleans())
-    pools = [pool_look(*regions)] if regions or is_there else []
-    outcome: Outcome = outcome_of(
+    pools = [pool_observation(*regions)] if regions or is_there else []
+    outcome: PoolResult = result_of(
         entry,
         pending=draw(st.booleans()),
         error=draw(_FAILURES),
@@ -252,11 +287,13 @@ def _views(draw: st.DrawFn) -> View:
     )
     outcomes = (outcome,) if draw(st.booleans()) else ()
     source = draw(st.sampled_from([Source.LIVE, Source.SAVED]))
-    return view_of(entry, look=look_of(*pools), outcomes=outcomes, source=source)
+    return context_of(entry, observation=observation_of(*pools), results=outcomes, source=source)
 
 
 @given(_views(), _views())
-def test_whatever_is_seen_the_same_view_says_the_same_again(first: View, second: View) -> None:
+def test_whatever_is_seen_the_same_view_says_the_same_again(
+    first: NodeContext, second: NodeContext
+) -> None:
     before = _status(first, now_s=1.0)
     once = _status(second, before, now_s=2.0)
 
@@ -265,22 +302,26 @@ def test_whatever_is_seen_the_same_view_says_the_same_again(first: View, second:
 
 
 @given(_views())
-def test_ready_is_said_only_of_what_is_wholly_sound(view: View) -> None:
+def test_ready_is_said_only_of_what_is_wholly_sound(view: NodeContext) -> None:
     status = _status(view)
 
     for pool in status.pools:
-        sound = [one for one in view.look.pools[0].regions if one.sound] if view.look.pools else []
+        sound = (
+            [one for one in view.observation.pools[0].regions if one.sound]
+            if view.observation.pools
+            else []
+        )
         assert pool.ready_bytes == sum(one.size_bytes for one in sound)
         if pool.phase is Phase.READY:
-            assert view.look.pools[0].published
-            assert len(sound) == len(view.look.pools[0].regions)
+            assert view.observation.pools[0].published
+            assert len(sound) == len(view.observation.pools[0].regions)
         assert pool.reason
         assert pool.message
 
 
 @given(_views())
-def test_an_absent_pool_vanishes_only_once_its_folder_has(view: View) -> None:
-    entry = view.desire.entries[0]
-    is_answered = bool(view.outcomes) or view.desire.source is Source.SAVED
+def test_an_absent_pool_vanishes_only_once_its_folder_has(view: NodeContext) -> None:
+    entry = view.desired.entries[0]
+    is_answered = bool(view.results) or view.desired.source is Source.SAVED
     if entry.absent:
-        assert bool(_status(view).pools) == bool(view.look.pools or not is_answered)
+        assert bool(_status(view).pools) == bool(view.observation.pools or not is_answered)

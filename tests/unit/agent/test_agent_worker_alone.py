@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.agent import looking
-from hostprep.agent.messages import Message, Round, RoundDone, Wanted, decode
+from hostprep.agent import verification
+from hostprep.agent.messages import DesiredPool, Message, ReconcileRequest, ReconcileResult, decode
 from hostprep.agent.worker import Worker
 from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.node.apply.service import Node
@@ -29,13 +29,15 @@ def _break(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
             raise OSError(5, "Input/output error")
         return observe_pool(paths, mounts, repair=repair)
 
-    monkeypatch.setattr(looking, "observe_pool", probe)
+    monkeypatch.setattr(verification, "observe_pool", probe)
 
 
 def _round(node: Node, *specs: PoolSpec) -> list[Message]:
     output = io.BytesIO()
     worker = Worker(node, output)
-    worker.round(Round(number=1, wanted=tuple(Wanted(spec=spec, key="k") for spec in specs)))
+    worker.reconcile(
+        ReconcileRequest(number=1, pools=tuple(DesiredPool(spec=spec, key="k") for spec in specs))
+    )
     worker.finish()
     return [decode(line) for line in output.getvalue().splitlines()]
 
@@ -53,7 +55,9 @@ def test_a_pool_that_cannot_be_looked_at_stops_no_other(
         _pool_folder(root, name)
     _break(monkeypatch, "kv")
 
-    looks = {pool.name: pool.failure for pool in looking.look(str(root)).look.pools}
+    looks = {
+        pool.name: pool.failure for pool in verification.verify_node(str(root)).observation.pools
+    }
 
     assert "Input/output error" in looks["kv"]
     assert looks["batch"] == ""
@@ -71,17 +75,17 @@ def test_a_pool_that_cannot_be_looked_at_is_neither_made_anew_nor_taken_for_rele
 
     assert len(heard) == 1
     answer = heard[0]
-    assert isinstance(answer, RoundDone)
+    assert isinstance(answer, ReconcileResult)
     assert not answer.busy
-    assert answer.outcomes[0].error is not None
-    assert answer.outcomes[0].error.reason == "CannotLook"
-    assert [pool.name for pool in answer.look.pools] == ["kv"]
+    assert answer.results[0].error is not None
+    assert answer.results[0].error.reason == "CannotLook"
+    assert [pool.name for pool in answer.observation.pools] == ["kv"]
     assert sorted(os.listdir(root / "kv")) == ["claim.lock"]
 
 
 def test_a_node_without_pools_is_looked_at_too(memory_folder: Path) -> None:
     heard = _round(Node(str(memory_folder / "root")))
 
-    assert isinstance(heard[0], RoundDone)
-    assert heard[0].look.pools == ()
+    assert isinstance(heard[0], ReconcileResult)
+    assert heard[0].observation.pools == ()
     assert not (memory_folder / "root").exists()

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.api.conditions import Condition, ConditionStatus, merged
-from hostprep.api.times import format_time, parse_time
+from hostprep.api.conditions import Condition, ConditionStatus, format_time, merged, parse_time
 from tests.support.host_memory_nodes import conditions
 
 pytestmark = pytest.mark.unit

@@ -15,9 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostprep.backing import Backing
-from hostprep.client.handoff import SCHEMA, Handoff, Region
-from hostprep.client.handoff_reader import MAX_BYTES, parse_handoff, read_handoff
-from hostprep.client.verify import check_region
+from hostprep.client.handoff import (
+    MAX_BYTES,
+    SCHEMA,
+    Handoff,
+    Region,
+    check_region,
+    parse_handoff,
+    read_handoff,
+)
 from hostprep.errors import BadInputError, HostprepError, NotReadyError
 from hostprep.paths import PoolPaths
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from hostprep.backing import GIB, KIB, MIB
 from hostprep.cuda.cost import registration_cost
-from hostprep.cuda.known_issues import known_faults, parse_driver_version
 from hostprep.errors import BadInputError
+from hostprep.known_issues import known_issues_of, parse_driver_version
 
 pytestmark = pytest.mark.unit
 
@@ -114,7 +114,7 @@ def names(**changes: object) -> dict[str, str]:
         "kernel_release": "6.8.0",
         "driver_version": "580.65.06",
     }
-    found = known_faults(**(known | changes))  # type: ignore[arg-type]
+    found = known_issues_of(**(known | changes))  # type: ignore[arg-type]
     assert all(fault.what and fault.remedy for fault in found)
     order = ["error", "warning", "info"]
     assert [fault.severity for fault in found] == sorted(

@@ -6,10 +6,9 @@ import logging
 
 import pytest
 
+from hostprep import known_issues as issues
 from hostprep.backing import GIB, MIB
-from hostprep.cuda import issue_warnings as here
-from hostprep.cuda.known_issues import parse_driver_version
-from hostprep.cuda.local_issues import driver_words, faults_here
+from hostprep.known_issues import driver_text, local_issues, parse_driver_version
 
 pytestmark = pytest.mark.unit
 
@@ -17,10 +16,10 @@ TIB = 1 << 40
 
 
 def test_a_large_call_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    here._told.clear()
+    issues._logged.clear()
     with caplog.at_level(logging.WARNING, logger="hostprep.register"):
-        first = here.warn_once(64 * GIB)
-        second = here.warn_once(64 * GIB)
+        first = issues.warn_once(64 * GIB)
+        second = issues.warn_once(64 * GIB)
     assert "LargeCall" in {fault.name for fault in first}
     assert second == ()
     assert len(caplog.records) == len(first)
@@ -28,19 +27,19 @@ def test_a_large_call_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_our_own_chunks_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    here._told.clear()
-    told = {fault.name for fault in here.warn_once(64 * GIB, 480 * MIB)}
+    issues._logged.clear()
+    told = {fault.name for fault in issues.warn_once(64 * GIB, 480 * MIB)}
     assert "LargeCall" not in told
     assert len(caplog.records) == len(told)
 
 
 def test_what_is_harmless_is_told_and_not_warned_of() -> None:
-    here._told.clear()
-    faults = {fault.name: fault.severity for fault in faults_here(TIB, 256 * MIB)}
+    issues._logged.clear()
+    faults = {fault.name: fault.severity for fault in local_issues(TIB, 256 * MIB)}
     assert faults.get("SingleCallLimit", "info") == "info"
-    assert "SingleCallLimit" not in {fault.name for fault in here.warn_once(TIB, 256 * MIB)}
+    assert "SingleCallLimit" not in {fault.name for fault in issues.warn_once(TIB, 256 * MIB)}
 
 
 def test_the_driver_is_read_where_there_is_one() -> None:
-    words = driver_words()
+    words = driver_text()
     assert words is None or parse_driver_version(words) is not None

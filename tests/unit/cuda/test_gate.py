@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.cuda.board import BoardView, RankView
 from hostprep.cuda.board_layout import Slot
+from hostprep.cuda.board_view import BoardView, RankView
 from hostprep.cuda.gate import Gate, Report, judge
 from hostprep.errors import BadInputError
 from hostprep.linux.processes import ProcessId

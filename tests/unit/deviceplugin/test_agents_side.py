@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from hostprep.agent.devices import DevicePool, DeviceSide
+from hostprep.agent.devices import DevicePool, DevicePublisher
 from hostprep.agent.metrics import Metrics
 from hostprep.errors import FailedError, NotReadyError
 from hostprep.linux.inotify import WriterWatch
-from tests.support.agent_values import pool_look, region
+from tests.support.agent_values import pool_observation, region
 
 pytestmark = pytest.mark.unit
 
-READY = pool_look(region(), region("node1-0", placement="node:1"))
-PREPARING = pool_look(region(state="Unfinished"), region("node1-0", state="Unfinished"))
+READY = pool_observation(region(), region("node1-0", placement="node:1"))
+PREPARING = pool_observation(region(state="Unfinished"), region("node1-0", state="Unfinished"))
 
 
 class Log:
@@ -38,35 +38,37 @@ def log() -> Log:
 
 
 @pytest.fixture
-def side(tmp_path: Path, log: Log) -> DeviceSide:
-    return DeviceSide(str(tmp_path / "root"), str(tmp_path / "kubelet"), Metrics(), log)
+def side(tmp_path: Path, log: Log) -> DevicePublisher:
+    return DevicePublisher(str(tmp_path / "root"), str(tmp_path / "kubelet"), Metrics(), log)
 
 
-def offered(side: DeviceSide) -> dict[str, dict[str, str]]:
+def offered(side: DevicePublisher) -> dict[str, dict[str, str]]:
     return {
         name: {device.name: device.health for device in devices}
         for name, devices in side._devices.items()
     }
 
 
-def show(side: DeviceSide, look: Any) -> None:
+def show(side: DevicePublisher, look: Any) -> None:
     side.show({"kv": DevicePool("kv", look)})
 
 
-def test_a_pool_is_offered_once_its_regions_are_verified(side: DeviceSide) -> None:
+def test_a_pool_is_offered_once_its_regions_are_verified(side: DevicePublisher) -> None:
     show(side, PREPARING)
     assert offered(side) == {}
     show(side, READY)
     assert offered(side) == {"kv": {"node0-0": "Healthy", "node1-0": "Healthy"}}
 
 
-def test_once_offered_it_stays_so_while_regions_are_rebuilt(side: DeviceSide) -> None:
+def test_once_offered_it_stays_so_while_regions_are_rebuilt(side: DevicePublisher) -> None:
     show(side, READY)
     show(side, PREPARING)
     assert offered(side) == {"kv": {"node0-0": "Unhealthy", "node1-0": "Unhealthy"}}
 
 
-def test_a_pool_that_is_gone_is_not_offered_and_must_be_verified_anew(side: DeviceSide) -> None:
+def test_a_pool_that_is_gone_is_not_offered_and_must_be_verified_anew(
+    side: DevicePublisher,
+) -> None:
     show(side, READY)
     side.show({})
     assert offered(side) == {}
@@ -74,14 +76,14 @@ def test_a_pool_that_is_gone_is_not_offered_and_must_be_verified_anew(side: Devi
     assert offered(side) == {}
 
 
-def test_without_an_instruction_all_stays_as_it_is(side: DeviceSide) -> None:
+def test_without_an_instruction_all_stays_as_it_is(side: DevicePublisher) -> None:
     show(side, READY)
     side.show(None)
     assert set(offered(side)) == {"kv"}
 
 
 def test_without_kubelets_folder_nothing_is_offered(tmp_path: Path, log: Log) -> None:
-    side = DeviceSide(str(tmp_path / "root"), "", Metrics(), log)
+    side = DevicePublisher(str(tmp_path / "root"), "", Metrics(), log)
     show(side, READY)
     show(side, READY)
     assert offered(side) == {}
@@ -91,7 +93,7 @@ def test_without_kubelets_folder_nothing_is_offered(tmp_path: Path, log: Log) ->
 
 
 def test_the_same_trouble_is_said_once_and_again_after_it_had_gone(
-    side: DeviceSide, log: Log
+    side: DevicePublisher, log: Log
 ) -> None:
     show(side, READY)
     log.lines.clear()
@@ -109,7 +111,7 @@ def test_the_same_trouble_is_said_once_and_again_after_it_had_gone(
     ]
 
 
-def test_kubelet_answers_for_a_pool_that_is_gone_by_then(side: DeviceSide, log: Log) -> None:
+def test_kubelet_answers_for_a_pool_that_is_gone_by_then(side: DevicePublisher, log: Log) -> None:
     show(side, READY)
     side.show({})
     log.lines.clear()
@@ -118,9 +120,9 @@ def test_kubelet_answers_for_a_pool_that_is_gone_by_then(side: DeviceSide, log: 
     assert "hostprep_device_plugin_registered{" not in side.metrics.text().decode()
 
 
-def test_metrics_follow(side: DeviceSide) -> None:
+def test_metrics_follow(side: DevicePublisher) -> None:
     show(side, READY)
-    show(side, pool_look(region(), region("node1-0", state="Damaged")))
+    show(side, pool_observation(region(), region("node1-0", state="Damaged")))
     side._registered("kv")
     text = side.metrics.text().decode()
     assert 'hostprep_devices{health="Healthy",pool="kv"} 1.0' in text
@@ -133,20 +135,20 @@ def test_metrics_follow(side: DeviceSide) -> None:
 
 
 def test_looks_come_faster_for_a_while_after_somebody_let_go(
-    side: DeviceSide, tmp_path: Path
+    side: DevicePublisher, tmp_path: Path
 ) -> None:
     told: list[None] = []
-    side.look_now = lambda: told.append(None)
+    side.reconcile_now = lambda: told.append(None)
     side._writers = WriterWatch()
     try:
         path = tmp_path / "region"
         path.touch()
         side._writers.watch([str(path)])
         assert side.interval_s(5.0) == 5.0
-        side._writer_left()
+        side._check_writers()
         assert not told
         path.write_text("x")
-        side._writer_left()
+        side._check_writers()
         assert told
         assert side.interval_s(5.0) < 1.0
         assert side.interval_s(0.1) == 0.1
@@ -155,12 +157,12 @@ def test_looks_come_faster_for_a_while_after_somebody_let_go(
 
 
 def test_whoever_lets_go_without_end_does_not_drive_the_agent(
-    side: DeviceSide, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    side: DevicePublisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No lease is needed for that, only the pool's group: each close is an event."""
     looks: list[float] = []
     reads: list[float] = []
-    side.look_now = lambda: looks.append(time.monotonic())
+    side.reconcile_now = lambda: looks.append(time.monotonic())
     was_closed = WriterWatch.was_closed
 
     def counted(watch: WriterWatch) -> bool:
@@ -192,9 +194,9 @@ def test_whoever_lets_go_without_end_does_not_drive_the_agent(
     assert len(reads) <= 1 + took_s / 0.25
 
 
-def test_one_that_lets_go_later_is_heard_again(side: DeviceSide, tmp_path: Path) -> None:
+def test_one_that_lets_go_later_is_heard_again(side: DevicePublisher, tmp_path: Path) -> None:
     looked = asyncio.Event()
-    side.look_now = looked.set
+    side.reconcile_now = looked.set
     path = tmp_path / "region"
     path.touch()
 
@@ -256,7 +258,7 @@ def test_only_who_could_write_is_heard(tmp_path: Path) -> None:
         watch.close()
 
 
-def test_it_ends_when_it_is_told_to(side: DeviceSide) -> None:
+def test_it_ends_when_it_is_told_to(side: DevicePublisher) -> None:
     async def life() -> None:
         task = asyncio.get_running_loop().create_task(side.run())
         await asyncio.sleep(0.05)

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from hostprep.agent.devices import DevicePool, devices_of
 from hostprep.backing import Backing
 from hostprep.client.handoff import Region
-from hostprep.deviceplugin.allocation import allocation_of, view_name
 from hostprep.deviceplugin.devices import (
     Device,
-    RegionState,
+    allocation_of,
     device_of,
     preferred,
     resource_name,
-    socket_name,
+    view_name,
 )
+from hostprep.deviceplugin.kubelet import socket_name
 from hostprep.errors import BadInputError
 from hostprep.paths import PoolPaths
-from tests.support.agent_values import pool_look, region
+from tests.support.agent_values import pool_observation, region
 
 pytestmark = pytest.mark.unit
 
@@ -43,22 +43,22 @@ REGIONS = st.sets(st.from_regex(r"node[0-9]-[0-9]{1,2}", fullmatch=True), min_si
     ],
 )
 def test_health_follows_the_region(state: str, healthy: bool) -> None:
-    device = device_of(RegionState(name="node0-0", placement="node:0", state=state))
+    device = device_of("node0-0", placement="node:0", state=state)
     assert device.healthy is healthy
     assert device.health == ("Healthy" if healthy else "Unhealthy")
 
 
 def test_a_dirty_region_that_is_scrubbed_on_claim_can_be_had() -> None:
     """Otherwise nobody would ever claim it, and nobody ever scrub it."""
-    waits = RegionState(name="r", placement="node:0", state="Dirty", scrubbed_on_claim=True)
-    assert device_of(waits).healthy
+    waits = device_of("r", placement="node:0", state="Dirty", scrubbed_on_claim=True)
+    assert waits.healthy
 
 
 @pytest.mark.parametrize(
     ("placement", "node"), [("node:0", 0), ("node:17", 17), ("interleave", None)]
 )
 def test_the_numa_node_is_the_placements(placement: str, node: int | None) -> None:
-    device = device_of(RegionState(name="r", placement=placement, state="Free"))
+    device = device_of("r", placement=placement, state="Free")
     assert device.numa_node == node
 
 
@@ -67,13 +67,13 @@ def test_a_finished_region_hides_its_half_made_namesake() -> None:
         [region(state="Unfinished"), region(state="Free")],
         [region(state="Free"), region(state="Unfinished")],
     ):
-        (device,) = devices_of(DevicePool("kv", pool_look(*regions)))
+        (device,) = devices_of(DevicePool("kv", pool_observation(*regions)))
         assert device.healthy
 
 
 def test_a_pool_that_cannot_be_looked_at_keeps_its_devices_and_offers_none() -> None:
-    before = devices_of(DevicePool("kv", pool_look(region(), region("node0-1"))))
-    after = devices_of(DevicePool("kv", pool_look(failure="cannot be looked at")), before)
+    before = devices_of(DevicePool("kv", pool_observation(region(), region("node0-1"))))
+    after = devices_of(DevicePool("kv", pool_observation(failure="cannot be looked at")), before)
     assert [device.name for device in after] == ["node0-0", "node0-1"]
     assert not any(device.healthy for device in after)
 

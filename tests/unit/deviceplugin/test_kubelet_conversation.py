@@ -110,7 +110,7 @@ def test_a_kubelet_that_was_killed_is_awaited_and_the_next_one_told_at_once(
     offering: Offering, kubelet: KubeletDevices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its socket stays behind, and nobody listens there: the pauses grow."""
-    monkeypatch.setattr("hostprep.deviceplugin.plugins._DROPPED_AFTER_S", 0.1)
+    monkeypatch.setattr("hostprep.deviceplugin.manager._DROPPED_AFTER_S", 0.1)
     offering.show(kv=FREE)
     wait_for(lambda: kubelet.is_connected(RESOURCE))
     kubelet.stop()
@@ -136,7 +136,7 @@ def test_a_socket_that_was_deleted_is_made_again(
 def test_one_that_kubelet_dropped_without_a_word_registers_again(
     offering: Offering, kubelet: KubeletDevices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hostprep.deviceplugin.plugins._DROPPED_AFTER_S", 0.5)
+    monkeypatch.setattr("hostprep.deviceplugin.manager._DROPPED_AFTER_S", 0.5)
     offering.show(kv=FREE)
     wait_for(lambda: kubelet.is_connected(RESOURCE))
     kubelet.drop(RESOURCE)

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from hostprep.sizing.floor import min_slots
-from hostprep.sizing.groups import CacheGroup
-from hostprep.sizing.limits import Limits
+from hostprep.sizing.groups import CacheGroup, Limits, min_slots
 from tests.unit.sizing.simulation import Job
 
 __all__ = ["Configuration", "configurations"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hostprep.sizing.cache_types import TypeChoice
+from hostprep.sizing.config import TypeChoice
 from tests.unit.sizing.models import groups, limits, per_token
 
 __all__ = ["FIGURES", "Figure"]

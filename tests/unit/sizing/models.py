@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hostprep.sizing.cache_types import TypeChoice
-from hostprep.sizing.config import load_config
+from hostprep.sizing.config import TypeChoice, load_config
 from hostprep.sizing.families import read_model
-from hostprep.sizing.groups import CacheGroup, groups_of
-from hostprep.sizing.limits import Limits
+from hostprep.sizing.groups import CacheGroup, Limits, groups_of
 from hostprep.sizing.model import Model
 
 __all__ = ["MODELS", "groups", "limits", "model", "model_from", "per_token"]

@@ -17,9 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from hostprep.sizing.floor import window_blocks
-from hostprep.sizing.groups import CacheGroup
-from hostprep.sizing.limits import Limits
+from hostprep.sizing.groups import CacheGroup, Limits, window_blocks
 
 __all__ = ["Job", "Outcome", "Policy", "simulate"]
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostprep.errors import BadInputError
-from hostprep.sizing.cache_types import TypeChoice
-from hostprep.sizing.config import MAX_CONFIG_BYTES, load_config
+from hostprep.sizing.config import MAX_CONFIG_BYTES, TypeChoice, load_config
 from hostprep.sizing.families import read_model
 from hostprep.sizing.groups import groups_of
 from tests.unit.sizing.models import MODELS, limits, model_from

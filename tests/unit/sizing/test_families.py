@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hostprep.errors import BadInputError
-from hostprep.sizing.cache_types import TypeChoice
+from hostprep.sizing.config import TypeChoice
 from hostprep.sizing.groups import groups_of
 from tests.unit.sizing.models import MODELS, groups, limits, model, model_from, per_token
 

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.sizing.floor import min_slots, slots_of_request, window_blocks
-from hostprep.sizing.groups import CacheGroup
-from hostprep.sizing.limits import Limits
+from hostprep.sizing.groups import CacheGroup, Limits, min_slots, slots_of_request, window_blocks
 
 pytestmark = pytest.mark.unit
 

@@ -8,9 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import Phase, find, given, settings
 
-from hostprep.sizing.floor import min_slots, window_blocks
-from hostprep.sizing.groups import CacheGroup
-from hostprep.sizing.limits import Limits
+from hostprep.sizing.groups import CacheGroup, Limits, min_slots, window_blocks
 from tests.unit.sizing.configurations import Configuration, configurations
 from tests.unit.sizing.simulation import Job, Policy, simulate
 from tests.unit.sizing.test_floor import SEED, SEED_LIMITS, floor

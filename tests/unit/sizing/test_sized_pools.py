@@ -11,7 +11,7 @@ import pytest
 from hostprep.api.pool_spec import PoolSpec, RegionLayout
 from hostprep.api.slot_layout import SizedGroup, SlotLayout, layout_text
 from hostprep.backing import GIB, MIB, Backing
-from hostprep.client.handoff_reader import MAX_BYTES, parse_handoff
+from hostprep.client.handoff import MAX_BYTES, parse_handoff
 from hostprep.errors import BadInputError
 from hostprep.layout import ATTENTION, RECURRENT, Layout
 from hostprep.node.apply.publish import build_handoff

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from hostprep.backing import GIB, MIB
 from hostprep.errors import BadInputError
-from hostprep.sizing.groups import CacheGroup
-from hostprep.sizing.limits import Limits
+from hostprep.sizing.groups import CacheGroup, Limits, floor_of, tier_of_bytes, tier_of_tokens
 from hostprep.sizing.size import Memory, size_model
-from hostprep.sizing.tiers import floor_of, tier_of_bytes, tier_of_tokens
 from tests.unit.sizing.models import model
 
 pytestmark = pytest.mark.unit

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hostprep.api.times import format_time
+from hostprep.api.conditions import format_time
 from hostprep_operator.reconcile.changes import (
     CreateHostMemoryNode,
     DeleteHostMemoryNode,

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from hostprep.api.mount_options import mount_options
 from hostprep.api.pool_resource import spec_from_options
-from hostprep.api.pool_spec import PoolSpec
-from hostprep.api.reserve import reserve_of
+from hostprep.api.pool_spec import PoolSpec, mount_options, reserve_of
 from hostprep.backing import GIB, MIB, Backing
 from hostprep.node.observe import HostRoot, observe
 from hostprep.node.plan import plan

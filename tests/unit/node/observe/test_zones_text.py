@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.linux.zones import ZoneCounts, parse_zoneinfo
+from hostprep.linux.numa import ZoneCounts, parse_zoneinfo
 from hostprep.node.observe import HostRoot
 from hostprep.node.observe.memory import observe_zones, parse_buddyinfo
 

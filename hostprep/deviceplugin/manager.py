@@ -1,7 +1,7 @@
-"""All device plugins of a node: served while their pools are, registered anew with every kubelet.
+"""All device plugins of a node: served while their pools exist, registered with every new kubelet.
 
 Kubelet empties its folder for device plugins when it starts (CleanupPluginDirectory in
-pkg/kubelet/cm/devicemanager/manager.go) and tells nobody: we look once a second.
+pkg/kubelet/cm/devicemanager/manager.go) and notifies no plugin: the folder is polled every second.
 """
 
 from __future__ import annotations
@@ -15,29 +15,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hostprep.deviceplugin.devices import Device
-from hostprep.deviceplugin.sockets import socket_identity
+from hostprep.deviceplugin.kubelet import plugins_folder, socket_identity
 from hostprep.errors import FailedError, HostprepError, NotReadyError
 from hostprep.paths import PoolPaths
 
 if TYPE_CHECKING:
     from hostprep.deviceplugin.plugin import PoolPlugin
 
-__all__ = ["PluginEvents", "Plugins", "plugins_folder"]
-
-_LOOK_EVERY_S = 1.0
+_POLL_EVERY_S = 1.0
 _RETRY_MOST_S = 60.0
 _DROPPED_AFTER_S = 10.0
 """Without a stream for that long after it registered, kubelet has let go of a plugin."""
 
 
-def plugins_folder(kubelet_dir: str) -> str:
-    """Return kubelet's folder for device plugins, below its root folder (`--root-dir`)."""
-    return f"{kubelet_dir.rstrip('/')}/device-plugins"
-
-
 @dataclass(frozen=True, slots=True)
 class PluginEvents:
-    """Whom to tell: for the log and the metrics."""
+    """Callbacks for the log and the metrics."""
 
     registered: Callable[[str], None] = lambda _pool: None
     failed: Callable[[str, HostprepError], None] = lambda _pool, _error: None
@@ -52,18 +45,18 @@ class _Pool:
     devices: Sequence[Device]
     plugin: PoolPlugin | None = None
     kubelet: tuple[int, ...] | None = None
-    """Which kubelet we registered with, by its socket; None for none."""
+    """The kubelet that it is registered with, by its socket; None for none."""
     tried: tuple[int, ...] | None = None
-    """Which kubelet we last tried: another one is tried at once."""
+    """The kubelet that was last tried: another one is tried at once."""
     registered_s: float = 0.0
     retry_at_s: float = 0.0
-    pause_s: float = _LOOK_EVERY_S
-    said: str = ""
+    pause_s: float = _POLL_EVERY_S
+    complaint: str = ""
 
 
 @dataclass
-class Plugins:
-    """Keeps a plugin for each pool that is offered. Never fails: what goes wrong is told."""
+class PluginManager:
+    """Keeps a plugin for each pool that is offered. Never fails: what goes wrong is an event."""
 
     root: str
     zipapp: str
@@ -92,42 +85,38 @@ class Plugins:
                 if pool.plugin is not None:
                     pool.plugin.show(devices)
 
-    def is_registered(self, pool: str) -> bool:
-        """Whether kubelet knows the pool, as far as we know."""
-        return pool in self._pools and self._pools[pool].kubelet is not None
-
     async def run(self) -> None:
-        """Serve and register until cancelled; then stop, which is how to sign off."""
+        """Serve and register until cancelled; then stop, which unregisters."""
         try:
             while True:
                 self._wake.clear()
                 await self._stop_leaving()
                 for name, pool in list(self._pools.items()):
                     if self._is_offered(name, pool):
-                        await self._tend(name, pool)
+                        await self._maintain(name, pool)
                 # Not wait_for: Python 3.11's loses a cancellation that comes with the event.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_EVERY_S):
+                    async with asyncio.timeout(_POLL_EVERY_S):
                         await self._wake.wait()
         finally:
             self._leaving += [p.plugin for p in self._pools.values() if p.plugin is not None]
             await self._stop_leaving()
 
     def _is_offered(self, name: str, pool: _Pool) -> bool:
-        """Whether this is still the one: kubelet takes seconds to answer, and show() goes on."""
+        """Whether this is still the pool: kubelet takes seconds to answer, and show() goes on."""
         return self._pools.get(name) is pool
 
     async def _stop_leaving(self) -> None:
         while self._leaving:
             await self._leaving.pop().stop()
 
-    async def _tend(self, name: str, pool: _Pool) -> None:
+    async def _maintain(self, name: str, pool: _Pool) -> None:
         kubelet = socket_identity(self._socket)
         if self._is_settled(pool, kubelet):
             return
         if pool.kubelet is not None or pool.tried != kubelet:
-            # It ended, dropped us, or is another one: no longer a matter of what failed before.
-            pool.kubelet, pool.retry_at_s, pool.pause_s = None, 0.0, _LOOK_EVERY_S
+            # It ended, dropped the plugin, or is another one: earlier failures no longer count.
+            pool.kubelet, pool.retry_at_s, pool.pause_s = None, 0.0, _POLL_EVERY_S
         pool.tried = kubelet
         if time.monotonic() < pool.retry_at_s:
             return
@@ -140,22 +129,21 @@ class Plugins:
             self._put_off(name, pool, FailedError(why, reason="Unexpected"))
 
     def _put_off(self, name: str, pool: _Pool, error: HostprepError) -> None:
-        """Say why it failed, and try again later."""
+        """Report why it failed, and try again later."""
         if not self._is_offered(name, pool):
             return
         pool.pause_s = min(2 * pool.pause_s, _RETRY_MOST_S)
-        if error.message != pool.said:
-            pool.said = error.message
+        if error.message != pool.complaint:
+            pool.complaint = error.message
             self.events.failed(name, error)
-        # One that is away is looked for at every turn: that costs nothing.
-        pause_s = _LOOK_EVERY_S if error.reason == "NoKubelet" else pool.pause_s
+        # A kubelet that does not listen is polled as ever: that costs nothing.
+        pause_s = _POLL_EVERY_S if error.reason == "NoKubelet" else pool.pause_s
         pool.retry_at_s = time.monotonic() + pause_s
 
     def _is_settled(self, pool: _Pool, kubelet: tuple[int, ...] | None) -> bool:
         if pool.plugin is None or pool.kubelet is None or pool.kubelet != kubelet:
             return False
-        heard = pool.plugin.watchers > 0
-        if heard:
+        if pool.plugin.watchers > 0:
             pool.registered_s = time.monotonic()
         dropped = time.monotonic() - pool.registered_s > _DROPPED_AFTER_S
         return pool.plugin.is_serving and not dropped
@@ -169,7 +157,7 @@ class Plugins:
                 remedy="give the folder of kubelet's --root-dir as --kubelet-dir"
                 " (chart: agent.kubeletDir)",
             )
-        # Its own lines would stand among the log's; what goes wrong comes as an exception.
+        # Without its lines in the log: what goes wrong comes as an exception.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         try:
             import grpc
@@ -199,9 +187,9 @@ class Plugins:
                 f"cannot serve pool {name} in {self._folder}: {error}", reason="NoSocket"
             ) from error
         if not self._is_offered(name, pool):
-            return  # its plugin is on its way out, and kubelet hears of that by its end
+            return  # its plugin is being stopped, which kubelet notices by itself
         pool.kubelet, pool.registered_s = kubelet, time.monotonic()
-        pool.pause_s, pool.said = _LOOK_EVERY_S, ""
+        pool.pause_s, pool.complaint = _POLL_EVERY_S, ""
         self.events.registered(name)
 
     @property

@@ -1,17 +1,18 @@
-"""Known faults of kernels, zones and drivers that registering host memory with CUDA meets.
-
-Pure: what holds here is looked up in `faults_here`. Known at attach, before anything is registered.
-"""
+"""Known issues of kernels, zones and drivers that registering host memory with CUDA meets."""
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
-from hostprep.backing import GIB, KIB, MIB
+from hostprep.backing import GIB, KIB, MIB, Backing
+from hostprep.linux.numa import MOVABLE, parse_zoneinfo
 from hostprep.units import format_bytes
 
-__all__ = ["ONE_TABLE_ALLOCATION", "Fault", "known_faults", "parse_driver_version"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hostprep.client.handoff import Region
 
 ONE_TABLE_ALLOCATION = (580,)
 """The release from which the driver's table is one allocation."""
@@ -33,8 +34,8 @@ _KERNEL = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A known fault of a kernel, a zone or a driver that meets this registration.
+class KnownIssue:
+    """A known issue of a kernel, a zone or a driver that meets this registration.
 
     `severity` is `error` (it will fail), `warning` (it stalls somebody or may fail) or `info`
     (harmless as it is registered now; not for a larger call).
@@ -56,7 +57,7 @@ def parse_driver_version(text: str | None) -> tuple[int, ...] | None:
     return tuple(int(part) for part in match.groups() if part is not None) if match else None
 
 
-def known_faults(
+def known_issues_of(
     *,
     size_bytes: int,
     chunk_bytes: int | None = None,
@@ -67,8 +68,8 @@ def known_faults(
     movable_bytes: int = 0,
     cma_bytes: int = 0,
     memlock_limit_bytes: int | None = None,
-) -> tuple[Fault, ...]:
-    """Return the known faults that registering `size_bytes` meets here, worst first.
+) -> tuple[KnownIssue, ...]:
+    """Return the known issues that registering `size_bytes` meets here, worst first.
 
     `chunk_bytes` is the largest single call; None is one call over everything. `movable_bytes`
     and `cma_bytes` are what of the machine's memory lies in ZONE_MOVABLE and CMA areas;
@@ -88,7 +89,7 @@ def known_faults(
     return tuple(sorted(faults, key=lambda fault: order.index(fault.severity)))
 
 
-def _kernel_faults(release: str | None, size_bytes: int, call_bytes: int) -> list[Fault]:
+def _kernel_faults(release: str | None, size_bytes: int, call_bytes: int) -> list[KnownIssue]:
     match = _KERNEL.match(release or "")
     version = (int(match[1]), int(match[2])) if match else None
     first, after = _LONG_TERM_PIN_BUG
@@ -101,18 +102,18 @@ def _kernel_faults(release: str | None, size_bytes: int, call_bytes: int) -> lis
         if small
         else "register less than 2 GiB at a time, or use Linux 6.14 (commit aa6f8b2593b5)"
     )
-    return [Fault("info" if small else "error", "LongTermPinLimit", what, remedy)]
+    return [KnownIssue("info" if small else "error", "LongTermPinLimit", what, remedy)]
 
 
 def _driver_faults(
     version: tuple[int, ...] | None, size_bytes: int, call_bytes: int
-) -> list[Fault]:
+) -> list[KnownIssue]:
     faults = []
     # Unknown counts as new: the releases that are installed today have the limit.
     if (version is None or version >= ONE_TABLE_ALLOCATION) and size_bytes >= _LARGEST_CALL_BYTES:
         fails = call_bytes >= _LARGEST_CALL_BYTES
         faults.append(
-            Fault(
+            KnownIssue(
                 "error" if fails else "info",
                 "SingleCallLimit",
                 "NVIDIA drivers from 580 on fail calls of 512 GiB and more (out of memory)",
@@ -127,20 +128,22 @@ def _driver_faults(
             "compact memory under its lock, and other CUDA processes and nvidia-smi wait"
         )
         faults.append(
-            Fault("warning", "LargeCall", what, "register at most 480 MiB at a time (our default)")
+            KnownIssue(
+                "warning", "LargeCall", what, "register at most 480 MiB at a time (our default)"
+            )
         )
     if version is not None and version < _SHARED_LOCK:
         what = (
             f"NVIDIA driver {'.'.join(map(str, version))} registers with its global lock held "
             "exclusively: every other CUDA process waits for the length of each call"
         )
-        faults.append(Fault("warning", "ExclusiveLock", what, "use driver 565 or newer"))
+        faults.append(KnownIssue("warning", "ExclusiveLock", what, "use driver 565 or newer"))
     return faults
 
 
 def _arm_faults(
     version: tuple[int, ...] | None, arch: str, base_page_bytes: int, size_bytes: int
-) -> list[Fault]:
+) -> list[KnownIssue]:
     first, least_bytes = _LARGE_ARM_PAGES
     affected = version is None or version >= first
     if arch != "aarch64" or base_page_bytes != 64 * KIB or not affected or size_bytes < least_bytes:
@@ -150,10 +153,10 @@ def _arm_faults(
         "each 4 GiB in mappings of 4 GiB and more"
     )
     remedy = "boot the kernel with 4 KiB pages (linux-nvidia, not -64k), or use driver 580"
-    return [Fault("warning", "LargeArmPages", what, remedy)]
+    return [KnownIssue("warning", "LargeArmPages", what, remedy)]
 
 
-def _zone_faults(movable_bytes: int, cma_bytes: int) -> list[Fault]:
+def _zone_faults(movable_bytes: int, cma_bytes: int) -> list[KnownIssue]:
     faults = []
     if movable_bytes:
         what = (
@@ -161,15 +164,15 @@ def _zone_faults(movable_bytes: int, cma_bytes: int) -> list[Fault]:
             "are migrated while they are registered"
         )
         remedy = "boot without movablecore= and kernelcore=; online memory as online_kernel"
-        faults.append(Fault("warning", "MovableZone", what, remedy))
+        faults.append(KnownIssue("warning", "MovableZone", what, remedy))
     if cma_bytes:
         what = f"{format_bytes(cma_bytes)} are CMA's: pages from there are migrated, too"
         remedy = "boot with a smaller cma=, and without hugetlb_cma="
-        faults.append(Fault("info", "ContiguousAreas", what, remedy))
+        faults.append(KnownIssue("info", "ContiguousAreas", what, remedy))
     return faults
 
 
-def _limit_faults(memlock_limit_bytes: int | None, size_bytes: int) -> list[Fault]:
+def _limit_faults(memlock_limit_bytes: int | None, size_bytes: int) -> list[KnownIssue]:
     if memlock_limit_bytes is None or memlock_limit_bytes >= size_bytes:
         return []
     what = (
@@ -177,4 +180,102 @@ def _limit_faults(memlock_limit_bytes: int | None, size_bytes: int) -> list[Faul
         "counting against it (os-mlock.c); mlock and registering the same memory with RDMA do"
     )
     remedy = "ulimit -l unlimited, if the engine uses RDMA (LimitMEMLOCK=infinity in its unit)"
-    return [Fault("info", "LockedMemoryLimit", what, remedy)]
+    return [KnownIssue("info", "LockedMemoryLimit", what, remedy)]
+
+
+VERSION_FILES = ("/proc/driver/nvidia/version", "/sys/module/nvidia/version")
+"""The first one also tells the open module from the proprietary one; containers may lack it."""
+_ZONEINFO = "/proc/zoneinfo"
+_LONGEST_BYTES = 4096
+_LONGEST_ZONEINFO_BYTES = 16 << 20
+
+
+def driver_text() -> str | None:
+    """Return what the loaded NVIDIA module says of itself; None where none is loaded."""
+    for path in VERSION_FILES:
+        text = _read(path, _LONGEST_BYTES)
+        if text:
+            return text.partition("\n")[0]
+    return None
+
+
+def issues_of(region: Region) -> tuple[KnownIssue, ...]:
+    """Return the known issues that registering a region meets here, in calls as it advises.
+
+    Worst first. None where nothing is registered: no NVIDIA driver can be seen from here, or its
+    GPUs use the host's page tables (ATS).
+    """
+    if region.attach.skip_register or driver_text() is None:
+        return ()
+    call_bytes = max(region.attach.register_chunk_bytes, region.page_bytes)
+    return local_issues(region.size_bytes, call_bytes, region)
+
+
+def local_issues(
+    size_bytes: int, chunk_bytes: int | None = None, region: Region | None = None
+) -> tuple[KnownIssue, ...]:
+    """Return the known issues that registering meets on this kernel and driver, worst first.
+
+    `chunk_bytes` is the largest single call; None is one call over everything. With `region` the
+    zones of its NUMA nodes count too, which takes longest: the kernel prints lines for each CPU.
+    Never fails.
+    """
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    machine = os.uname()
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    return known_issues_of(
+        size_bytes=size_bytes,
+        chunk_bytes=chunk_bytes,
+        kernel_release=machine.release,
+        driver_version=driver_text(),
+        arch=machine.machine,
+        base_page_bytes=page_bytes,
+        movable_bytes=_movable_pages(region) * page_bytes if region is not None else 0,
+        memlock_limit_bytes=None if limit == resource.RLIM_INFINITY else limit,
+    )
+
+
+def _movable_pages(region: Region) -> int:
+    """Return how many pages of ZONE_MOVABLE the nodes have that a region's pages may be from.
+
+    Pages of 1 GiB are never from there (mm/hugetlb.c), and regions never on nodes that have no
+    other zone: those are the memory of GPUs and CXL expanders.
+    """
+    if region.backing is Backing.HUGETLB_1GI:
+        return 0
+    zones = parse_zoneinfo(_read(_ZONEINFO, _LONGEST_ZONEINFO_BYTES))
+    fixed = {node for (node, name), zone in zones.items() if zone.managed and name != MOVABLE}
+    wanted = fixed if region.numa_node is None else fixed & {region.numa_node}
+    return sum(zones[node, MOVABLE].managed for node in wanted if (node, MOVABLE) in zones)
+
+
+def _read(path: str, limit_bytes: int) -> str:
+    """Return a file's text, at most so much of it; nothing where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(limit_bytes).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+_logged: set[str] = set()
+
+
+def warn_once(
+    size_bytes: int, chunk_bytes: int | None = None, region: Region | None = None
+) -> tuple[KnownIssue, ...]:
+    """Log a warning of each fault that stalls or fails, once in a process; return those logged."""
+    logged = tuple(
+        fault
+        for fault in local_issues(size_bytes, chunk_bytes, region)
+        if fault.severity != "info" and fault.name not in _logged
+    )
+    if logged:
+        import logging
+
+        for fault in logged:
+            _logged.add(fault.name)
+            logging.getLogger("hostprep.register").warning("%s; %s", fault.what, fault.remedy)
+    return logged

@@ -1,0 +1,197 @@
+"""One agent at a time on a node: two locks and the port. A new agent stands by until the old ends.
+
+An upgrade with `maxSurge` starts the new Pod beside the old one and ends the old one only once the
+new one is Ready. So an agent that stands by is Ready for the same reason as any agent: it observes
+the memory itself. It changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Self
+
+from hostprep.agent.metrics import Metrics
+from hostprep.agent.settings import Settings
+from hostprep.agent.verification import verify_node
+from hostprep.errors import BadInputError
+from hostprep.kube.health import HealthServer
+from hostprep.kube.listener import Listener
+from hostprep.kube.logs import Logger
+from hostprep.linux.files import closing_fd, from_os_error
+from hostprep.linux.locks import try_lock
+from hostprep.node.apply.exclusive import AgentLock
+
+_TRY_EVERY_S = 0.2
+
+
+@dataclass
+class InstanceLock:
+    """What makes this process the agent of the node."""
+
+    root: AgentLock
+    state_fd: int
+    listener: Listener
+    observed_s: float = 0.0
+    """When memory was last observed while standing by, monotonic; 0 without standing by."""
+
+    @classmethod
+    def acquire(cls, settings: Settings, listener: Listener | None = None) -> Self:
+        """Take both locks, and the port unless it is open already.
+
+        Raises BadInputError: AlreadyRunning, or CannotListen.
+        """
+        with contextlib.ExitStack() as stack:
+            state_fd = lock_state_dir(settings.state_dir)
+            stack.callback(os.close, state_fd)
+            root = AgentLock(settings.root)
+            root.hold()
+            stack.callback(root.close)
+            listener = listener or Listener.open(settings.listen)
+            stack.pop_all()
+        return cls(root, state_fd, listener)
+
+    def close(self) -> None:
+        """Let the next agent start."""
+        self.listener.close()
+        self.root.close()
+        os.close(self.state_fd)
+
+
+async def acquire_instance_lock(settings: Settings, log: Logger) -> InstanceLock | None:
+    """Become the node's agent, standing by for one that still runs. None after SIGTERM.
+
+    Raises BadInputError (AlreadyRunning) when `settings.wait_s` is over, at once with `once`;
+    (CannotListen) where the port cannot be had.
+    """
+    try:
+        return InstanceLock.acquire(settings)
+    except BadInputError as error:
+        if error.reason != "AlreadyRunning" or settings.once or settings.wait_s <= 0:
+            raise
+        busy = error
+    try:
+        listener = Listener.open(settings.listen)
+    except BadInputError:
+        raise busy from None
+    lock = None
+    try:
+        lock = await _Standby(settings, log, listener).wait(busy)
+    finally:
+        if lock is None:
+            listener.close()
+    return lock
+
+
+def lock_state_dir(folder: str) -> int:
+    """Be the only agent with this state folder. Returns a descriptor to keep open.
+
+    Raises BadInputError where another one runs.
+    """
+    pid_file = f"{folder}/agent.lock"
+    try:
+        # The folder itself, which can be locked even where a full disk takes no new file: that is
+        # no reason to leave the node without its memory.
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise from_os_error(error, f"open {folder}") from error
+    if try_lock(fd, exclusive=True):
+        _write_pid(pid_file)
+        return fd
+    os.close(fd)
+    raise BadInputError(
+        f"another agent (process {_read_pid(pid_file)}) works with {folder}",
+        reason="AlreadyRunning",
+        remedy="end it first; two nodes on one machine need a --root and a --state-dir each",
+    )
+
+
+def _write_pid(path: str) -> None:
+    """Write the lock holder's process id: for people, so failing is no error."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.suppress(OSError), closing_fd(os.open(path, flags, 0o600)) as fd:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+
+
+def _read_pid(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
+        return file.read(20).strip() or "unknown"
+    return "unknown"
+
+
+@dataclass
+class _Standby:
+    """Waits for the instance lock, and answers kubelet meanwhile."""
+
+    settings: Settings
+    log: Logger
+    listener: Listener
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _observed_s: float = 0.0
+
+    async def wait(self, busy: BadInputError) -> InstanceLock | None:
+        """Try again until it works or SIGTERM comes; raise what is in the way in the end."""
+        server = HealthServer(self.listener, Metrics().text, lambda: None, self._why_not_ready)
+        await server.start()
+        why, wait_s = busy.message, self.settings.wait_s
+        self.log.warning("stands_by", port=self.listener.port, why=why, wait_s=wait_s)
+        observing = asyncio.create_task(self._observe())
+        try:
+            with self._stopped_by_signals():
+                return await self._try(busy)
+        finally:
+            observing.cancel()
+            await server.stop()
+
+    async def _try(self, busy: BadInputError) -> InstanceLock | None:
+        deadline_s = time.monotonic() + self.settings.wait_s
+        while not self._stop.is_set():
+            try:
+                lock = InstanceLock.acquire(self.settings, self.listener)
+            except BadInputError as error:
+                busy = error
+            else:
+                lock.observed_s = self._observed_s
+                self.log.info("takes_over")
+                return lock
+            if time.monotonic() >= deadline_s:
+                raise busy
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), _TRY_EVERY_S)
+        return None
+
+    async def _observe(self) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(verify_node, self.settings.root, repair=False)
+            except Exception as error:  # whatever it is: the next round may succeed
+                self.log.warning("cannot_look", error=f"{type(error).__name__}: {error}")
+            else:
+                self._observed_s = time.monotonic()
+            await asyncio.sleep(self.settings.verify_interval_s)
+
+    @contextlib.contextmanager
+    def _stopped_by_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, self._stop.set)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    def _why_not_ready(self) -> str | None:
+        if not self._observed_s:
+            return "stands by; no verification round has ended yet"
+        late_s = time.monotonic() - self._observed_s
+        if late_s > 3 * self.settings.verify_interval_s:
+            return f"stands by; the last verification round ended {late_s:.0f} s ago"
+        return None

@@ -1,0 +1,272 @@
+"""A verification round: every pool's files against its handoff, one failing probe at a time."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from hostprep.agent.messages import (
+    GateObservation,
+    HugePageObservation,
+    Observation,
+    PoolObservation,
+    Problem,
+    RegionObservation,
+)
+from hostprep.client.handoff import (
+    Handoff,
+    Region,
+    check_region,
+    open_region,
+    read_handoff,
+    verify_handoff,
+    walk_region,
+)
+from hostprep.client.sidecar import NOBODY, mark_bad, read_sidecar, short_command
+from hostprep.cuda.board_layout import FAILED, OPEN
+from hostprep.errors import HostprepError
+from hostprep.linux.files import closing_fd
+from hostprep.linux.threads import Stopped
+from hostprep.node.facts import Facts, HugePageTotals, PoolFacts, RegionFacts
+from hostprep.node.observe import HostRoot, observe
+from hostprep.node.observe.gates import observe_gate
+from hostprep.node.observe.pools import observe_pool, pool_names, read_mounts
+from hostprep.paths import PoolPaths
+
+GATE_UNKNOWN = "Unknown"
+_MOST_S = 1e9
+"""Engines write the boards: an impossible figure must not spoil a sum for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """An observation for the agent, and the facts behind it for the plan."""
+
+    observation: Observation
+    facts: Facts
+
+    @property
+    def failed_pools(self) -> frozenset[str]:
+        """Pools that could not be observed: a plan would take them for absent."""
+        return frozenset(pool.name for pool in self.observation.pools if pool.failure)
+
+
+def verify_node(
+    root: str, *, scrubbing: Collection[tuple[str, str]] = (), repair: bool = True
+) -> Verification:
+    """Observe the node and all its pools. Never raises for what one pool's folder holds.
+
+    `scrubbing` names (pool, region) that this process itself holds locked: dirty, not leased.
+    Without `repair` nothing is changed, not even a lost lock made again.
+    """
+    begin_s = time.monotonic()
+    pools: list[PoolFacts] = []
+    observed: list[PoolObservation] = []
+    mounts = read_mounts()
+    for name in pool_names(root):
+        paths = PoolPaths(root, name)
+        try:
+            pool = observe_pool(paths, mounts, repair=repair)
+            observed.append(_verify_pool(paths, pool, scrubbing))
+            pools.append(pool)
+        except (HostprepError, OSError, ValueError) as error:
+            failure = f"cannot be looked at: {error}"
+            observed.append(
+                PoolObservation(
+                    name=name, generation=0, published=False, regions=(), failure=failure
+                )
+            )
+    facts = observe(host=HostRoot("/"), root=root, pools=tuple(pools))
+    observation = Observation(
+        boot_id=facts.kernel.boot_id,
+        pools=tuple(observed),
+        huge_pages=tuple(_observe_huge_pages(total, pools) for total in facts.huge_pages),
+        took_s=round(time.monotonic() - begin_s, 4),
+        warnings=facts.warnings,
+    )
+    return Verification(observation, facts)
+
+
+def _verify_pool(
+    paths: PoolPaths, pool: PoolFacts, scrubbing: Collection[tuple[str, str]]
+) -> PoolObservation:
+    handoff = _read_handoff(paths)
+    published = {region.name: region for region in handoff.regions} if handoff else {}
+    problems = _problems(paths, handoff) if handoff else {}
+    regions = []
+    gates: list[GateObservation | None] = []
+    for region in pool.regions:
+        if (pool.name, region.name) in scrubbing:
+            region = replace(region, leased=False, clean=False)  # noqa: PLW2901
+        why = problems.get(region.name, ("", ""))[1] or region.damage
+        sound = region.finished and not why and region.name in published
+        if region.finished:  # an unfinished one may have a finished namesake
+            gates.append(gate_of_region(paths, region.name, leased=region.leased))
+        regions.append(_observe_region(paths, pool, replace(region, damage=why or None), sound))
+    finished = {region.name for region in pool.regions if region.finished}
+    gone = [_gone(region) for name, region in published.items() if name not in finished]
+    reasons = {name: reason for name, (reason, _) in problems.items()}
+    for region in pool.regions:
+        if region.damage:
+            reasons.setdefault(region.name, "BadMark")
+    return PoolObservation(
+        name=pool.name,
+        generation=handoff.generation if handoff else 0,
+        published=pool.published,
+        regions=tuple(sorted([*regions, *gone], key=lambda region: region.name)),
+        problems=tuple(Problem(name, reason) for name, reason in reasons.items()),
+        gates=tuple(gate for gate in gates if gate is not None),
+    )
+
+
+def _read_handoff(paths: PoolPaths) -> Handoff | None:
+    try:
+        return read_handoff(paths)
+    except HostprepError:
+        return None
+
+
+def _problems(paths: PoolPaths, handoff: Handoff) -> dict[str, tuple[str, str]]:
+    """Return (reason, message) for each region that is not as the handoff says."""
+    return {
+        region.name: (error.reason, error.message.removeprefix(f"region {region.name} "))
+        for region, error in verify_handoff(paths, handoff)
+        if error is not None
+    }
+
+
+def _observe_region(
+    paths: PoolPaths, pool: PoolFacts, region: RegionFacts, sound: bool
+) -> RegionObservation:
+    return RegionObservation(
+        name=region.name,
+        size_bytes=region.size_bytes,
+        backing=str(region.backing),
+        placement=str(region.placement),
+        # Each by itself: while one is rebuilt, the others are what they were.
+        state=replace(pool, published=sound).state_of(region),
+        sound=sound,
+        message=region.damage or "",
+        holder=_holder(paths, region) if region.leased else "",
+    )
+
+
+def _holder(paths: PoolPaths, region: RegionFacts) -> str:
+    sidecar = read_sidecar(paths, region.name)
+    if sidecar is None or sidecar.holder == NOBODY:
+        return ""
+    return f"process {sidecar.holder.pid}, {short_command(sidecar)}"
+
+
+def _gone(region: Region) -> RegionObservation:
+    return RegionObservation(
+        name=region.name,
+        size_bytes=0,
+        backing=str(region.backing),
+        placement=region.placement,
+        state="Damaged",
+        sound=False,
+        message="its file is gone",
+    )
+
+
+def _observe_huge_pages(total: HugePageTotals, pools: list[PoolFacts]) -> HugePageObservation:
+    held = sum(_held_pages(pool, total.page_bytes) for pool in pools)
+    return HugePageObservation(total.page_bytes, total.total, min(held, total.total))
+
+
+def _held_pages(pool: PoolFacts, page_bytes: int) -> int:
+    """Return the pages that a pool's regions are in, or that were added for it if more."""
+    in_regions = sum(
+        region.resident_bytes // page_bytes
+        for region in pool.regions
+        if region.backing.is_hugetlb and region.backing.page_bytes == page_bytes
+    )
+    added = sum(entry.pages for entry in pool.taken if entry.page_bytes == page_bytes)
+    return max(in_regions, added)
+
+
+# --- gates of engines
+
+
+def gate_of_region(paths: PoolPaths, region: str, *, leased: bool) -> GateObservation | None:
+    """Return the gate of the engine at a region; None where there is nothing to report.
+
+    A run that is over is reported if its gate was decided: it may have begun and ended since the
+    last round. Never raises for what is in the board's place.
+    """
+    try:
+        seen = observe_gate(paths, region, leased=leased)
+    except (HostprepError, OSError) as error:
+        is_missing = isinstance(error, HostprepError) and error.reason == "NoBoard"
+        if not leased or is_missing:
+            return None  # a board left behind is no gate: the next engine makes a new one
+        return GateObservation(region=region, state=GATE_UNKNOWN)
+    if not seen.is_running and not seen.is_announced:
+        return None
+    slots = [rank.slot for rank in seen.view.ranks if rank.alive]
+    announced = seen.view.gate
+    return GateObservation(
+        region=region,
+        state=seen.state,
+        run=seen.view.generation.hex(),
+        is_running=seen.is_running,
+        open_after_s=_sane_s(announced.took_s) if announced and seen.state == OPEN else None,
+        # A rank that failed has unregistered what it had registered.
+        registered_bytes=sum(slot.done_bytes for slot in slots if slot.state != FAILED),
+        longest_chunk_s=max((_sane_s(slot.longest_chunk_s) for slot in slots), default=0.0),
+    )
+
+
+def _sane_s(seconds: float) -> float:
+    return min(max(seconds, 0.0), _MOST_S) if math.isfinite(seconds) else 0.0
+
+
+# --- memory errors
+
+
+def mark_bad_regions(root: str, *, stop: threading.Event) -> tuple[tuple[str, str], ...]:
+    """Touch every page of every published region, leased ones too; mark those with bad pages.
+
+    A page that the hardware reported stays where it is in the file (hugetlbfs as of Linux 6.1,
+    tmpfs as of 5.16) and looks resident: neither size nor blocks show it, and reading everything
+    every few seconds is out of the question. But the kernel counts such pages
+    (`HardwareCorrupted` in /proc/meminfo): a new count calls for this walk, and touching resident
+    pages costs their page table entries only.
+
+    Holders are not disturbed: it maps for reading, and only what is resident. Returns (pool, why)
+    of what could not be read or marked: a bad page may still be there, so walk again. A region
+    that fails stops no other. Raises Stopped between two regions.
+    """
+    failures: list[tuple[str, str]] = []
+    for name in pool_names(root):
+        paths = PoolPaths(root, name)
+        try:
+            regions = read_handoff(paths).regions
+        except HostprepError as error:
+            if error.reason != "NotPrepared":  # nothing is published: no engine can claim it
+                failures.append((name, error.message))
+            continue
+        for region in regions:
+            if stop.is_set():
+                raise Stopped
+            try:
+                if why := _why_bad(paths, region):
+                    mark_bad(paths, region.name, why, size_bytes=region.size_bytes)
+            except HostprepError as error:
+                failures.append((name, error.message))
+    return tuple(failures)
+
+
+def _why_bad(paths: PoolPaths, region: Region) -> str:
+    try:
+        with closing_fd(open_region(paths, region, writable=False)) as fd:
+            check_region(region, fd)
+            walk_region(region, fd)
+    except HostprepError as error:  # every round reports problems of any other kind
+        prefix = f"region {region.name} "
+        return error.message.removeprefix(prefix) if error.reason == "PoisonedPage" else ""
+    return ""
