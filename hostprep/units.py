@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from hostprep.errors import BadInputError
 
+TYPE_CHECKING = False  # as type checkers know it; reading typing takes engines 6 ms
 if TYPE_CHECKING:
     from decimal import Decimal
 
