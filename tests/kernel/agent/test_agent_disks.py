@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import subprocess
 from collections.abc import Iterator
@@ -29,6 +30,16 @@ def disk(machine: None, tmp_path: Path) -> Iterator[Path]:
     _run("mount", "-t", "tmpfs", "-o", "size=32k,nr_inodes=4", "test", str(folder))
     yield folder
     _run("umount", str(folder))
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """Give the next tests the root logger as it was: `set_up_logs` is for a whole process."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 def _run(*command: str) -> None:
