@@ -77,7 +77,7 @@ def test_an_interrupted_demo_gives_back(number: signal.Signals) -> None:
         _wait_for_its_pool(demo)
         demo.send_signal(number)
         out, err = demo.communicate(timeout=60)
-    assert (demo.returncode, out) == (130, "")
+    assert (demo.returncode, out) == (130, ""), err
     assert "hostprep: interrupted" in err
     assert "Traceback" not in err
 
