@@ -1,4 +1,4 @@
-"""The agent's metrics, in a registry of their own; docs/agent.md lists them."""
+"""The agent's metrics, in a registry of their own; docs/metrics.md lists them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's metrics: names and labels of docs/control-plane.md, base units."""
+"""The operator's metrics: docs/metrics.md lists them."""
 
 from __future__ import annotations
 

@@ -7,14 +7,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from observability.cases_cluster import CLUSTER_CASES
-from observability.cases_processes import PROCESS_CASES
-from observability.dashboard import queries, without_variables
-from observability.files import DASHBOARD, RULES, RULES_TEST
-from observability.model import AGENT_JOB, OPERATOR_JOB
-from observability.rules import alerts
-from observability.scenarios import RULES_FROM_TESTS, rules_test_text
 from tests.support.charts import MONITORING, render
+from tests.support.observability import (
+    AGENT_JOB,
+    DASHBOARD,
+    OPERATOR_JOB,
+    RULES,
+    RULES_TEST,
+    alerts,
+    firing,
+    queries,
+    without_variables,
+)
 from tests.support.prometheus import promtool
 
 pytestmark = pytest.mark.cluster
@@ -34,8 +38,8 @@ def test_each_alert_fires_for_its_fault_alone_and_a_healthy_cluster_is_silent() 
 
 def test_every_query_of_the_dashboard_parses(tmp_path: Path) -> None:
     rules = [
-        {"record": f"parsed:query_{number}:value", "expr": without_variables(query.expr)}
-        for number, query in enumerate(queries())
+        {"record": f"parsed:query_{number}:value", "expr": without_variables(expr)}
+        for number, expr in enumerate(queries())
     ]
     path = tmp_path / "queries.yaml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
@@ -43,22 +47,20 @@ def test_every_query_of_the_dashboard_parses(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", [alert.name for alert in alerts()])
+@pytest.mark.parametrize("name", [alert["alert"] for alert in alerts()])
 def test_an_alert_that_never_fires_fails_its_case(name: str, tmp_path: Path) -> None:
     document = yaml.safe_load(RULES.read_text(encoding="utf-8"))
     for group in document["groups"]:
         for rule in group["rules"]:
             if rule.get("alert") == name:
                 rule["expr"] = _NEVER
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(document))
-    cases = [
-        case
-        for case in (*CLUSTER_CASES, *PROCESS_CASES)
-        if any(name in expected.firing for expected in case.expected)
+    (tmp_path / RULES.name).write_text(yaml.safe_dump(document))
+    cases = yaml.safe_load(RULES_TEST.read_text(encoding="utf-8"))
+    cases["tests"] = [
+        test for test in cases["tests"] if any(name in names for names in firing(test))
     ]
-    text = rules_test_text(tuple(cases)).replace(RULES_FROM_TESTS, "rules.yaml")
-    (tmp_path / "cases.yaml").write_text(text)
-    done = promtool("test", "rules", "cases.yaml", cwd=tmp_path)
+    (tmp_path / RULES_TEST.name).write_text(yaml.safe_dump(cases))
+    done = promtool("test", "rules", RULES_TEST.name, cwd=tmp_path)
     assert done.returncode == 1
     assert name in done.stdout + done.stderr
 

@@ -9,9 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from observability.catalogue import METRICS
-from observability.dashboard import ROWS, without_variables
-from observability.rules import alerts
+from tests.support.observability import METRICS, alerts, panels, without_variables
 from tests.support.observed_cluster import POOL_BYTES, SILENT, Observed, observed_cluster
 from tests.support.prometheus import Sample
 from tests.support.waiting import wait_for
@@ -42,8 +40,8 @@ def observed() -> Iterator[Observed]:
 
 def _panel(title: str) -> list[str]:
     """The queries of a panel as Grafana sends them, all nodes and pools chosen."""
-    found = [panel for row in ROWS for panel in row.panels if panel.title == title]
-    return [without_variables(query.expr, rate_interval="30s") for query in found[0].queries]
+    found = next(panel for panel in panels() if panel["title"] == title)
+    return [without_variables(t["expr"], rate_interval="30s") for t in found["targets"]]
 
 
 def _by(samples: list[Sample], *labels: str) -> dict[tuple[str, ...], float]:
@@ -59,16 +57,15 @@ def _ask(
 def test_every_panel_that_has_something_to_show_shows_it(observed: Observed) -> None:
     def empty() -> set[str]:
         return {
-            panel.title
-            for row in ROWS
-            for panel in row.panels
-            if not any(observed.prometheus.query(expr) for expr in _panel(panel.title))
+            panel["title"]
+            for panel in panels()
+            if not any(observed.prometheus.query(expr) for expr in _panel(panel["title"]))
         }
 
     wait_for(lambda: empty() <= _NOTHING_TO_SHOW, 15, why="panels are empty")
 
 
-def test_every_metric_of_the_catalogue_is_scraped(observed: Observed) -> None:
+def test_every_metric_that_the_modules_define_is_scraped(observed: Observed) -> None:
     scraped = {
         sample.labels["__name__"]
         for sample in observed.prometheus.query('{__name__=~"hostprep_.+"}')
@@ -150,9 +147,8 @@ def test_the_alerts_of_these_troubles_are_pending_and_no_others(observed: Observ
         "HostprepPoolNowhereReady",
         "HostprepPoolFailed",
     }
-    assert {rule["name"] for rule in rules if rule["type"] == "alerting"} == {
-        alert.name for alert in alerts()
-    }
+    loaded = {rule["name"] for rule in rules if rule["type"] == "alerting"}
+    assert loaded == {alert["alert"] for alert in alerts()}
 
 
 def test_processes_that_end_are_seen_as_down(observed: Observed) -> None:

@@ -26,13 +26,12 @@ from hostprep.backing import MIB
 from hostprep.errors import NotReadyError
 from hostprep.node.apply.service import Node
 from hostprep.node.observe.pools import observe_pools
-from observability.files import RULES
-from observability.model import AGENT_JOB, OPERATOR_JOB
 from testbed.api import MERGE_PATCH
 from testbed.child import Child
 from testbed.control_plane import ControlPlane
 from testbed.nodes import create_node, node_object, reboot_node
 from tests.support.charts import NAMESPACE, render
+from tests.support.observability import AGENT_JOB, OPERATOR_JOB, RULES
 from tests.support.prometheus import Prometheus, Target, free_address
 from tests.support.waiting import wait_for
 
