@@ -28,6 +28,8 @@ from hostprep.kube.logs import Logger
 _API_PATIENCE_S = 10.0
 _WORKER_PATIENCE_S = 60.0
 _ANSWER_PAUSE_S = 0.05
+_FIRST_ROUND_S = 10.0
+"""An agent that stood by is Ready: it stays so while its worker starts and verifies for once."""
 _DRAIN_S = 6.0
 _LAST_REPORT_S = 2.0
 _NO_STATUS = NodeStatus()
@@ -77,6 +79,7 @@ class _Agent:
     """When the request was sent that is not answered yet; 0 where all are."""
     _alive_s: float = 0.0
     """When the worker last finished a verification round or reported progress."""
+    _has_verified: bool = False
     _turned_s: float = field(default_factory=time.monotonic)
     _exit_code: int = 0
 
@@ -235,6 +238,7 @@ class _Agent:
         now_s = time.monotonic()
         if isinstance(message, ReconcileResult):
             self._requested_s = 0.0
+            self._has_verified = True
         if isinstance(message, ReconcileResult | Progress):
             self._alive_s = now_s
         if self.state.take(message, now_s=now_s, wall_s=time.time()):
@@ -286,6 +290,7 @@ class _Agent:
         if not self._alive_s:
             return "no verification round has ended yet"
         late_s = time.monotonic() - self._alive_s
-        if late_s > 3 * self.settings.verify_interval_s:
+        start_s = 0.0 if self._has_verified else _FIRST_ROUND_S
+        if late_s > 3 * self.settings.verify_interval_s + start_s:
             return f"the last verification round ended {late_s:.0f} s ago"
         return None
