@@ -7,14 +7,14 @@ import pytest
 from benchmarks.control_plane.faults import Plan, run, show
 from benchmarks.control_plane.troubles import left_undone
 from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
+from testbed.chart import apply_crds
 from testbed.control_plane import ControlPlane
 from testbed.nodes import create_node, node_object, reboot_node
-from tests.cluster.conftest import apply_crds
-from tests.support.opening_audit import OpeningAudit
-from tests.support.operator_process import NODES, POOLS, OperatorProcess, pool_object
-from tests.support.reckless_operator import BLIND
-from tests.support.simulated_agents import SimulatedAgents
-from tests.support.waiting import wait_for
+from testbed.opening_audit import OpeningAudit
+from testbed.operator_process import NODES, POOLS, OperatorProcess, pool_object
+from testbed.processes import wait_for
+from testbed.simulated_agents import SimulatedAgents
+from tests.cluster.reckless_operator import BLIND
 
 pytestmark = pytest.mark.cluster
 
@@ -40,7 +40,7 @@ def test_an_operator_without_its_safety_steps_is_found_out(
         labels = {"pool.hostprep.dev/kv": "true"}
         create_node(api, node_object(name, labels=labels, taints=[taint]))
     api.create(POOLS, pool_object(nodeSelector={"pool.hostprep.dev/kv": "true"}))
-    OperatorProcess(cluster, "--agent-liveness=off", module="tests.support.reckless_operator")
+    OperatorProcess(cluster, "--agent-liveness=off", module="tests.cluster.reckless_operator")
     wait_for(lambda: not left_undone(api), 30)
     assert not audit.wrong_releases
 

@@ -20,7 +20,7 @@ from hostprep.api.names import (
 )
 from hostprep.cli.agent import agent as agent_command
 from hostprep_operator.cli import cli as operator_commands
-from tests.support.charts import CHART, MONITORING, PROFILES, lint, notes, render, render_error
+from tests.cluster.charts import CHART, MONITORING, PROFILES, lint, notes, render, render_error
 
 pytestmark = pytest.mark.cluster
 

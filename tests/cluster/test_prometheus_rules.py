@@ -14,8 +14,8 @@ from observability.files import DASHBOARD, RULES, RULES_TEST
 from observability.model import AGENT_JOB, OPERATOR_JOB
 from observability.rules import alerts
 from observability.scenarios import RULES_FROM_TESTS, rules_test_text
-from tests.support.charts import MONITORING, render
-from tests.support.prometheus import promtool
+from tests.cluster.charts import MONITORING, render
+from tests.cluster.prometheus import promtool
 
 pytestmark = pytest.mark.cluster
 

@@ -12,9 +12,9 @@ import pytest
 from observability.catalogue import METRICS
 from observability.dashboard import ROWS, without_variables
 from observability.rules import alerts
-from tests.support.observed_cluster import POOL_BYTES, SILENT, Observed, observed_cluster
-from tests.support.prometheus import Sample
-from tests.support.waiting import wait_for
+from testbed.processes import wait_for
+from tests.cluster.observed_cluster import POOL_BYTES, SILENT, Observed, observed_cluster
+from tests.cluster.prometheus import Sample
 
 pytestmark = pytest.mark.cluster
 

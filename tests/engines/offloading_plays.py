@@ -15,8 +15,6 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from hostprep.engines.vllm.offloading_slots import SlotsManager
 from tests.engines.offloading_requests import Request, gauges_of, name_of
 
-__all__ = ["Play"]
-
 _WINDOW = 2
 """Chunks that a group with a window needs: those at the end of what is loaded."""
 

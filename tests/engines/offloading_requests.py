@@ -7,8 +7,6 @@ from typing import Any
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.common import CPUOffloadingMetrics
 
-__all__ = ["Request", "gauges_of", "name_of"]
-
 
 class Request:
     """A request as the scheduler sees it; its chunks are named by their whole prefix."""

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.register.agenda import AGENDA
 from benchmarks.register.pages import print_run, write_docs
 from benchmarks.register.results import headlines
-from tests.standin import build, build_nvml, environment
+from testbed.standin import build, build_nvml, environment
 
 REPOSITORY = Path(__file__).parents[3]
 NAMES = [item.name for item in AGENDA]

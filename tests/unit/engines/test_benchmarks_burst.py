@@ -16,11 +16,11 @@ from benchmarks.burst import __main__ as burst
 from benchmarks.burst.lane import stored_bytes
 from benchmarks.burst.load import PROMPT_TOKENS, Load
 from benchmarks.burst.scene import BASE_PAGE_NS, HUGE_PAGE_NS
-from tests.support.waiting import wait_for
+from testbed.processes import wait_for
 
 pytestmark = pytest.mark.unit
 
-_STANDIN = Path(__file__).parents[2] / "standin" / "libcuda.c"
+_STANDIN = Path(__file__).parents[3] / "testbed" / "standin" / "libcuda.c"
 _RUN = {
     "made": "2026-01-02 03:04 UTC",
     "machine": "2 CPUs, 8 GiB, Linux 6.18",
