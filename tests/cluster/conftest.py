@@ -17,7 +17,7 @@ from testbed.nodes import create_node, node_object
 
 JsonObject = dict[str, Any]
 _INDEPENDENT = (
-    "test_benchmarks_cluster_short.py",
+    "test_fault_run.py",
     "test_operator_cleanup.py",
     "test_operator_faults.py",
 )
