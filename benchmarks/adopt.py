@@ -16,8 +16,6 @@ from hostprep.backing import GIB, MIB
 from hostprep.node.apply.service import Node
 from hostprep.units import format_bytes
 
-__all__ = ["run"]
-
 
 def run(*, short: bool = False) -> list[Result]:
     """Measure at two sizes. Returns a row for each."""

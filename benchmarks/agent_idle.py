@@ -15,13 +15,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.agent_process import AgentProcess
+from testbed.chart import apply_crds
 from testbed.control_plane import ControlPlane
-from tests.cluster.conftest import apply_crds
-from tests.support.agent_process import AgentProcess
-from tests.support.machine import clean_node, machine_lock
-from tests.support.waiting import wait_for
-
-__all__ = ["Cost", "cost_of", "main"]
+from testbed.machine import clean_node, machine_lock
+from testbed.processes import wait_for
 
 _LIMIT_MIB = 130.0
 _LIMIT_CORE = 0.01

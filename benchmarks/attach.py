@@ -23,8 +23,6 @@ from hostprep.backing import GIB, MIB
 from hostprep.node.apply.service import Node
 from hostprep.units import format_bytes
 
-__all__ = ["run"]
-
 _ENGINE = """
 import time
 begin_s = time.perf_counter()

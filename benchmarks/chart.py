@@ -7,8 +7,6 @@ from pathlib import Path
 
 from benchmarks.measure import AtLeast, Result
 
-__all__ = ["draw"]
-
 _MET, _MISSED, _INFORMS = "#2a7f62", "#c0392b", "#7f8c8d"
 
 

@@ -11,8 +11,8 @@ import tempfile
 import time
 
 from hostprep.node.apply.service import Node
-from tests.support.claimers import run_claimers
-from tests.support.pools import POOL, pool_of
+from testbed.claimers import run_claimers
+from testbed.machine import POOL, pool_of
 
 _PROCESSES = 8
 _REGIONS = 6

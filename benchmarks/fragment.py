@@ -22,8 +22,6 @@ from hostprep.backing import GIB, MIB
 from hostprep.linux.memory import address_of, advise, populate
 from hostprep.linux.threads import run_pieces
 
-__all__ = ["Fragmentation", "fragmented_memory"]
-
 _BLOCK_BYTES = 2 * MIB
 _PAGE_BYTES = mmap.PAGESIZE
 _PIPE_BYTES = (4 * MIB, MIB)  # a slot for each of 1024 pages, where CAP_SYS_RESOURCE allows it

@@ -19,8 +19,6 @@ from hostprep.api.pool_spec import PoolSpec
 from hostprep.backing import GIB, KIB, MIB
 from hostprep.node.apply.service import Node
 
-__all__ = ["run"]
-
 
 def run(*, short: bool = False) -> list[Result]:
     """Measure before and after fragmenting. Returns a row for each rival."""

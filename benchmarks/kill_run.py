@@ -12,10 +12,8 @@ from collections import Counter
 
 from benchmarks.machine import BenchmarkError, huge_pages_total, own_node, wait_until_quiet
 from hostprep.console import print_table
-from tests.support.kill_harness import _TARGETS as TARGETS
-from tests.support.kill_harness import KillRun, Tally, kill_spec
-
-__all__ = ["run"]
+from testbed.kill_harness import _TARGETS as TARGETS
+from testbed.kill_harness import KillRun, Tally, kill_spec
 
 _LEAST_HITS = 10
 _BAR_CHARS = 40

@@ -15,16 +15,6 @@ from hostprep.backing import MIB
 from hostprep.node.apply.service import Node
 from hostprep.node.observe.pools import observe_pools
 
-__all__ = [
-    "BenchmarkError",
-    "contiguous_free_bytes",
-    "free_bytes",
-    "huge_page_pool",
-    "huge_pages_total",
-    "own_node",
-    "wait_until_quiet",
-]
-
 _HUGE_BYTES = 2 * MIB
 _POOL_FILE = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 _PREFIX = "hostprep-bench-"

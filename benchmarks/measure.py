@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["AtLeast", "Below", "Reach", "Result", "Sample", "alternate", "compare", "timed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:

@@ -14,8 +14,6 @@ from hostprep.backing import GIB, MIB
 from hostprep.node.apply.service import Node
 from hostprep.units import format_bytes
 
-__all__ = ["run"]
-
 _LIMIT_BYTES = 80 * MIB
 _PAUSE_S = 0.001
 

@@ -21,20 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from hostprep.console import print_table
-from testbed.chart import NAMESPACE, install_chart, scale_operator
+from testbed.agent_process import AgentProcess
+from testbed.chart import NAMESPACE, apply_crds, install_chart, scale_operator
 from testbed.control_plane import ControlPlane
-from testbed.node import NODE
-from testbed.node_config import NodeSettings
-from testbed.node_parts import build_node_parts
+from testbed.machine import clean_node, machine_lock
+from testbed.node import NODE, NodeSettings, build_node_parts
+from testbed.node_scene import KV, POOL_LABEL, apply, condition, is_tainted
 from testbed.nodes import create_node, this_machine
-from tests.cluster.conftest import apply_crds
-from tests.support.agent_process import AgentProcess
-from tests.support.machine import clean_node, machine_lock
-from tests.support.node_scene import KV, POOL_LABEL, apply, condition, is_tainted
-from tests.support.operator_process import HMNS, OperatorProcess
-from tests.support.waiting import wait_for
-
-__all__ = ["Instants", "main"]
+from testbed.operator_process import HMNS, OperatorProcess
+from testbed.processes import wait_for
 
 JsonObject = dict[str, Any]
 _PATIENCE_S = 600.0

@@ -19,8 +19,6 @@ from hostprep.backing import GIB, MIB
 from hostprep.linux.mounts import mount, unmount
 from hostprep.node.apply.service import Node
 
-__all__ = ["hugetlbfs", "run"]
-
 
 def run(*, short: bool = False) -> list[Result]:
     """Measure both ways of QEMU's. Returns a row for each."""

@@ -23,8 +23,6 @@ from hostprep.api.pool_spec import PoolSpec
 from hostprep.backing import GIB, MIB
 from hostprep.node.apply.service import Node
 
-__all__ = ["run"]
-
 _VLLM_CHUNK_BYTES = 2 * MIB
 _TRTLLM_CHUNK_BYTES = 512 * MIB
 _TRTLLM_MOST_THREADS = 64

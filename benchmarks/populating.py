@@ -9,8 +9,6 @@ from hostprep.api.pool_spec import PoolSpec
 from hostprep.node.apply.service import Node
 from hostprep.node.plan.actions import Action, CreateRegion
 
-__all__ = ["populate_s", "thread_count"]
-
 
 class _Populating:
     """Wall time of the regions' creation: from the first one's begin to the last one's end.

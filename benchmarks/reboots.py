@@ -13,13 +13,9 @@ import sys
 
 from testbed.chart import NAMESPACE, install_chart, scale_operator
 from testbed.control_plane import ControlPlane
-from testbed.node_config import NodeSettings
-from testbed.node_parts import build_node_parts
-from tests.support.node_scene import KV, POOL_LABEL, apply
-from tests.support.operator_process import OperatorProcess
-from tests.support.reboots import go_through
-
-__all__ = ["main"]
+from testbed.node import NodeSettings, build_node_parts
+from testbed.node_scene import KV, POOL_LABEL, apply, go_through
+from testbed.operator_process import OperatorProcess
 
 
 def main() -> int:

@@ -11,8 +11,6 @@ from benchmarks.measure import Result, Sample
 from hostprep.backing import MIB
 from hostprep.console import print_table
 
-__all__ = ["COLUMNS", "cells", "document", "print_results", "write_docs"]
-
 _DOCS = Path(__file__).parent.parent / "docs"
 _TEXT = """# Benchmarks
 

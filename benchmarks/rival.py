@@ -12,8 +12,6 @@ from pathlib import Path
 
 from benchmarks.machine import BenchmarkError
 
-__all__ = ["run_rival"]
-
 _SOURCES = Path(__file__).with_name("rivals")
 
 

@@ -10,8 +10,6 @@ from benchmarks.machine import BenchmarkError, wait_until_quiet
 from benchmarks.measure import Result
 from benchmarks.report import print_results
 
-__all__ = ["main"]
-
 
 def main(run: Callable[..., list[Result]]) -> None:
     """Run it and print its rows. Exits 1 where a reach is missed, 2 where it cannot run here."""

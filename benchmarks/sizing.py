@@ -17,8 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from hostprep.console import print_table
 from hostprep.sizing.groups import CacheGroup, Limits, min_slots
-from tests.unit.sizing.configurations import Configuration, configurations
-from tests.unit.sizing.simulation import Job, Outcome, Policy, simulate
+from testbed.scheduler_model import Configuration, Job, Outcome, Policy, configurations, simulate
 
 _PLENTY = 1 << 40
 _SEED = (

@@ -8,8 +8,6 @@ from itertools import pairwise
 from benchmarks.slots_trace import TOKENS_PER_BLOCK
 from hostprep.slots import Claim, Request, SlotPool
 
-__all__ = ["age", "rows_of"]
-
 _OPEN = 64
 _KNOWN = 4000
 _MOST_BLOCKS = 512

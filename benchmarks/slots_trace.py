@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-__all__ = ["BLOCKS", "HITS", "REQUESTS", "TOKENS_PER_BLOCK", "Trace"]
-
 REQUESTS = 64
 BLOCKS = 512
 """Of one request."""

@@ -12,8 +12,6 @@ from benchmarks.running import main
 from hostprep.api.pool_resource import spec_from_options
 from hostprep.backing import MIB
 
-__all__ = ["run"]
-
 _LIMIT_S = 0.05
 
 

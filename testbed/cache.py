@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["Say", "builder_lock", "cache_folder", "install"]
-
 Say = Callable[[str], None]
 """Takes a line for the person who waits."""
 

@@ -4,28 +4,50 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hostprep.errors import FailedError
-from testbed.api import Api
-from testbed.control_plane import ControlPlane
+import yaml
 
-__all__ = [
-    "NAMESPACE",
-    "RELEASE",
-    "install_chart",
-    "is_rolled_out",
-    "scale_operator",
-    "wait_for_chart",
-]
+from hostprep.errors import FailedError
+from testbed.api import APPLY_PATCH, Api
+from testbed.control_plane import ControlPlane
+from testbed.processes import wait_for
 
 NAMESPACE = "hostprep-system"
 RELEASE = "hostprep"
 _CHART = Path(__file__).parents[1] / "charts" / "hostprep"
 # An emulated agent that is replaced is away for longer than the minute that a real one is given.
 _PATIENT = ("--set", "operator.extraArgs={--agent-grace=300}")
+_CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _PRIVILEGED = {"pod-security.kubernetes.io/enforce": "privileged"}
+
+
+def apply_crds(api: Api) -> list[str]:
+    """Apply every CRD of the chart, whatever there is, and wait until they are served."""
+    resources: list[dict[str, Any]] = []
+    for path in sorted((_CHART / "files" / "crds").glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            name = document["metadata"]["name"]
+            api.patch(
+                f"{_CRD_PATH}/{name}",
+                document,
+                content_type=APPLY_PATCH,
+                fieldManager="testbed",
+                force="true",
+            )
+            resources.append(document)
+    for resource in resources:
+        wait_for(partial(_is_served, api, resource), why=f"{resource['metadata']} is not served")
+    return [resource["metadata"]["name"] for resource in resources]
+
+
+def _is_served(api: Api, resource: dict[str, Any]) -> bool:
+    # More than condition Established: a while longer the server says 429, storage initializing.
+    spec = resource["spec"]
+    path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
+    return api.request("GET", path).status == 200
 
 
 def install_chart(

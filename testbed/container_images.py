@@ -18,31 +18,22 @@ from pathlib import Path
 
 from hostprep.errors import FailedError, HostprepError
 from testbed import binaries
+from testbed.apt import install_packages
 from testbed.cache import Say, builder_lock, cache_folder, install
-from testbed.debian import install_packages
 from testbed.image_build import (
     Buildah,
     architecture,
     base_folder,
     make_bases,
     make_program,
+    read_sources,
+    settings_for_build,
+    sum_of,
+    timed,
+    write_sources,
 )
-from testbed.image_commands import timed
-from testbed.image_layout import ImageInfo, Layout
-from testbed.image_pip import settings_for_build
-from testbed.image_source import read_sources, sum_of, write_sources
-from testbed.store_disk import import_images, make_disk
+from testbed.image_store import ImageInfo, Layout, import_images, make_disk
 from testbed.versions import CONTAINERD_VERSION
-
-__all__ = [
-    "ENGINE_IMAGE",
-    "PAUSE_IMAGE",
-    "build_store",
-    "next_image",
-    "our_image",
-    "store_images",
-    "store_name",
-]
 
 ENGINE_IMAGE = "localhost/engine:1"
 """Python's standard library and nothing else: stands for an engine's image, as it is published."""
@@ -53,14 +44,7 @@ _DISK = "store.ext4"
 _LIST = "images.json"
 _KEPT = 2
 _TOOLS = {"mmdebstrap": "mmdebstrap", "buildah": "buildah", "mke2fs": "e2fsprogs", "gcc": "gcc"}
-_RECIPE = (
-    "container_images.py",
-    "image_build.py",
-    "image_layout.py",
-    "image_source.py",
-    "pause.c",
-    "store_disk.py",
-)
+_RECIPE = ("container_images.py", "image_build.py", "image_store.py", "pause.c")
 
 
 def our_image() -> str:

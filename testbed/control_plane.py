@@ -24,9 +24,8 @@ from hostprep.errors import FailedError
 from testbed.api import Api
 from testbed.binaries import find
 from testbed.cache import cache_folder
-from testbed.child import Child
-from testbed.credentials import HOST_FROM_GUEST, Credentials
-from testbed.kubeconfig import write_private
+from testbed.credentials import HOST_FROM_GUEST, Credentials, write_private
+from testbed.processes import Child
 from testbed.runs import Runs
 from testbed.servers import (
     api_server_flags,
@@ -37,8 +36,6 @@ from testbed.servers import (
     scheduler_flags,
 )
 from testbed.tunnel import Tunnel
-
-__all__ = ["ClientError", "ControlPlane", "runs"]
 
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 5.0

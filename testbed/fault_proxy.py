@@ -27,8 +27,6 @@ from aiohttp import web
 from testbed.control_plane import ControlPlane
 from testbed.faults import Action, Asked, Fault, FaultList
 
-__all__ = ["FaultProxy"]
-
 Result = TypeVar("Result")
 # Headers of one connection, not of the message (RFC 9110, 7.6.1), and what aiohttp sets itself.
 _HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host"}

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Action", "Asked", "Fault", "FaultList", "answer", "cut", "delay", "expired"]
-
 
 class Action(Enum):
     """What happens to a request that is hit."""

@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hostprep.errors import FailedError
-from testbed.child import Child
+from testbed.processes import Child
 from testbed.qemu import Qemu
-
-__all__ = ["CommandError", "Guest", "Hardware"]
 
 # tsc=reliable: the kernel otherwise reads the time from an emulated device. highres=off: timers go
 # by ticks of 4 ms, since each that is set wakes QEMU. Together they are half of an emulated CPU.

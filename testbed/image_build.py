@@ -6,30 +6,193 @@ a second build quick.
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from hostprep.errors import FailedError
 from testbed.apt import Source, download_packages, mirror
 from testbed.cache import Say, install
-from testbed.image_commands import PRIVATE_MOUNTS, run, timed
-from testbed.image_pip import PipSettings
-from testbed.image_source import sum_of
 
-__all__ = [
-    "SUITE",
-    "Bases",
-    "Buildah",
-    "architecture",
-    "base_folder",
-    "fetch_base",
-    "make_bases",
-    "make_program",
-]
+PRIVATE_MOUNTS = ("unshare", "--mount", "--propagation", "private")
+"""Before a command that mounts: it may be killed, or its umount find somebody inside (a `find`
+over the whole machine is enough), and what it leaves is still gone with its last process."""
+_TAIL_LINES = 25
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    remedy: str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> str:
+    """Run to its end and return what it printed. Raises FailedError with its last words."""
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words,
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        lines = [*done.stdout.splitlines()[-_TAIL_LINES:], *done.stderr.splitlines()[-_TAIL_LINES:]]
+        tail = "\n".join(f"    {line}" for line in lines)
+        named = words[len(PRIVATE_MOUNTS) :] if words[0] == PRIVATE_MOUNTS[0] else words
+        raise FailedError(
+            f"{Path(named[0]).name} failed with exit code {done.returncode}:\n{tail}\n",
+            remedy=remedy,
+        )
+    return done.stdout
+
+
+@contextmanager
+def timed(what: str, say: Say) -> Iterator[None]:
+    """Say what begins, and how long it took."""
+    say(what)
+    start = time.monotonic()
+    yield
+    say(f"  done in {time.monotonic() - start:.0f} s")
+
+
+_RECIPES = ("Containerfile", ".containerignore")
+# Zip files, and so wheels, know no time before 1980.
+_WRITTEN_SECONDS = 946684800
+
+
+def read_sources(project: Path) -> dict[str, bytes]:
+    """The recipe and every file that a build sees, by their paths in the project."""
+    lines = (project / ".containerignore").read_text(encoding="utf-8").splitlines()
+    found: dict[str, bytes] = {}
+    for name in (*_RECIPES, *(line[1:] for line in lines if line.startswith("!"))):
+        top = project / name
+        for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
+            relative = path.relative_to(project)
+            if path.is_file() and not any(_is_cache(part) for part in relative.parts):
+                found[str(relative)] = path.read_bytes()
+    return found
+
+
+def _is_cache(part: str) -> bool:
+    return part == "__pycache__" or (part.startswith(".") and part not in _RECIPES)
+
+
+def sum_of(sources: Mapping[str, bytes], *more: bytes) -> str:
+    """Eight digits that change with any name, any byte, and anything in `more`."""
+    digest = hashlib.sha256()
+    for name, content in sorted(sources.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    for part in more:
+        digest.update(b"%d\0" % len(part) + part)
+    return digest.hexdigest()[:8]
+
+
+def write_sources(sources: Mapping[str, bytes], folder: Path) -> None:
+    """Write them to an empty folder, with the same modes and times whoever wrote the originals."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, content in sources.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+        os.utime(path, (_WRITTEN_SECONDS, _WRITTEN_SECONDS))
+
+
+_FOR_DOWNLOADS = (
+    "cert",
+    "client-cert",
+    "constraint",
+    "extra-index-url",
+    "find-links",
+    "index-url",
+    "no-index",
+    "pre",
+    "prefer-binary",
+    "proxy",
+    "retries",
+    "timeout",
+    "default-timeout",
+    "trusted-host",
+)
+"""Where to download from and how. What says where to install to is no business of an image."""
+_CA_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
+_CA_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
+
+
+@dataclass(frozen=True, slots=True)
+class PipSettings:
+    """A pip.conf, and the paths that it names and that must be there beside it."""
+
+    text: str
+    paths: tuple[Path, ...]
+
+
+def settings_for_build(environ: Mapping[str, str] = os.environ) -> PipSettings:
+    """As this Python's pip sees them: files, then environment. Raises nothing; none are none."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"],
+        env={**environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    candidates = (*(environ.get(name, "") for name in _CA_VARIABLES), *_CA_FILES)
+    authorities = next((path for path in candidates if path and os.path.isfile(path)), None)
+    return parse_settings(done.stdout, authorities)
+
+
+def parse_settings(listed: str, authorities: str | None) -> PipSettings:
+    """Turn the words of `pip config list` into a pip.conf.
+
+    `authorities`: the file of certificates to trust where the settings name none, since an image
+    does not know those that the machine's owner added to the machine.
+    """
+    values: dict[tuple[str, str], str] = {}
+    for line in listed.splitlines():
+        name, _, quoted = line.partition("=")
+        section, _, key = name.rpartition(".")
+        if key in _FOR_DOWNLOADS and section in {"global", "install", "wheel", ":env:"}:
+            values[section, key] = str(ast.literal_eval(quoted))
+    for section, key in list(values):
+        if section == ":env:":
+            # As with pip itself, a variable wins over every section of every file.
+            value = values[section, key]
+            values = {names: v for names, v in values.items() if names[1] != key}
+            values["global", key] = value
+    if authorities and all(key != "cert" for _, key in values):
+        values["global", "cert"] = authorities
+    return PipSettings(_text(values), tuple(_paths(values)))
+
+
+def _text(values: Mapping[tuple[str, str], str]) -> str:
+    lines = []
+    for section in sorted({section for section, _ in values}):
+        lines.append(f"[{section}]")
+        for (owner, key), value in sorted(values.items()):
+            if owner == section:
+                # A line of its own that starts with a blank continues the value before.
+                words = value.split("\n") if "\n" in value else [value]
+                lines.append(f"{key} = " + "\n    ".join(words))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _paths(values: Mapping[tuple[str, str], str]) -> list[Path]:
+    words = {word.removeprefix("file://") for value in values.values() for word in value.split()}
+    return sorted(Path(word) for word in words if word.startswith("/") and os.path.exists(word))
+
 
 SUITE = "trixie"
 """Its Python is 3.13."""

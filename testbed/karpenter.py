@@ -14,12 +14,10 @@ from pathlib import Path
 from hostprep.errors import FailedError
 from testbed.binaries import find
 from testbed.cache import Say, builder_lock, cache_folder, install
-from testbed.child import Child
 from testbed.control_plane import ControlPlane
-from testbed.toolchain import find_go
+from testbed.go_programs import find_go
+from testbed.processes import Child
 from testbed.versions import KARPENTER_VERSION
-
-__all__ = ["NODE_CLASS", "crd_files", "install_crds", "start"]
 
 NODE_CLASS = {"group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": "default"}
 """What a NodePool's `nodeClassRef` must be here; `install_crds` makes the object."""

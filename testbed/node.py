@@ -8,22 +8,124 @@ with ControlPlane(controllers=True, scheduler=True) as cluster, VirtualNode(clus
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
 from hostprep.errors import FailedError
+from testbed import binaries
+from testbed.cache import Say, builder_lock, cache_folder
+from testbed.container_images import build_store
 from testbed.control_plane import ControlPlane
+from testbed.credentials import HOST_FROM_GUEST, write_private
 from testbed.guest import Guest, Hardware
-from testbed.kubeconfig import write_private
-from testbed.node_config import NODE, NodeSettings, config_files
-from testbed.node_image import NodeImage
-from testbed.ports import free_port
-from testbed.qemu import Qemu
+from testbed.node_image import NodeImage, build_node_image
+from testbed.processes import free_port
+from testbed.qemu import Qemu, ensure_qemu
+from testbed.versions import NODE_PROGRAMS
 
-__all__ = ["NODE", "VirtualNode"]
+NODE = "node-a"
+_ADDRESS = "10.0.2.15"
+_DNS = "169.254.20.10"
+_PODS = "10.244.0.0/16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """How the node joins."""
+
+    tainted: bool = True
+    """Whether it registers with the start-up taint."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    kubelet: Mapping[str, Any] = field(default_factory=dict)
+    """More of KubeletConfiguration."""
+
+
+def config_files(
+    cluster: ControlPlane, settings: NodeSettings, kubelet_port: int
+) -> dict[str, str | bytes]:
+    """The files of /etc/kubernetes on the node, by name."""
+    server = f"https://{HOST_FROM_GUEST}:{cluster.url.rpartition(':')[2]}"
+    names = [_ADDRESS, NODE, "localhost", "127.0.0.1"]
+    keys = cluster.credentials.server_keys("kubelet", addresses=names)
+    users = {
+        "kubelet": (f"system:node:{NODE}", ["system:nodes"]),
+        "kube-proxy": ("system:kube-proxy", []),
+        "coredns": ("system:coredns", ["system:masters"]),
+    }
+    files: dict[str, str | bytes] = {
+        f"{name}.kubeconfig": cluster.credentials.user_text(user, groups=groups, server=server)
+        for name, (user, groups) in users.items()
+    }
+    labels = ",".join(f"{key}={value}" for key, value in settings.labels.items())
+    return files | {
+        "ca.crt": cluster.credentials.ca,
+        "kubelet.crt": keys.public,
+        "kubelet.key": keys.private,
+        "kubelet.yaml": json.dumps(_kubelet(settings, kubelet_port), indent=1),
+        "kubelet.env": f"KUBELET_FLAGS=--node-labels={labels}\n",
+        "kube-proxy.yaml": json.dumps(_kube_proxy(), indent=1),
+        "Corefile": _corefile(),
+    }
+
+
+def _kubelet(settings: NodeSettings, port: int) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "cgroupDriver": "systemd",
+        "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+        "port": port,
+        "authentication": {
+            "x509": {"clientCAFile": "/etc/kubernetes/ca.crt"},
+            "webhook": {"enabled": True},
+            "anonymous": {"enabled": False},
+        },
+        "authorization": {"mode": "Webhook"},
+        "tlsCertFile": "/etc/kubernetes/kubelet.crt",
+        "tlsPrivateKeyFile": "/etc/kubernetes/kubelet.key",
+        "clusterDNS": [_DNS],
+        "clusterDomain": "cluster.local",
+        "evictionHard": {
+            "memory.available": "100Mi",
+            "nodefs.available": "1%",
+            "imagefs.available": "1%",
+        },
+        "imageGCHighThresholdPercent": 100,
+    }
+    if settings.tainted:
+        config["registerWithTaints"] = [{"key": CLUSTER_AUTOSCALER_TAINT, "effect": "NoSchedule"}]
+    return config | dict(settings.kubelet)
+
+
+def _kube_proxy() -> dict[str, Any]:
+    return {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "nftables",
+        "clusterCIDR": _PODS,
+        "clientConnection": {"kubeconfig": "/etc/kubernetes/kube-proxy.kubeconfig"},
+        "conntrack": {"maxPerCore": 0},
+    }
+
+
+def _corefile() -> str:
+    return f""".:53 {{
+    bind {_DNS}
+    errors
+    kubernetes cluster.local {{
+        kubeconfig /etc/kubernetes/coredns.kubeconfig
+    }}
+    cache 5
+}}
+"""
+
 
 _READY_SECONDS = 240.0
 
@@ -156,3 +258,30 @@ def _config_disk(
     if done.returncode != 0:
         raise FailedError(f"mke2fs failed: {done.stderr.strip()}", remedy="install e2fsprogs")
     return disk
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """QEMU, the node's disk, and the disk with the container images."""
+
+    qemu: Qemu
+    image: NodeImage
+    store: Path
+
+    def node(self, cluster: ControlPlane, **options: Any) -> VirtualNode:
+        """A node of this cluster, not yet started; `options` are VirtualNode's."""
+        return VirtualNode(cluster, qemu=self.qemu, image=self.image, store=self.store, **options)
+
+
+def build_node_parts(say: Say) -> NodeParts:
+    """Build what is missing or out of date; seconds when nothing is.
+
+    Raises FailedError with the remedy: it needs root, and Debian's packages.
+    """
+    programs = binaries.build(NODE_PROGRAMS, say=say)
+    cache = cache_folder()
+    with builder_lock(cache, say):
+        qemu = ensure_qemu(cache, say)
+        image = build_node_image(programs, cache=cache, say=say)
+    given = os.environ.get("TEST_ASSET_STORE")
+    return NodeParts(qemu, image, Path(given) if given else build_store(say))

@@ -14,12 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hostprep.errors import FailedError
-from testbed.apt import Source, download_packages, mirror
+from testbed.apt import Source, download_packages, install_packages, mirror
 from testbed.cache import Say, install
-from testbed.debian import install_packages
-from testbed.image_commands import PRIVATE_MOUNTS
-
-__all__ = ["SUITE", "NodeImage", "build_node_image", "image_name"]
+from testbed.image_build import PRIVATE_MOUNTS
 
 SUITE = "trixie"
 """Its kernel, 6.12, is the first of a stable Debian with tmpfs `noswap` and idmapped hugetlbfs."""

@@ -11,8 +11,6 @@ from typing import Any
 from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
 from testbed.api import STRATEGIC_PATCH, Api
 
-__all__ = ["create_node", "node_object", "reboot_node", "this_machine"]
-
 JsonObject = dict[str, Any]
 _CAPACITY = {"cpu": "32", "memory": "256Gi", "pods": "110"}
 

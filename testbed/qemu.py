@@ -14,11 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hostprep.errors import FailedError
-from testbed.apt import Source, download_packages, mirror, release
+from testbed.apt import Source, download_packages, install_packages, mirror, release
 from testbed.cache import Say, install
-from testbed.debian import install_packages
-
-__all__ = ["Qemu", "ensure_qemu", "find_qemu", "parse_version"]
 
 _PROGRAM = "qemu-system-x86_64"
 _GOOD_MAJOR = 8

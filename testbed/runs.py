@@ -19,9 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.child import MARK
-
-__all__ = ["Run", "Runs", "carries_mark", "choose_base", "is_run_folder", "kill_marked"]
+from testbed.processes import MARK
 
 _PREFIX = "hostprep-testbed-"
 _ROOM_BYTES = 2 << 30

@@ -6,15 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "api_server_flags",
-    "controller_manager_flags",
-    "egress_configuration",
-    "etcd_flags",
-    "kubernetes_endpoints",
-    "scheduler_flags",
-]
-
 # A simulated node has no kubelet to renew its lease: it must not be declared dead for that.
 _NODE_GRACE = "24h"
 ISSUER = "https://kubernetes.default.svc"

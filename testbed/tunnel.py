@@ -14,8 +14,6 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["GUEST_ADDRESS", "Tunnel", "parse_connect", "translate"]
-
 GUEST_ADDRESS = "10.0.2.15"
 """The first address that QEMU's user network hands out: every guest's own."""
 _LOOPBACK = "127.0.0.1"

@@ -7,24 +7,6 @@ from dataclasses import dataclass
 
 from hostprep.errors import BadInputError
 
-__all__ = [
-    "CONTAINERD_VERSION",
-    "CONTROL_PLANE",
-    "COREDNS_VERSION",
-    "ETCD_VERSION",
-    "HELM_VERSION",
-    "KARPENTER_VERSION",
-    "KUBECTL_VERSION",
-    "KUBELET_VERSION",
-    "KUBERNETES_VERSIONS",
-    "NODE_PROGRAMS",
-    "RUNC_VERSION",
-    "GoProgram",
-    "go_programs",
-    "go_version",
-    "kubernetes_version",
-]
-
 ETCD_VERSION = "3.6.8"
 HELM_VERSION = "4.3.1"
 KUBECTL_VERSION = "1.37.1"

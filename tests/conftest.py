@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from hostprep.node.apply.service import Node
-from tests.support.machine import clean_node, machine_lock
+from testbed.machine import clean_node, machine_lock
 
 _IS_LONG = os.environ.get("LONG", "") not in {"", "0"}
 

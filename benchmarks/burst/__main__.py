@@ -35,7 +35,7 @@ from hostprep.backing import MIB
 from hostprep.errors import HostprepError
 from hostprep.node.apply.service import Node
 from hostprep.units import format_bytes, parse_quantity
-from tests.support.machine import machine_lock
+from testbed.machine import machine_lock
 
 _LEAST_BYTES = 64 * MIB
 

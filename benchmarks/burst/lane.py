@@ -18,8 +18,6 @@ from benchmarks.machine import BenchmarkError
 from hostprep.cuda.board import RankBoard
 from hostprep.errors import HostprepError
 
-__all__ = ["Watched", "stored_bytes", "watch"]
-
 _PAUSE_S = 0.2
 _STORED = "vllm:kv_offload_store_bytes_total"
 _END_S = 60.0

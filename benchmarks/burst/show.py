@@ -8,8 +8,6 @@ from typing import Any
 from hostprep.console import print_table
 from hostprep.units import format_bytes
 
-__all__ = ["caption", "draw", "print_run"]
-
 _LONG = {"today": "today", "prepared": "prepared by Hostprep"}
 _COLORS = {"today": "#c2410c", "prepared": "#0f766e"}
 _STEP_COLORS = {"populate": "#fdba74", "register": "#94a3b8"}

@@ -23,8 +23,6 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from hostprep.engines.vllm.offloading_region import Layout
 from hostprep.engines.vllm.offloading_worker import HostprepWorker
 
-__all__ = ["TodaySpec"]
-
 _PORTABLE = 1
 """CU_MEMHOSTREGISTER_PORTABLE (CUDA Driver API, cuMemHostRegister)."""
 

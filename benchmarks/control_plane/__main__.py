@@ -12,15 +12,14 @@ import asyncio
 import json
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from benchmarks.control_plane.report import document, print_points, write_docs
 from benchmarks.control_plane.scale import Point, Run, measure
+from testbed.chart import apply_crds
 from testbed.control_plane import ControlPlane
-from testbed.ports import free_port
+from testbed.processes import free_port
 
-_CRDS = Path(__file__).parents[2] / "charts" / "hostprep" / "files" / "crds"
 _SIZES = (100, 1000, 5000)
 
 
@@ -40,10 +39,7 @@ def main() -> int:
 def _measure(count: int, quiet_s: float) -> Point:
     print(f"{count} nodes", file=sys.stderr)
     with ControlPlane() as cluster, tempfile.TemporaryDirectory(prefix="hostprep-bench-") as folder:
-        for path in sorted(_CRDS.glob("*.yaml")):
-            cluster.kubectl("apply", "-f", str(path))
-        cluster.kubectl("wait", "--for=condition=Established", "crd", "--all")
-        time.sleep(2.0)  # served a moment after they are established
+        apply_crds(cluster.api)
         run = Run(str(cluster.kubeconfig), Path(folder), port=free_port(), quiet_s=quiet_s)
         return asyncio.run(measure(run, count))
 

@@ -10,8 +10,6 @@ from urllib.parse import urlencode
 
 from kubernetes.aio import client, config
 
-__all__ = ["HMN", "HMP", "MERGE", "NODES", "STRATEGIC", "Api", "at_once"]
-
 NODES = "/api/v1/nodes"
 HMN = "/apis/hostprep.dev/v1alpha1/hostmemorynodes"
 HMP = "/apis/hostprep.dev/v1alpha1/hostmemorypools"

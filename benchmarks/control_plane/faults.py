@@ -17,22 +17,18 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from benchmarks.control_plane.troubles import Troubles, left_undone
 from hostprep.console import print_table
+from testbed.chart import apply_crds
 from testbed.control_plane import ControlPlane
 from testbed.fault_proxy import FaultProxy
 from testbed.faults import answer, expired
-from tests.support.charts import load_crds
-from tests.support.opening_audit import OpeningAudit
-from tests.support.operator_process import POOLS, OperatorProcess
-from tests.support.simulated_agents import SimulatedAgents
-from tests.support.waiting import wait_for
+from testbed.opening_audit import OpeningAudit
+from testbed.operator_process import OperatorProcess
+from testbed.processes import wait_for
+from testbed.simulated_agents import SimulatedAgents
 
-__all__ = ["Plan", "Tally", "run"]
-
-_CRDS = Path(__file__).parents[2] / "charts" / "hostprep" / "files" / "crds"
 _SHOWN = 10
 _START_S = 15.0
 # What is asked for at any version can be read until the end: the watcher needs it.
@@ -81,8 +77,7 @@ def run(plan: Plan) -> Tally:
     """Do all of it on a control plane of its own. Raises AssertionError where it never begins."""
     chance, tally = random.Random(plan.seed), Tally()
     with ControlPlane(flags=_FLAGS) as cluster, FaultProxy(cluster, seed=plan.seed) as proxy:
-        load_crds(cluster, sorted(_CRDS.glob("*.yaml")))
-        wait_for(lambda: cluster.api.get(POOLS), 30)
+        apply_crds(cluster.api)
         audit, agents = OpeningAudit(cluster.api), SimulatedAgents(cluster.api)
         troubles = Troubles(cluster.api, proxy, agents, audit, chance)
         troubles.make_cluster(plan.nodes)

@@ -10,8 +10,6 @@ from benchmarks.control_plane.api import MERGE, NODES, STRATEGIC, Api, at_once
 from hostprep.api.conditions import format_time
 from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
 
-__all__ = ["boot_id", "heartbeat", "make_nodes", "name_of", "node_body", "reboot", "remove_nodes"]
-
 _MIB = 1 << 20
 
 

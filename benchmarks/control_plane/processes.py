@@ -8,8 +8,6 @@ import sys
 from collections.abc import Sequence
 from typing import Self
 
-__all__ = ["Program"]
-
 _TICK_HZ = os.sysconf("SC_CLK_TCK")
 
 

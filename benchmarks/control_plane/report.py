@@ -12,8 +12,6 @@ from statistics import linear_regression, median
 from benchmarks.control_plane.scale import Point, percentile
 from hostprep.console import print_table
 
-__all__ = ["document", "print_points", "write_docs"]
-
 _DOCS = Path(__file__).parents[2] / "docs"
 _MIB = 1 << 20
 

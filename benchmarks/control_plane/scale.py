@@ -16,8 +16,6 @@ from benchmarks.control_plane.processes import Program
 from benchmarks.control_plane.storm import storm
 from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
 
-__all__ = ["Operator", "Point", "Run", "measure", "percentile"]
-
 POOLS = 3
 _POLL_S = 0.25
 _LONGEST_S = 1800.0

@@ -12,8 +12,6 @@ from benchmarks.control_plane.api import NODES, Api, at_once
 from benchmarks.control_plane.nodes import name_of, reboot
 from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
 
-__all__ = ["Watcher", "storm"]
-
 _LONGEST_S = 120.0
 
 

@@ -15,11 +15,9 @@ from hostprep.api.names import (
 from testbed.api import Api, ApiError
 from testbed.fault_proxy import FaultProxy
 from testbed.nodes import create_node, node_object, reboot_node
-from tests.support.opening_audit import OpeningAudit
-from tests.support.operator_process import HMNS, NODES, POOLS, pool_object
-from tests.support.simulated_agents import SimulatedAgents
-
-__all__ = ["Troubles", "left_undone"]
+from testbed.opening_audit import OpeningAudit
+from testbed.operator_process import HMNS, NODES, POOLS, pool_object
+from testbed.simulated_agents import SimulatedAgents
 
 JsonObject = dict[str, Any]
 _POOLS = 3

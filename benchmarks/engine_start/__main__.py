@@ -17,7 +17,7 @@ from hostprep.backing import GIB, MIB
 from hostprep.console import print_table
 from hostprep.errors import HostprepError
 from hostprep.units import format_bytes, parse_quantity
-from tests.support.machine import machine_lock
+from testbed.machine import machine_lock
 
 _COLUMNS = ("ENGINE", "WHAT", "SIZE", "COLD", "PREPARED", "RATIO", "REACH", "MET")
 

@@ -18,14 +18,10 @@ from typing import Any
 from benchmarks.machine import BenchmarkError
 from hostprep.backing import GIB, MIB, Backing
 from hostprep.node.apply.service import Node
-from testbed.engines import environments
-from tests.engines import vllm_server
-from tests.engines.lmcache_server import LMCache, connector, exec_command, serving
-from tests.support.engine_environments import EnginePython, engine_python
-from tests.support.machine import clean_node
-from tests.support.pools import POOL, pool_of
-
-__all__ = ["ENGINES", "Engine", "Times"]
+from testbed.engines import environments, vllm_server
+from testbed.engines.interpreters import EnginePython, engine_python
+from testbed.engines.lmcache_server import LMCache, connector, exec_command, serving
+from testbed.machine import POOL, clean_node, pool_of
 
 CHUNK_BYTES = MIB
 _REPOSITORY = Path(__file__).parents[2]
@@ -92,7 +88,7 @@ def _vllm(python: EnginePython, size_bytes: int) -> Times:
 
 
 def _sglang(python: EnginePython, size_bytes: int) -> Times:
-    command = [sys.executable, "-m", "tests.engines.sglang_times", str(size_bytes // MIB)]
+    command = [sys.executable, "-m", "testbed.engines.sglang_times", str(size_bytes // MIB)]
     told = _last_line(command, dict(os.environ))
     del python
     return Times(tuple(told["cold"]), tuple(told["prepared"]), size_bytes)

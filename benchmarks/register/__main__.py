@@ -20,8 +20,6 @@ from hostprep.backing import GIB, MIB
 from hostprep.errors import HostprepError
 from hostprep.units import format_bytes, parse_quantity
 
-__all__ = ["main"]
-
 _MOST_BYTES = 8 * GIB
 _LEAST_BYTES = 64 * MIB
 _SHARE = 4

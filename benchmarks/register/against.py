@@ -11,8 +11,6 @@ from benchmarks.register.rates import span
 from benchmarks.register.scene import Scene, rate, slice_bytes
 from hostprep.backing import MIB, Backing
 
-__all__ = ["measure_handles", "measure_today", "measure_two_ranks"]
-
 _ROUNDS = 3
 _PIECE_BYTES = 256 * MIB
 """Of memory by cuMemCreate: it holds the locks of all GPUs while it zeroes (research: memory)."""

@@ -11,8 +11,6 @@ from benchmarks.register.rates import measure_chunks, measure_processes
 from benchmarks.register.scene import Scene
 from benchmarks.register.stalls import measure_stalls
 
-__all__ = ["AGENDA", "Item"]
-
 
 @dataclass(frozen=True, slots=True)
 class Item:

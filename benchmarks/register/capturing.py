@@ -8,8 +8,6 @@ import threading
 from benchmarks.register.cuda import Cuda, CudaError
 from benchmarks.register.mappings import Mapping
 
-__all__ = ["capture_while"]
-
 _LAUNCHES = 64
 
 

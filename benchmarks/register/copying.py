@@ -12,8 +12,6 @@ from benchmarks.register.mappings import Mapping
 from hostprep.backing import GIB
 from hostprep.linux.memory import address_of
 
-__all__ = ["copy_rates"]
-
 
 def copy_rates(
     cuda: Cuda, name: str, mapping: Mapping | None, size_bytes: int, rounds: int

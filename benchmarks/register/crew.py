@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["Answer", "Crew", "MeasureError", "Process", "mapped", "together"]
-
 _REPOSITORY = Path(__file__).parent.parent.parent
 _LONGEST_S = 150.0
 _LEAD_S = 0.05

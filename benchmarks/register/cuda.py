@@ -8,8 +8,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["NO_FLAGS", "Cuda", "CudaError", "elapsed"]
-
 NO_FLAGS = 0
 """Under unified addressing all registered memory is mapped and portable by itself."""
 _USES_HOST_PAGE_TABLES = "CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES"

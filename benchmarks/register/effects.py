@@ -8,8 +8,6 @@ from benchmarks.register.crew import mapped
 from benchmarks.register.scene import Scene
 from hostprep.backing import GIB, Backing
 
-__all__ = ["measure_copies", "measure_footprint", "measure_graph"]
-
 _COPY_BYTES = GIB
 _COPY_ROUNDS = 5
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from benchmarks.register.cuda import Cuda, CudaError
 
-__all__ = ["Handles"]
-
 _BATCH = 200
 """Descriptors in one message; the kernel's limit is 253 (SCM_MAX_FD)."""
 

@@ -14,8 +14,6 @@ from hostprep.backing import MIB
 from hostprep.cuda.chunks import ChunkPolicy, next_chunk_bytes
 from hostprep.linux.memory import address_of, map_shared, populate
 
-__all__ = ["Mapping", "cold_mapping", "file_mapping"]
-
 _FIRST_BYTES = 256 * MIB
 Turn = Callable[[], contextlib.AbstractContextManager[object]]
 

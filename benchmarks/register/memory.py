@@ -16,8 +16,6 @@ from hostprep.linux.memory import address_of, map_shared, populate
 from hostprep.linux.mounts import mount, unmount
 from hostprep.linux.threads import run_pieces
 
-__all__ = ["NotHereError", "available_bytes", "populate_all", "resident"]
-
 _MFD_HUGETLB = 0x4
 _MFD_HUGE_SHIFT = 26
 _POOLS = Path("/sys/kernel/mm/hugepages")

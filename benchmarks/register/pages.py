@@ -10,8 +10,6 @@ from benchmarks.register.agenda import AGENDA
 from benchmarks.register.results import Document, headlines
 from hostprep.units import format_bytes, format_seconds
 
-__all__ = ["print_run", "write_docs"]
-
 _DOCS = Path(__file__).parent.parent.parent / "docs"
 _BEGIN, _END = "<!-- figures: begin -->", "<!-- figures: end -->"
 _Row = dict[str, Any]

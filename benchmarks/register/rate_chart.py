@@ -8,8 +8,6 @@ from typing import Any
 
 from hostprep.units import format_bytes
 
-__all__ = ["draw_rates"]
-
 _COLORS = ("#2a7f62", "#c0392b", "#2c6fa8", "#7f8c8d")
 
 

@@ -7,8 +7,6 @@ from benchmarks.register.crew import Answer, Process, mapped, together
 from benchmarks.register.scene import Scene, rate, slice_bytes
 from hostprep.backing import GIB, MIB, Backing
 
-__all__ = ["BACKINGS", "CHUNKS", "measure_chunks", "measure_processes", "span"]
-
 BACKINGS = (Backing.HUGETLB_2MI, Backing.BASE, Backing.HUGETLB_1GI, Backing.THP)
 """In order of interest: the last ones are left out first where time is short."""
 CHUNKS: tuple[int | str, ...] = ("steered", 0, 256 * MIB, 64 * MIB, 480 * MIB, GIB)

@@ -12,8 +12,6 @@ from typing import Any
 from benchmarks.measure import AtLeast, Below, Reach, Result, Sample
 from hostprep.units import format_bytes
 
-__all__ = ["Document", "document", "headlines", "machine"]
-
 Document = dict[str, Any]
 _OURS = "resident HugeTLB2Mi, mapped and registered by steered chunks"
 _OURS_BASE = "resident Base, mapped and registered by steered chunks"

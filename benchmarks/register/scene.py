@@ -14,8 +14,6 @@ from benchmarks.register.crew import Crew, MeasureError
 from benchmarks.register.memory import NotHereError, resident
 from hostprep.backing import GIB, MIB, Backing
 
-__all__ = ["Clock", "Row", "Scene", "TimeIsUp", "rate", "slice_bytes"]
-
 Row = dict[str, object]
 """One figure with what it is of; `measurement` names the table that it belongs to."""
 

@@ -10,8 +10,6 @@ from benchmarks.register.scene import Scene
 from benchmarks.register.watching import ACTIONS
 from hostprep.backing import Backing
 
-__all__ = ["measure_stalls"]
-
 _AT_LEAST_S = 2.0
 """What is shorter is repeated for that long, so that neighbours meet it often."""
 _SHORT_S = 0.1

@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 from benchmarks.register.cuda import Cuda, CudaError
 
-__all__ = ["ACTIONS", "Watcher"]
-
 ACTIONS = {
     "driver": "cuMemGetInfo, as torch.cuda.mem_get_info",
     "launch": "an empty kernel launched and waited for",

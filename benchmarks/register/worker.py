@@ -18,8 +18,6 @@ from benchmarks.register.mappings import Mapping, cold_mapping, file_mapping
 from benchmarks.register.watching import Watcher
 from hostprep.errors import HostprepError
 
-__all__ = ["main"]
-
 
 class _Worker:
     """The commands, by name: every public method is one."""

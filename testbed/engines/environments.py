@@ -18,22 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hostprep.errors import FailedError
+from testbed.apt import install_packages
 from testbed.cache import Say, builder_lock, cache_folder, install
-from testbed.debian import install_packages
 from testbed.engines import virtual_environment as venv
 from testbed.engines.lock import PYTHONS, lock_file, parse_pins
 from testbed.engines.stubs import build_stubs
-
-__all__ = [
-    "ALL",
-    "ALWAYS",
-    "RELEASES",
-    "Environment",
-    "build",
-    "folder_of",
-    "library_folders",
-    "locate",
-]
 
 _RECIPE = "1"
 """Another number, and every environment is built again."""

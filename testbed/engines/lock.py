@@ -17,8 +17,6 @@ from typing import Any
 
 from hostprep.errors import FailedError
 
-__all__ = ["PYTHONS", "lock_file", "parse_pins", "rendered"]
-
 PYTHONS = ("3.11",)
 """What the locks have wheels for, on x86-64."""
 _LOCKS = Path(__file__).parent / "locks"

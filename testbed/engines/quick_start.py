@@ -12,10 +12,8 @@ from pathlib import Path
 
 from hostprep.errors import HostprepError
 from testbed.engines import environments
-from tests.engines.vllm_server import tiny_model
-from tests.support.engine_environments import EnginePython, engine_python
-
-__all__ = ["make", "program"]
+from testbed.engines.interpreters import EnginePython, engine_python
+from testbed.engines.vllm_server import tiny_model
 
 _PROGRAM = '''#!{python}
 """`vllm serve MODEL ...` of vLLM's CPU build, whose own command asks for a package named vllm."""

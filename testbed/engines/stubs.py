@@ -13,10 +13,8 @@ import subprocess
 from pathlib import Path
 
 from hostprep.errors import FailedError
+from testbed.apt import install_packages
 from testbed.cache import Say
-from testbed.debian import install_packages
-
-__all__ = ["build_stubs"]
 
 _SONAMES = (
     "libcublas.so.13",

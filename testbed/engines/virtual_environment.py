@@ -14,8 +14,6 @@ from pathlib import Path
 from hostprep.errors import FailedError
 from testbed.cache import Say
 
-__all__ = ["add_packages_of", "create", "install_locked", "move_scripts", "site_packages"]
-
 _DOWNLOADED = re.compile(r"^\s*Downloading (\S+) \(([0-9.]+) (kB|MB|GB)\)")
 _IN_MB = {"kB": 0.001, "MB": 1.0, "GB": 1000.0}
 _SAY_EVERY_MB = 100.0

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from hostprep.errors import NotReadyError
-from testbed.api import APPLY_PATCH, Api
+from testbed.api import Api
+from testbed.chart import apply_crds
 from testbed.control_plane import ControlPlane
 from testbed.nodes import create_node, node_object
-from tests.support.waiting import wait_for
 
 JsonObject = dict[str, Any]
-_CRDS = Path(__file__).parents[2] / "charts" / "hostprep" / "files" / "crds"
-_CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _INDEPENDENT = (
-    "test_benchmarks_cluster_short.py",
+    "test_fault_run.py",
     "test_operator_cleanup.py",
     "test_operator_faults.py",
 )
@@ -120,32 +116,6 @@ def kubectl(control_plane: ControlPlane) -> Callable[..., str]:
 def crds(control_plane: ControlPlane) -> list[str]:
     """The chart's custom resources, established on `control_plane`; returns their names."""
     return apply_crds(control_plane.api)
-
-
-def apply_crds(api: Api) -> list[str]:
-    """Apply every CRD of the chart, whatever there is, and wait until they are served."""
-    resources: list[JsonObject] = []
-    for path in sorted(_CRDS.glob("*.yaml")):
-        for document in yaml.safe_load_all(path.read_text()):
-            name = document["metadata"]["name"]
-            api.patch(
-                f"{_CRD_PATH}/{name}",
-                document,
-                content_type=APPLY_PATCH,
-                fieldManager="testbed",
-                force="true",
-            )
-            resources.append(document)
-    for resource in resources:
-        wait_for(partial(_is_served, api, resource), why=f"{resource['metadata']} is not served")
-    return [resource["metadata"]["name"] for resource in resources]
-
-
-def _is_served(api: Api, resource: JsonObject) -> bool:
-    # More than condition Established: a while longer the server says 429, storage initializing.
-    spec = resource["spec"]
-    path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
-    return api.request("GET", path).status == 200
 
 
 @pytest.fixture

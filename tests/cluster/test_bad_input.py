@@ -14,16 +14,16 @@ import pytest
 
 from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
 from hostprep.node.apply.service import Node
+from testbed.agent_process import AgentProcess
 from testbed.api import Api, ApiError
 from testbed.control_plane import ControlPlane
+from testbed.machine import clean_node, machine_lock
 from testbed.nodes import create_node, node_object, this_machine
-from tests.support.agent_objects import Hmn, inodes, pools
-from tests.support.agent_process import AgentProcess
-from tests.support.charts import NAMESPACE, cluster_with_the_chart
-from tests.support.machine import clean_node, machine_lock
-from tests.support.operator_process import HMNS, NODES, POOLS, OperatorProcess, pool_object
-from tests.support.simulated_agents import SimulatedAgents
-from tests.support.waiting import wait_for
+from testbed.operator_process import HMNS, NODES, POOLS, OperatorProcess, pool_object
+from testbed.processes import wait_for
+from testbed.simulated_agents import SimulatedAgents
+from tests.cluster.agent_objects import Hmn, inodes, pools
+from tests.cluster.charts import NAMESPACE, cluster_with_the_chart
 
 pytestmark = pytest.mark.cluster
 

@@ -13,7 +13,8 @@ import pytest
 
 from testbed.control_plane import ControlPlane
 from testbed.nodes import create_node, node_object
-from tests.support.charts import (
+from testbed.processes import wait_for
+from tests.cluster.charts import (
     CHART,
     MONITORING,
     NAMESPACE,
@@ -25,7 +26,6 @@ from tests.support.charts import (
     load_crds,
     render_text,
 )
-from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from testbed.control_plane import ControlPlane
-from tests.support.engine_pods import EXAMPLES, documents
+from testbed.engine_pods import EXAMPLES, documents
 
 pytestmark = pytest.mark.cluster
 

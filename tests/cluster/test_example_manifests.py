@@ -9,7 +9,7 @@ import pytest
 
 from testbed.binaries import find
 from testbed.control_plane import ControlPlane
-from tests.support.engine_pods import EXAMPLES, NAMESPACE
+from testbed.engine_pods import EXAMPLES, NAMESPACE
 
 pytestmark = pytest.mark.cluster
 

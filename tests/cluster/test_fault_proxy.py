@@ -15,7 +15,7 @@ from testbed.api import Api, ApiError
 from testbed.control_plane import ControlPlane
 from testbed.fault_proxy import FaultProxy
 from testbed.faults import answer, cut, delay, expired
-from tests.support.waiting import wait_for
+from testbed.processes import wait_for
 
 pytestmark = pytest.mark.cluster
 JsonObject = dict[str, Any]

@@ -15,8 +15,8 @@ import pytest
 from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT, ready_label
 from hostprep.errors import NotReadyError
 from testbed import binaries
-from tests.support.karpenter_scene import EXAMPLE, Scene, condition, scene, taint_keys
-from tests.support.waiting import wait_for
+from testbed.processes import wait_for
+from tests.cluster.karpenter_scene import EXAMPLE, Scene, condition, scene, taint_keys
 
 pytestmark = pytest.mark.cluster
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from testbed.api import Api
+from testbed.chart import apply_crds
 from testbed.control_plane import ControlPlane
 from testbed.nodes import create_node, node_object
-from tests.cluster.conftest import apply_crds
-from tests.support.operator_process import (
+from testbed.operator_process import (
     HMNS,
     NODES,
     POOLS,
@@ -22,8 +22,8 @@ from tests.support.operator_process import (
     run_command,
     traceless,
 )
-from tests.support.simulated_agents import SimulatedAgents
-from tests.support.waiting import wait_for
+from testbed.processes import wait_for
+from testbed.simulated_agents import SimulatedAgents
 
 pytestmark = pytest.mark.cluster
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from testbed.api import STRATEGIC_PATCH, Api
+from testbed.chart import apply_crds
 from testbed.control_plane import ControlPlane
 from testbed.fault_proxy import FaultProxy
 from testbed.faults import answer, cut, expired
 from testbed.nodes import create_node, node_object, reboot_node
-from tests.cluster.conftest import apply_crds
-from tests.support.opening_audit import OpeningAudit
-from tests.support.operator_process import HMNS, NODES, POOLS, OperatorProcess, pool_object
-from tests.support.simulated_agents import SimulatedAgents
-from tests.support.waiting import wait_for
+from testbed.opening_audit import OpeningAudit
+from testbed.operator_process import HMNS, NODES, POOLS, OperatorProcess, pool_object
+from testbed.processes import wait_for
+from testbed.simulated_agents import SimulatedAgents
 
 pytestmark = pytest.mark.cluster
 

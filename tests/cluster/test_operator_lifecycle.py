@@ -12,11 +12,11 @@ import pytest
 
 from hostprep.api.node_resource import Phase
 from testbed.api import Api
+from testbed.chart import apply_crds
 from testbed.control_plane import ControlPlane
 from testbed.nodes import create_node, node_object, reboot_node
-from tests.cluster.conftest import apply_crds
-from tests.support.opening_audit import OpeningAudit
-from tests.support.operator_process import (
+from testbed.opening_audit import OpeningAudit
+from testbed.operator_process import (
     HMNS,
     NODES,
     POOLS,
@@ -24,8 +24,8 @@ from tests.support.operator_process import (
     pool_object,
     traceless,
 )
-from tests.support.simulated_agents import SimulatedAgents
-from tests.support.waiting import wait_for
+from testbed.processes import wait_for
+from testbed.simulated_agents import SimulatedAgents
 
 pytestmark = pytest.mark.cluster
 

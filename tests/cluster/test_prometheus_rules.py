@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.charts import MONITORING, render
+from tests.cluster.charts import MONITORING, render
+from tests.cluster.prometheus import promtool
 from tests.support.observability import (
     AGENT_JOB,
     DASHBOARD,
@@ -19,7 +20,6 @@ from tests.support.observability import (
     queries,
     without_variables,
 )
-from tests.support.prometheus import promtool
 
 pytestmark = pytest.mark.cluster
 

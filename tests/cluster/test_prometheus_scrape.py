@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from testbed.processes import wait_for
+from tests.cluster.observed_cluster import POOL_BYTES, SILENT, Observed, observed_cluster
+from tests.cluster.prometheus import Sample
 from tests.support.observability import METRICS, alerts, panels, without_variables
-from tests.support.observed_cluster import POOL_BYTES, SILENT, Observed, observed_cluster
-from tests.support.prometheus import Sample
-from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 

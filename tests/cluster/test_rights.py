@@ -13,12 +13,11 @@ import pytest
 
 from testbed.api import Api
 from testbed.control_plane import ControlPlane
+from testbed.credentials import service_account_token
 from testbed.nodes import create_node, node_object
-from testbed.ports import free_port
-from testbed.tokens import service_account_token
-from tests.support.charts import NAMESPACE, cluster_with_the_chart, give_cleanup_its_rights
+from testbed.processes import free_port, wait_for
+from tests.cluster.charts import NAMESPACE, cluster_with_the_chart, give_cleanup_its_rights
 from tests.support.rights import FORBIDDEN, PERMITTED, Act, try_it
-from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 

@@ -19,15 +19,14 @@ import pytest
 
 from hostprep.node.apply.service import Node
 from hostprep.node.observe.pools import observe_pools
+from testbed.agent_process import AgentProcess
 from testbed.api import ApiError
 from testbed.control_plane import ControlPlane
+from testbed.machine import clean_node, huge_pages_total, machine_lock
 from testbed.nodes import create_node, this_machine
-from tests.support.agent_process import AgentProcess
-from tests.support.charts import NAMESPACE, cluster_with_the_chart
-from tests.support.kill_harness import huge_pages_total
-from tests.support.machine import clean_node, machine_lock
-from tests.support.operator_process import NODES, OperatorProcess, traceless
-from tests.support.waiting import wait_for
+from testbed.operator_process import NODES, OperatorProcess, traceless
+from testbed.processes import wait_for
+from tests.cluster.charts import NAMESPACE, cluster_with_the_chart
 
 pytestmark = pytest.mark.cluster
 

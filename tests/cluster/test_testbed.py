@@ -17,12 +17,11 @@ import pytest
 
 from testbed import binaries
 from testbed.api import Api, ApiError
-from testbed.child import MARK
 from testbed.control_plane import ControlPlane
 from testbed.nodes import reboot_node
+from testbed.processes import MARK, wait_for
 from testbed.runs import carries_mark
 from testbed.versions import kubernetes_version
-from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 JsonObject = dict[str, Any]

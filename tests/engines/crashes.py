@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import hostprep
-from tests.support.pools import POOL
-from tests.support.waiting import wait_for
-
-__all__ = ["beside", "is_left_whole", "killed_at", "moments"]
+from testbed.machine import POOL
+from testbed.processes import wait_for
 
 _END_S = 60.0
 _GONE_S = 30.0

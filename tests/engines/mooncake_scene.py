@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main"]
-
 _MASTER = "127.0.0.1:50061"
 _REST = 50073
 _VALUE = b"these bytes are Mooncake's" * 40000

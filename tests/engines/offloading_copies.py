@@ -31,8 +31,6 @@ from hostprep.engines.vllm.offloading_region import (
 )
 from hostprep.engines.vllm.offloading_worker import HostprepWorker
 
-__all__ = ["PAGES", "caches_of", "copy_both_ways", "stand_in_for_cuda"]
-
 BLOCKS, PAGES, WORLD, PER_CHUNK = 24, (4096, 1536), 2, 3
 
 

@@ -17,8 +17,6 @@ from vllm.v1.request import RequestStatus
 from tests.engines.offloading_world import HANG_S, leased, refusal, spec_of
 from tests.engines.simple_engine import BLOCK_TOKENS, LAYERS, ROW_BYTES, SmallEngine, configuration
 
-__all__ = ["SLOTS_SCENES"]
-
 _OURS: dict[str, Any] = {
     "spec_name": "HostprepOffloadingSpec",
     "spec_module_path": "hostprep.engines.vllm",

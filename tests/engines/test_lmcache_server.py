@@ -20,13 +20,11 @@ import pytest
 from hostprep.backing import MIB, Backing
 from hostprep.errors import FailedError
 from hostprep.node.apply.service import Node
-from testbed.ports import free_port
+from testbed.engines.interpreters import EnginePython, engine_python
+from testbed.engines.lmcache_server import LMCache, exec_command, non_zero_pages, serving
+from testbed.machine import POOL, base_pool, pool_of
+from testbed.processes import free_port, wait_for
 from tests.engines.crashes import is_left_whole, killed_at, moments
-from tests.engines.lmcache_server import LMCache, exec_command, non_zero_pages, serving
-from tests.support.base_pools import base_pool
-from tests.support.engine_environments import EnginePython, engine_python
-from tests.support.pools import POOL, pool_of
-from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.engines
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines import lmcache_server, vllm_server
-from tests.support.base_pools import base_pool
-from tests.support.engine_environments import engine_python
-from tests.support.pools import POOL
+from testbed.engines import lmcache_server, vllm_server
+from testbed.engines.interpreters import engine_python
+from testbed.machine import POOL, base_pool
 
 pytestmark = pytest.mark.engines
 

@@ -14,9 +14,9 @@ import pytest
 
 from hostprep.backing import Backing
 from hostprep.node.apply.service import Node
-from tests.engines.own_network import in_own_network
-from tests.support.engine_environments import EnginePython, engine_python
-from tests.support.pools import POOL, pool_of
+from testbed.engines.interpreters import EnginePython, engine_python
+from testbed.engines.own_network import in_own_network
+from testbed.machine import POOL, pool_of
 
 pytestmark = pytest.mark.engines
 

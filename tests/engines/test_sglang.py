@@ -20,13 +20,12 @@ import pytest
 
 from hostprep.backing import Backing
 from hostprep.node.apply.service import Node
+from testbed.engines.interpreters import EnginePython, engine_python
+from testbed.engines.sglang_times import SCENE, play
+from testbed.engines.vllm_server import cuda_bindings
+from testbed.machine import POOL, clean_node, pool_of
+from testbed.standin import build, environment
 from tests.engines.crashes import is_left_whole
-from tests.engines.sglang_times import SCENE, play
-from tests.engines.vllm_server import cuda_bindings
-from tests.standin import build, environment
-from tests.support.engine_environments import EnginePython, engine_python
-from tests.support.machine import clean_node
-from tests.support.pools import POOL, pool_of
 
 pytestmark = [pytest.mark.engines, pytest.mark.long]
 

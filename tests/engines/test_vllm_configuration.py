@@ -23,9 +23,8 @@ from hostprep.engines.vllm.command_line import (
     read_command,
 )
 from hostprep.engines.vllm.configuration import TIERING, complete_config
-from tests.support.engine_environments import engine_python
-from tests.support.machine import clean_node, machine_lock
-from tests.support.pools import POOL, pool_of
+from testbed.engines.interpreters import engine_python
+from testbed.machine import POOL, clean_node, machine_lock, pool_of
 
 pytestmark = pytest.mark.engines
 

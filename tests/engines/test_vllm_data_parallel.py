@@ -2,7 +2,7 @@
 
 With `--engine vllm` all of it is vLLM's, the Tiering spec and its regions as well. Left out is what
 its CPU platform has not: the copies by CUDA streams, which are plain ones here
-(tests/support/vllm_plugins.py).
+(tests/engines/vllm_plugins.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import hostprep
-from tests.engines.vllm_server import (
+from testbed.engines.interpreters import engine_python
+from testbed.engines.vllm_server import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
     REPOSITORY,
@@ -23,12 +24,11 @@ from tests.engines.vllm_server import (
     prompt_of,
     serving,
 )
+from testbed.machine import POOL
+from testbed.processes import wait_for
+from tests.engines.vllm_plugins import plugin
 from tests.engines.vllm_stage import Stage, staged
-from tests.support.engine_environments import engine_python
-from tests.support.pools import POOL
 from tests.support.processes import hostprep as command_line
-from tests.support.vllm_plugins import plugin
-from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.engines, pytest.mark.long, pytest.mark.timeout(1800)]
 

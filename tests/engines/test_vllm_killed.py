@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 
 import hostprep
+from testbed.engines.interpreters import engine_python
+from testbed.engines.vllm_server import REPOSITORY, Server, serving
+from testbed.machine import POOL
+from testbed.processes import wait_for
 from tests.engines.crashes import moments
-from tests.engines.vllm_server import REPOSITORY, Server, serving
+from tests.engines.vllm_plugins import plugin
 from tests.engines.vllm_stage import Stage, staged
-from tests.support.engine_environments import engine_python
-from tests.support.pools import POOL
 from tests.support.processes import hostprep as command_line
-from tests.support.vllm_plugins import plugin
-from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.engines, pytest.mark.long, pytest.mark.timeout(1800)]
 

@@ -20,7 +20,8 @@ from hostprep.backing import Backing
 from hostprep.linux.locks import try_lock
 from hostprep.node.apply.service import Node
 from hostprep.node.apply.zipapp import build_zipapp
-from tests.engines.vllm_server import (
+from testbed.engines.interpreters import EnginePython, engine_python
+from testbed.engines.vllm_server import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
     REPOSITORY,
@@ -30,12 +31,10 @@ from tests.engines.vllm_server import (
     serving,
     tiny_model,
 )
+from testbed.machine import POOL, clean_node, machine_lock, pool_of
+from testbed.processes import wait_for
 from tests.engines.vllm_stage import Stage
-from tests.support.engine_environments import EnginePython, engine_python
-from tests.support.machine import clean_node, machine_lock
-from tests.support.pools import POOL, pool_of
 from tests.support.processes import hostprep as command_line
-from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engines.vllm_server import REPOSITORY
-from tests.support.engine_environments import engine_python
+from testbed.engines.interpreters import engine_python
+from testbed.engines.vllm_server import REPOSITORY
 
 pytestmark = pytest.mark.engines
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.vllm_server import REPOSITORY, cuda_bindings, tiny_model
-from tests.standin import build, environment
-from tests.support.base_pools import base_pool
-from tests.support.engine_environments import engine_python
+from testbed.engines.interpreters import engine_python
+from testbed.engines.vllm_server import REPOSITORY, cuda_bindings, tiny_model
+from testbed.machine import base_pool
+from testbed.standin import build, environment
 
 pytestmark = pytest.mark.engines
 

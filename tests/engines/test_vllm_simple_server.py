@@ -1,7 +1,7 @@
 """A real server with SimpleCPUOffloadConnector over prepared memory, from start to end.
 
 vLLM's CPU build: its scheduler, workers, copy thread. Streams and events are stood in for
-(tests/support/vllm_on_cpu.py), and the driver (tests/standin).
+(tests/engines/vllm_on_cpu.py), and the driver (testbed/standin).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 import hostprep
-from tests.engines.vllm_server import (
+from testbed.engines.interpreters import engine_python
+from testbed.engines.vllm_server import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
     REPOSITORY,
@@ -30,12 +31,10 @@ from tests.engines.vllm_server import (
     serving,
     tiny_model,
 )
-from tests.standin import build, environment
-from tests.support.base_pools import base_pool
-from tests.support.engine_environments import engine_python
-from tests.support.pools import POOL
-from tests.support.vllm_on_cpu import plugin
-from tests.support.waiting import wait_for
+from testbed.machine import POOL, base_pool
+from testbed.processes import wait_for
+from testbed.standin import build, environment
+from tests.engines.vllm_on_cpu import plugin
 
 pytestmark = pytest.mark.engines
 

@@ -13,11 +13,8 @@ import os
 import sys
 import traceback
 
-from tests.engines import simple_scenes_gate, simple_scenes_memory
 from tests.engines.simple_scene import SAID, SCENES
-from tests.support.vllm_on_cpu import have_streams
-
-__all__ = ["simple_scenes_gate", "simple_scenes_memory"]
+from tests.engines.vllm_on_cpu import have_streams
 
 
 def main() -> None:

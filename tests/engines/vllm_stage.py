@@ -19,7 +19,8 @@ import pytest
 from hostprep.cuda.board import RankBoard
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
-from tests.engines.vllm_server import (
+from testbed.engines.interpreters import EnginePython
+from testbed.engines.vllm_server import (
     BLOCK_BYTES,
     cuda_bindings,
     free_port,
@@ -27,12 +28,8 @@ from tests.engines.vllm_server import (
     tiny_model,
     with_own_shared_memory,
 )
-from tests.standin import build, environment
-from tests.support.base_pools import base_pool
-from tests.support.engine_environments import EnginePython
-from tests.support.pools import POOL
-
-__all__ = ["Stage", "staged"]
+from testbed.machine import POOL, base_pool
+from testbed.standin import build, environment
 
 _REGION = "node0-0"
 

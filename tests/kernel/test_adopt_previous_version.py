@@ -18,7 +18,7 @@ import hostprep
 from hostprep.cuda.board import RankBoard
 from hostprep.cuda.turnstile import Turnstile
 from hostprep.slots import over
-from tests.support.agent_process import run_agent
+from testbed.agent_process import run_agent
 from tests.support.previous_version import (
     FIXTURE,
     IDENTITY,

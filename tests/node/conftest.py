@@ -16,10 +16,8 @@ from hostprep.errors import HostprepError
 from testbed.cache import cache_folder
 from testbed.chart import NAMESPACE, RELEASE, install_chart, wait_for_chart
 from testbed.control_plane import ControlPlane
-from testbed.node import VirtualNode
-from testbed.node_config import NodeSettings
-from testbed.node_parts import NodeParts, build_node_parts
-from tests.support.node_scene import KV, POOL_LABEL, apply, wait_open
+from testbed.node import NodeParts, NodeSettings, VirtualNode, build_node_parts
+from testbed.node_scene import KV, POOL_LABEL, apply, wait_open
 
 JsonObject = dict[str, Any]
 # The story first, since it begins with an empty cluster; last what reboots or takes things away.

@@ -14,9 +14,9 @@ from hostprep_operator.records import memory_of
 from testbed.chart import NAMESPACE, RELEASE
 from testbed.control_plane import ControlPlane
 from testbed.node import NODE, VirtualNode
-from tests.support.node_scene import KV, apply, condition, wait_open
-from tests.support.operator_process import HMNS
-from tests.support.waiting import wait_for
+from testbed.node_scene import KV, apply, condition, wait_open
+from testbed.operator_process import HMNS
+from testbed.processes import wait_for
 
 pytestmark = pytest.mark.node
 JsonObject = dict[str, Any]

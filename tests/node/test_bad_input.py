@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from testbed.control_plane import ControlPlane
+from testbed.engine_pods import EnginePods, pod_of
 from testbed.node import VirtualNode
-from tests.support.engine_pods import EnginePods, pod_of
-from tests.support.node_pools import NodePools, pool_object
-from tests.support.node_scene import POOL_LABEL, agent_pod, apply, node_condition, pool_status
-from tests.support.waiting import wait_for
+from testbed.node_scene import POOL_LABEL, agent_pod, apply, node_condition, pool_status
+from testbed.processes import wait_for
+from tests.node.node_pools import NodePools, pool_object
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from testbed.control_plane import ClientError, ControlPlane
+from testbed.engine_pods import EnginePods, pod_of
 from testbed.node import VirtualNode
-from tests.support.engine_pods import EnginePods, pod_of
-from tests.support.node_scene import agent_pod, node_condition, pool_status
-from tests.support.waiting import wait_for
+from testbed.node_scene import agent_pod, node_condition, pool_status
+from testbed.processes import wait_for
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 

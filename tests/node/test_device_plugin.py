@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from testbed.control_plane import ControlPlane
+from testbed.engine_pods import EXAMPLES, documents
 from testbed.node import NODE, VirtualNode
-from tests.support.engine_pods import EXAMPLES, documents
-from tests.support.node_scene import condition
-from tests.support.waiting import wait_for
+from testbed.node_scene import condition
+from testbed.processes import wait_for
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(900)]
 

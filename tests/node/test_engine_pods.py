@@ -11,10 +11,10 @@ import pytest
 
 from hostprep.backing import Backing
 from hostprep.node.plan.estimate import page_table_bytes
+from testbed.engine_pods import GID, EnginePods, documents, pod_of, renamed_pool
 from testbed.node import VirtualNode
-from tests.support.engine_pods import GID, EnginePods, documents, pod_of, renamed_pool
-from tests.support.node_pools import NodePools, pool_object, seconds_of
-from tests.support.waiting import wait_for
+from testbed.processes import wait_for
+from tests.node.node_pools import NodePools, pool_object, seconds_of
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(900)]
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.child import MARK
 from testbed.control_plane import runs
-from testbed.node_parts import NodeParts
+from testbed.node import NodeParts
+from testbed.processes import MARK, wait_for
 from testbed.runs import carries_mark
-from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 

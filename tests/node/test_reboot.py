@@ -14,10 +14,9 @@ import pytest
 from testbed.chart import NAMESPACE, scale_operator
 from testbed.control_plane import ControlPlane
 from testbed.node import NODE, VirtualNode
-from tests.support.node_scene import apply, node_condition, pool_status
-from tests.support.operator_process import OperatorProcess
-from tests.support.reboots import go_through
-from tests.support.waiting import wait_for
+from testbed.node_scene import apply, go_through, node_condition, pool_status
+from testbed.operator_process import OperatorProcess
+from testbed.processes import wait_for
 
 pytestmark = pytest.mark.node
 

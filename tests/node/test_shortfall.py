@@ -9,9 +9,9 @@ import pytest
 from testbed.chart import NAMESPACE
 from testbed.control_plane import ControlPlane
 from testbed.node import VirtualNode
-from tests.support.node_pools import NodePools, pool_object
-from tests.support.node_scene import agent_pod, pool_status
-from tests.support.waiting import wait_for
+from testbed.node_scene import agent_pod, pool_status
+from testbed.processes import wait_for
+from tests.node.node_pools import NodePools, pool_object
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 

@@ -8,10 +8,10 @@ import pytest
 
 from testbed.chart import install_chart, wait_for_chart
 from testbed.control_plane import ControlPlane
+from testbed.engine_pods import EnginePods, documents
 from testbed.node import VirtualNode
-from tests.support.engine_pods import EnginePods, documents
-from tests.support.node_scene import KV, apply, is_tainted, wait_open
-from tests.support.waiting import wait_for
+from testbed.node_scene import KV, apply, is_tainted, wait_open
+from testbed.processes import wait_for
 
 pytestmark = pytest.mark.node
 _REGION_BYTES = 64 << 20

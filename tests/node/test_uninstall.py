@@ -10,10 +10,10 @@ import pytest
 from hostprep.node.boot.install import UNIT
 from testbed.chart import NAMESPACE, RELEASE, install_chart, wait_for_chart
 from testbed.control_plane import ClientError, ControlPlane
+from testbed.engine_pods import EnginePods, documents
 from testbed.node import NODE, VirtualNode
-from tests.support.engine_pods import EnginePods, documents
-from tests.support.node_scene import KV, apply, wait_open
-from tests.support.waiting import wait_for
+from testbed.node_scene import KV, apply, wait_open
+from testbed.processes import wait_for
 
 pytestmark = pytest.mark.node
 JsonObject = dict[str, Any]

@@ -11,11 +11,11 @@ import pytest
 
 from testbed.chart import NAMESPACE, RELEASE, wait_for_chart
 from testbed.control_plane import ControlPlane
+from testbed.engine_pods import EnginePods, Pauses, documents
 from testbed.node import NODE, VirtualNode
-from tests.support.engine_pods import EnginePods, Pauses, documents
-from tests.support.node_pools import NodePools
-from tests.support.node_scene import condition
-from tests.support.waiting import wait_for
+from testbed.node_scene import condition
+from testbed.processes import wait_for
+from tests.node.node_pools import NodePools
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(900)]
 

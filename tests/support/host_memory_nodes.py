@@ -14,8 +14,6 @@ from hostprep.api.node_resource import (
     Step,
 )
 
-__all__ = ["conditions", "full_status", "node_statuses"]
-
 _LATEST_S = 4_102_444_800  # the year 2100
 
 _texts = st.text(max_size=12)

@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from hostprep.backing import GIB, KIB, MIB
-from tests.support.host_tree_files import TreeMachine, TreeNode, TreePci, write_machine
-from tests.support.host_tree_parts import (
+from tests.support.host_tree_files import (
     OTHER_DEVICES,
+    TreeMachine,
+    TreeNode,
+    TreePci,
     gpu,
     hybrid_cgroup,
     kubepod_cgroup,
     machine,
     plain_node,
+    write_machine,
     zone,
 )
 

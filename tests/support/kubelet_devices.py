@@ -18,8 +18,6 @@ import grpc
 
 from hostprep.deviceplugin import v1beta1_pb2 as api
 
-__all__ = ["KubeletDevices"]
-
 
 class _Endpoint:
     """A plugin that registered."""

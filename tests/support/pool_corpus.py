@@ -15,16 +15,6 @@ from hypothesis import strategies as st
 from hostprep.api.pool_resource import load_pools
 from hostprep.errors import BadInputError
 
-__all__ = [
-    "BAD",
-    "GOOD",
-    "Case",
-    "mutated_pools",
-    "names",
-    "quantities",
-    "verdict_of_command_line",
-]
-
 JsonObject = dict[str, Any]
 _ROOT = Path(__file__).parents[1] / "corpus" / "pools"
 

@@ -22,23 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "BOOT_ID",
-    "FIXTURE",
-    "GID",
-    "HUGE_PAGE_BYTES",
-    "IDENTITY",
-    "LEASE_ID",
-    "TOKEN",
-    "ZIPAPP",
-    "OldEngine",
-    "PreviousNode",
-    "copy_state",
-    "locked",
-    "previous_node",
-    "this_boot",
-]
-
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "state_v0_1"
 ZIPAPP = FIXTURE / "hostprep.pyz"
 """The previous version's engine half itself."""

@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["forked", "hostprep", "hostprep_as", "kill", "python", "wait_until"]
-
 
 @contextmanager
 def forked(work: Callable[[Callable[[], None]], None]) -> Iterator[int]:

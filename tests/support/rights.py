@@ -14,8 +14,6 @@ import yaml
 
 from testbed.api import MERGE_PATCH, STRATEGIC_PATCH, Api, Reply
 
-__all__ = ["FORBIDDEN", "IDENTITIES", "PAGE", "PERMITTED", "Act", "security_page", "try_it"]
-
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 _BEGIN, _END = "<!-- rights: made by tests/support/rights.py -->\n", "<!-- end of rights -->"
 _TABLE = yaml.safe_load((Path(__file__).parent / "rights.yaml").read_text(encoding="utf-8"))

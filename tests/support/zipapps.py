@@ -7,8 +7,6 @@ from io import BytesIO
 
 from hostprep.node.apply.zipapp import build_zipapp
 
-__all__ = ["another_version"]
-
 
 def another_version(number: int) -> bytes:
     """Return a zipapp in which every module lies elsewhere than in the one that is built."""

@@ -24,7 +24,7 @@ from hostprep.node.apply.zipapp import build_zipapp
 pytestmark = pytest.mark.unit
 
 CHECKOUT = Path(__file__).parents[2]
-REPORT = CHECKOUT / "tests" / "support" / "import_report.py"
+REPORT = CHECKOUT / "tests" / "unit" / "import_report.py"
 
 ENGINE_HALF = (
     "import hostprep; hostprep.__version__",

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from hostprep.node.apply.service import Node
+from testbed.agent_process import AgentProcess
 from testbed.control_plane import ControlPlane
-from tests.support.agent_objects import Hmn
-from tests.support.agent_process import AgentProcess
-from tests.support.charts import NAMESPACE, cluster_with_the_chart
-from tests.support.machine import clean_node, machine_lock
+from testbed.machine import clean_node, machine_lock
+from tests.cluster.agent_objects import Hmn
+from tests.cluster.charts import NAMESPACE, cluster_with_the_chart
 
 Start = Callable[..., AgentProcess]
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from hostprep.node.apply.service import Node
+from testbed.agent_process import AgentProcess, run_agent
 from testbed.control_plane import ControlPlane
 from testbed.fault_proxy import FaultProxy
 from testbed.faults import answer
-from tests.support.agent_objects import Hmn, entry, inodes, pools
-from tests.support.agent_process import AgentProcess, run_agent
-from tests.support.charts import NAMESPACE
-from tests.support.waiting import wait_for
+from testbed.processes import wait_for
+from tests.cluster.agent_objects import Hmn, entry, inodes, pools
+from tests.cluster.charts import NAMESPACE
 
 pytestmark = pytest.mark.cluster
 

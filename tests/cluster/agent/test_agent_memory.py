@@ -13,11 +13,11 @@ from hostprep.client.attach import attach
 from hostprep.client.handoff import read_handoff
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
+from testbed.agent_process import AgentProcess, run_agent
 from testbed.control_plane import ControlPlane
-from tests.support.agent_objects import Hmn, absent, entry, inodes, pools
-from tests.support.agent_process import AgentProcess, run_agent
-from tests.support.kill_harness import huge_pages_total
-from tests.support.waiting import wait_for
+from testbed.machine import huge_pages_total
+from testbed.processes import wait_for
+from tests.cluster.agent_objects import Hmn, absent, entry, inodes, pools
 
 pytestmark = pytest.mark.cluster
 

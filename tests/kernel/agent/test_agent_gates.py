@@ -17,10 +17,10 @@ from hostprep.cuda.board_view import BoardReader
 from hostprep.cuda.gate import Gate
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
-from tests.support.cuda.ranks import a_rank
-from tests.support.pools import pool_of
-from tests.support.waiting import wait_for
-from tests.support.worker_process import WorkerProcess, wanted
+from testbed.machine import pool_of
+from testbed.processes import wait_for
+from tests.kernel.cuda.ranks import a_rank
+from tests.kernel.worker_process import WorkerProcess, wanted
 
 pytestmark = pytest.mark.kernel
 

@@ -25,11 +25,10 @@ from hostprep.node.apply.service import AppliedPool, Node, Reconciler, pending_a
 from hostprep.node.facts import RegionFacts
 from hostprep.node.observe.pools import observe_pools
 from hostprep.paths import PoolPaths
+from testbed.machine import huge_pages_total, pool_of
+from testbed.processes import wait_for
+from tests.kernel.worker_process import WorkerProcess, results_of, wanted
 from tests.support.agent_values import entry_of
-from tests.support.kill_harness import huge_pages_total
-from tests.support.pools import pool_of
-from tests.support.waiting import wait_for
-from tests.support.worker_process import WorkerProcess, results_of, wanted
 
 pytestmark = pytest.mark.kernel
 

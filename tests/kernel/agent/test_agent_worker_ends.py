@@ -23,8 +23,8 @@ from hostprep.node.apply.service import Node, Reconciler
 from hostprep.node.facts import RegionFacts
 from hostprep.node.observe.pools import observe_pools
 from hostprep.paths import PoolPaths
-from tests.support.pools import pool_of
-from tests.support.worker_process import WorkerProcess, wanted
+from testbed.machine import pool_of
+from tests.kernel.worker_process import WorkerProcess, wanted
 
 pytestmark = pytest.mark.kernel
 KV = pool_of(regions=2, mib=16, backing=Backing.HUGETLB_2MI)

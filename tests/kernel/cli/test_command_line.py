@@ -13,8 +13,7 @@ import pytest
 
 import hostprep
 from hostprep.node.apply.service import Node
-from tests.support.kill_harness import huge_pages_total
-from tests.support.pools import POOL, pool_of
+from testbed.machine import POOL, huge_pages_total, pool_of
 from tests.support.processes import hostprep as run_hostprep
 from tests.support.processes import hostprep_as
 

@@ -21,7 +21,7 @@ from hostprep.node.apply.service import Node
 from hostprep.node.observe.pools import observe_pools
 from hostprep.node.plan.actions import Action, CreateRegion
 from hostprep.paths import PoolPaths
-from tests.support.pools import POOL, pool_of
+from testbed.machine import POOL, pool_of
 
 pytestmark = pytest.mark.kernel
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from hostprep.node.observe.pools import read_mounts
-from tests.support.kill_harness import huge_pages_total
-from tests.support.waiting import wait_for
+from testbed.machine import huge_pages_total
+from testbed.processes import wait_for
 
 pytestmark = pytest.mark.kernel
 

@@ -16,7 +16,7 @@ from hostprep.errors import BadInputError, BusyError, HostprepError, NotReadyErr
 from hostprep.linux.memory import address_of
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
-from tests.support.pools import POOL, pool_of
+from testbed.machine import POOL, pool_of
 from tests.support.processes import forked, python, wait_until
 from tests.support.processes import hostprep as run_hostprep
 

@@ -13,8 +13,8 @@ from hostprep.client.claim import claim_lock
 from hostprep.errors import BusyError
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
-from tests.support.claimers import run_claimers
-from tests.support.pools import POOL, pool_of
+from testbed.claimers import run_claimers
+from testbed.machine import POOL, pool_of
 from tests.support.processes import forked, wait_until
 
 pytestmark = pytest.mark.kernel

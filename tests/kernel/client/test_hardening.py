@@ -19,8 +19,7 @@ from hostprep.node.apply.hugepages import HugePageControl
 from hostprep.node.apply.service import Node
 from hostprep.node.ledger import LedgerWriter, read_ledger
 from hostprep.paths import PoolPaths
-from tests.support.kill_harness import huge_pages_total
-from tests.support.pools import POOL, pool_of
+from testbed.machine import POOL, huge_pages_total, pool_of
 from tests.support.processes import forked, wait_until
 from tests.support.processes import hostprep as run_hostprep
 

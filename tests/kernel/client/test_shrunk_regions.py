@@ -20,9 +20,9 @@ from hostprep.client.handoff import read_handoff
 from hostprep.errors import HostprepError
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
-from tests.support.pools import POOL, pool_of
-from tests.support.waiting import wait_for
-from tests.support.worker_process import WorkerProcess, wanted
+from testbed.machine import POOL, pool_of
+from testbed.processes import wait_for
+from tests.kernel.worker_process import WorkerProcess, wanted
 
 pytestmark = pytest.mark.kernel
 

@@ -16,7 +16,7 @@ from hostprep.layout import ATTENTION, RECURRENT, Layout
 from hostprep.node.apply.service import Node
 from hostprep.node.plan.actions import AdoptRegion, PublishHandoff
 from hostprep.paths import PoolPaths
-from tests.support.pools import POOL, pool_of
+from testbed.machine import POOL, pool_of
 from tests.support.processes import hostprep as run_hostprep
 
 pytestmark = pytest.mark.kernel

@@ -14,7 +14,7 @@ import hostprep
 from hostprep.errors import HostprepError
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
-from tests.support.pools import POOL, pool_of
+from testbed.machine import POOL, pool_of
 from tests.support.processes import hostprep_as
 
 pytestmark = pytest.mark.kernel

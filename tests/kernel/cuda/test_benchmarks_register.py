@@ -14,7 +14,7 @@ import pytest
 from benchmarks.register.agenda import AGENDA
 from benchmarks.register.pages import print_run, write_docs
 from benchmarks.register.results import headlines
-from tests.standin import build, build_nvml, environment
+from testbed.standin import build, build_nvml, environment
 
 REPOSITORY = Path(__file__).parents[3]
 NAMES = [item.name for item in AGENDA]
@@ -54,19 +54,6 @@ def test_every_measurement_is_made(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.kernel
-def test_every_way_has_its_row(document: dict[str, Any]) -> None:
-    ways = {(row["measurement"], row.get("way")) for row in document["rows"]}
-    assert ("handles", "second process imports and maps") in ways
-    assert ("two ranks", "each its slice, in turns") in ways
-    assert ("today", "cudaHostAlloc") in ways
-    assert ("stalls", "one call over cold 4 KiB memory") in ways
-    graphs = {row["way"]: row["graph"] for row in document["rows"] if row["measurement"] == "graph"}
-    assert graphs["relaxed capture mode (ours)"] == "valid, and ran"
-    assert graphs["no exchange (control)"] != "valid, and ran"
-    assert {row["processes"] for row in document["rows"] if "processes" in row} == {1, 2, 3, 4}
-
-
-@pytest.mark.kernel
 def test_the_run_becomes_tables_and_charts(
     document: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,49 +75,3 @@ def test_the_run_becomes_tables_and_charts(
         "benchmarks-register-rates.svg",
         "benchmarks-register.svg",
     ]
-
-
-@pytest.mark.kernel
-def test_a_saved_run_is_shown_without_a_gpu(document: dict[str, Any], tmp_path: Path) -> None:
-    saved = tmp_path / "register.json"
-    saved.write_text(json.dumps(document))
-    done = run("--from", str(saved))
-    assert done.returncode == 0
-    assert "one call over cold 4 KiB memory" in done.stdout
-
-
-@pytest.mark.kernel
-def test_the_plan_names_everything_and_ends_in_ten_minutes() -> None:
-    done = run("--plan", "--size", "1Gi")
-    assert done.returncode == 0
-    assert all(f"  {name}" in done.stdout for name in NAMES)
-    assert sum(item.allowed_s for item in AGENDA) <= 540
-
-
-@pytest.mark.kernel
-def test_without_a_driver_it_explains_itself(tmp_path: Path) -> None:
-    if Path("/proc/driver/nvidia/version").exists():
-        pytest.skip("this machine has a driver")
-    done = run("--size", "64Mi", LD_LIBRARY_PATH=str(tmp_path))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "nothing can be measured here" in done.stderr
-    assert "python -m benchmarks.register -o json" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.kernel
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("nonsense",),
-        ("--size", "3x"),
-        ("--size", "1Mi"),
-        ("--from", "/nonexistent/register.json"),
-        ("--from", "/proc/self/cmdline"),
-    ],
-)
-def test_bad_input_ends_with_2(arguments: tuple[str, ...]) -> None:
-    done = run(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Traceback" not in done.stderr
-    assert done.stderr

@@ -14,7 +14,7 @@ from hostprep.cuda import board as board_join
 from hostprep.cuda.board import RankBoard
 from hostprep.cuda.board_view import BoardReader
 from hostprep.errors import BadInputError, BusyError, FailedError
-from tests.support.cuda.ranks import HANG_S, a_rank, leave_a_ready_run, states
+from tests.kernel.cuda.ranks import HANG_S, a_rank, leave_a_ready_run, states
 from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parallel]

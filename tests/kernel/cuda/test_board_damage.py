@@ -15,7 +15,7 @@ from hostprep.cuda.board import RankBoard
 from hostprep.cuda.board_view import BoardReader
 from hostprep.cuda.gate import Gate
 from hostprep.errors import HostprepError, NotReadyError
-from tests.support.cuda.ranks import HANG_S, a_rank, states
+from tests.kernel.cuda.ranks import HANG_S, a_rank, states
 from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parallel]

@@ -17,8 +17,8 @@ from hostprep.cuda.board import RankBoard
 from hostprep.cuda.board_view import BoardReader
 from hostprep.cuda.gate import Gate
 from hostprep.errors import BadInputError, FailedError
-from tests.support.cuda.ranks import CHECKOUT, HANG_S, RANK, a_rank, states
-from tests.support.cuda.users import as_user, become, expect
+from tests.kernel.cuda.ranks import CHECKOUT, HANG_S, RANK, a_rank, states
+from tests.kernel.cuda.users import as_user, become, expect
 from tests.support.processes import forked, kill, wait_until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parallel]

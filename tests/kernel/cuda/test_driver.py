@@ -16,7 +16,7 @@ from hostprep.backing import GIB, MIB
 from hostprep.cuda.driver import Driver, DriverError, load_driver
 from hostprep.errors import FailedError, HostprepError, NotReadyError
 from hostprep.linux.memory import address_of
-from tests.standin.children import Scene, in_child
+from testbed.standin.children import Scene, in_child
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 

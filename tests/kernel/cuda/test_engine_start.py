@@ -19,9 +19,9 @@ from hostprep.cuda.board_view import BoardReader
 from hostprep.cuda.gate import Gate
 from hostprep.cuda.turnstile_files import make_turnstiles
 from hostprep.linux.locks import try_lock
-from tests.standin.children import Scene, in_child
-from tests.support.cuda.parts import LONG_S
-from tests.support.waiting import wait_for
+from testbed.processes import wait_for
+from testbed.standin.children import Scene, in_child
+from tests.kernel.cuda.parts import LONG_S
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 
@@ -50,7 +50,7 @@ def _rank(
 ) -> Iterator[subprocess.Popen[str]]:
     what = (str(scene.folder), "run", str(WORLD), str(rank), mode)
     process = subprocess.Popen(
-        [sys.executable, "-B", "-m", "tests.support.cuda.engine_rank", *what],
+        [sys.executable, "-B", "-m", "tests.kernel.cuda.engine_rank", *what],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -15,7 +15,7 @@ from hostprep.cuda.board import RankBoard
 from hostprep.cuda.board_view import BoardReader
 from hostprep.cuda.gate import Gate
 from hostprep.errors import BadInputError
-from tests.support.cuda.ranks import HANG_S, a_rank
+from tests.kernel.cuda.ranks import HANG_S, a_rank
 from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parallel]

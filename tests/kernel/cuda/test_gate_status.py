@@ -16,7 +16,7 @@ from hostprep.cuda.board_view import BoardReader
 from hostprep.cuda.gate import Gate
 from hostprep.linux.locks import try_lock
 from hostprep.paths import PoolPaths
-from tests.support.cuda.ranks import a_rank
+from tests.kernel.cuda.ranks import a_rank
 from tests.support.processes import hostprep, wait_until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parallel]

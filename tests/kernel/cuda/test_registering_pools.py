@@ -10,10 +10,9 @@ import hostprep
 from hostprep.backing import MIB, Backing
 from hostprep.cuda.board import RankBoard, board_path
 from hostprep.register import Registration, register
-from tests.standin.children import Scene, in_child
-from tests.support.cuda.parts import LONG_S, ONE_MIB
-from tests.support.machine import clean_node, machine_lock
-from tests.support.pools import POOL, pool_of
+from testbed.machine import POOL, clean_node, machine_lock, pool_of
+from testbed.standin.children import Scene, in_child
+from tests.kernel.cuda.parts import LONG_S, ONE_MIB
 
 pytestmark = [
     pytest.mark.kernel,

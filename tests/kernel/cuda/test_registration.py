@@ -12,9 +12,9 @@ from hostprep.cuda.chunks import ChunkPolicy
 from hostprep.cuda.driver import Driver, load_driver
 from hostprep.errors import FailedError, NotReadyError
 from hostprep.register import Registration
-from tests.standin.children import Scene, in_child
-from tests.support.cuda.parts import LONG_S, ONE_MIB, Notes, registration_of
-from tests.support.waiting import wait_for
+from testbed.processes import wait_for
+from testbed.standin.children import Scene, in_child
+from tests.kernel.cuda.parts import LONG_S, ONE_MIB, Notes, registration_of
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 

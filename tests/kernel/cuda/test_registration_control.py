@@ -17,9 +17,9 @@ from hostprep.cuda.turnstile import Turnstile
 from hostprep.cuda.turnstile_files import make_turnstiles
 from hostprep.errors import BadInputError, FailedError
 from hostprep.register import Registration, register
-from tests.standin.children import Scene, in_child
-from tests.support.cuda.parts import LONG_S, ONE_MIB, Notes, is_mapped, registration_of
-from tests.support.waiting import wait_for
+from testbed.processes import wait_for
+from testbed.standin.children import Scene, in_child
+from tests.kernel.cuda.parts import LONG_S, ONE_MIB, Notes, is_mapped, registration_of
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 

@@ -15,9 +15,9 @@ from hostprep.backing import MIB
 from hostprep.cuda.driver import DriverError
 from hostprep.cuda.job import Progress, RegisteredRange
 from hostprep.register import Registration
-from tests.standin.children import Scene, in_child
-from tests.support.cuda.parts import LONG_S, ONE_MIB, Notes, is_mapped, registration_of
-from tests.support.waiting import wait_for
+from testbed.processes import wait_for
+from testbed.standin.children import Scene, in_child
+from tests.kernel.cuda.parts import LONG_S, ONE_MIB, Notes, is_mapped, registration_of
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 

@@ -11,8 +11,8 @@ from hostprep.cuda.driver import load_driver
 from hostprep.cuda.job import RegisteredRange
 from hostprep.errors import BadInputError, FailedError
 from hostprep.register import Registration, register
-from tests.standin.children import Scene, in_child
-from tests.support.cuda.parts import LONG_S, ONE_MIB, registration_of
+from testbed.standin.children import Scene, in_child
+from tests.kernel.cuda.parts import LONG_S, ONE_MIB, registration_of
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 

@@ -16,7 +16,7 @@ from hostprep.cuda.turnstile_files import remove_turnstiles
 from hostprep.errors import BadInputError, BusyError
 from hostprep.linux.files import give_name, new_nameless
 from hostprep.linux.locks import own, try_lock
-from tests.support.cuda.turns import HANG_S, a_turn, entries, run_all
+from tests.kernel.cuda.turns import HANG_S, a_turn, entries, run_all
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 

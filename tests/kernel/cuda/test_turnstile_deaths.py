@@ -18,7 +18,7 @@ from hostprep.cuda.turnstile import Turnstile
 from hostprep.errors import BusyError
 from hostprep.linux.locks import try_lock
 from hostprep.paths import TURNSTILE
-from tests.support.cuda.turns import (
+from tests.kernel.cuda.turns import (
     CHECKOUT,
     HANG_S,
     WORKER,

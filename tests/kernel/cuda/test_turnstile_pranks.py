@@ -14,8 +14,8 @@ from hostprep.cuda.turnstile_files import make_turnstiles
 from hostprep.errors import BusyError
 from hostprep.linux.locks import try_lock
 from hostprep.paths import TURNSTILE
-from tests.support.cuda.turns import HANG_S
-from tests.support.cuda.users import as_user, become, expect
+from tests.kernel.cuda.turns import HANG_S
+from tests.kernel.cuda.users import as_user, become, expect
 from tests.support.processes import forked
 
 pytestmark = [

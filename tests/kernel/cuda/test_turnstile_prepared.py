@@ -12,9 +12,8 @@ import pytest
 from hostprep.cuda.turnstile import Turnstile
 from hostprep.node.apply.service import Node
 from hostprep.paths import TURNSTILE
-from tests.support.cuda.users import as_user, expect
-from tests.support.machine import clean_node, machine_lock
-from tests.support.pools import POOL, pool_of
+from testbed.machine import POOL, clean_node, machine_lock, pool_of
+from tests.kernel.cuda.users import as_user, expect
 
 pytestmark = [
     pytest.mark.kernel,

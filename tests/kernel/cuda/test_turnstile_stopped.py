@@ -18,7 +18,7 @@ from hostprep.errors import BusyError
 from hostprep.linux.files import give_name, new_nameless
 from hostprep.linux.locks import try_lock
 from hostprep.paths import TURNSTILE
-from tests.support.cuda.turns import HANG_S, wait_for, workers
+from tests.kernel.cuda.turns import HANG_S, wait_for, workers
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
 

@@ -16,8 +16,8 @@ from hostprep.cuda.turnstile import Turnstile
 from hostprep.cuda.turnstile_files import make_turnstiles, remove_turnstiles
 from hostprep.errors import BusyError
 from hostprep.paths import TURNSTILE
-from tests.support.cuda import taking_turns
-from tests.support.cuda.users import as_user, become, expect
+from tests.kernel.cuda import taking_turns
+from tests.kernel.cuda.users import as_user, become, expect
 from tests.support.processes import forked
 
 pytestmark = [

@@ -19,8 +19,8 @@ from hostprep.client.handoff import AttachAdvice, Region
 from hostprep.engines.main import main
 from hostprep.known_issues import issues_of
 from hostprep.node.apply.service import Node
-from tests.support.cuda.turns import CHECKOUT
-from tests.support.pools import POOL, pool_of
+from testbed.machine import POOL, pool_of
+from tests.kernel.cuda.turns import CHECKOUT
 
 ZONE = "Node {node}, zone {name:>8}\n  pages free     100\n        managed  {pages}\n"
 REGION = Region(

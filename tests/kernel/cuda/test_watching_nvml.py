@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.standin import build_nvml, environment
+from testbed.standin import build_nvml, environment
 from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parallel]

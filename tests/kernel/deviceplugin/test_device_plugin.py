@@ -25,10 +25,10 @@ from hostprep.client.handoff import read_handoff
 from hostprep.linux.processes import boot_id
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
-from tests.support.agent_process import AgentProcess
-from tests.support.injected import Injected
+from testbed.agent_process import AgentProcess
+from testbed.processes import wait_for
+from tests.kernel.deviceplugin.injected import Injected
 from tests.support.kubelet_devices import KubeletDevices
-from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.kernel
 

@@ -13,7 +13,7 @@ from hostprep.engines.links import check_template, link_regions
 from hostprep.errors import BadInputError
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
-from tests.support.pools import POOL, pool_of
+from testbed.machine import POOL, pool_of
 
 pytestmark = pytest.mark.kernel
 

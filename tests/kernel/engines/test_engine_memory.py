@@ -14,7 +14,7 @@ from hostprep.backing import MIB
 from hostprep.engines.memory import engine_memory, engine_region
 from hostprep.errors import BadInputError, BusyError, NotReadyError
 from hostprep.node.apply.service import Node
-from tests.support.pools import POOL, pool_of
+from testbed.machine import POOL, pool_of
 
 pytestmark = pytest.mark.kernel
 

@@ -14,10 +14,10 @@ import pytest
 from hostprep.api.pool_spec import PoolSpec
 from hostprep.errors import BadInputError
 from hostprep.node.apply.service import Node
-from tests.support.engine_pods import GID, documents
-from tests.support.pools import POOL, pool_of
+from testbed.engine_pods import GID, documents
+from testbed.machine import POOL, pool_of
+from testbed.processes import wait_for
 from tests.support.processes import hostprep_as
-from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.kernel
 

@@ -16,10 +16,10 @@ import pytest
 
 from hostprep.backing import MIB, Backing
 from hostprep.node.apply.service import Node
-from tests.support import fake_vllm
-from tests.support.pools import POOL, pool_of
+from testbed.machine import POOL, pool_of
+from testbed.processes import wait_for
+from tests.kernel.engines import fake_vllm
 from tests.support.processes import hostprep_as
-from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.kernel
 

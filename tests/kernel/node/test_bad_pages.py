@@ -29,9 +29,9 @@ from hostprep.linux.files import closing_fd
 from hostprep.linux.memory import address_of, explain, map_shared
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
-from tests.support.pools import POOL, pool_of
-from tests.support.waiting import wait_for
-from tests.support.worker_process import wanted
+from testbed.machine import POOL, pool_of
+from testbed.processes import wait_for
+from tests.kernel.worker_process import wanted
 
 pytestmark = pytest.mark.kernel
 

@@ -23,8 +23,8 @@ from hostprep.node.boot import boot_script
 from hostprep.node.facts import Mount
 from hostprep.node.observe.pools import read_mounts
 from hostprep.node.plan.actions import MountMemory, ReserveHugePages
+from testbed.machine import machine_lock
 from tests.support.boot_runs import SHELLS
-from tests.support.machine import machine_lock
 
 pytestmark = pytest.mark.kernel
 

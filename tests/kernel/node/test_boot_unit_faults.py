@@ -15,8 +15,8 @@ from hostprep.agent.messages import ReconcileResult
 from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.node.apply.service import Node
 from hostprep.node.boot.install import UNIT, sync_boot_unit
-from tests.support.pools import pool_of
-from tests.support.worker_process import WorkerProcess, wanted
+from testbed.machine import pool_of
+from tests.kernel.worker_process import WorkerProcess, wanted
 
 pytestmark = pytest.mark.kernel
 

@@ -18,8 +18,8 @@ from hostprep.errors import FailedError, HostprepError
 from hostprep.node.apply.folder import clear_debris, is_debris
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
-from tests.support.pools import POOL, pool_of
-from tests.support.worker_process import WorkerProcess, results_of, wanted
+from testbed.machine import POOL, pool_of
+from tests.kernel.worker_process import WorkerProcess, results_of, wanted
 
 pytestmark = pytest.mark.kernel
 

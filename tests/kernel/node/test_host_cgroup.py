@@ -25,8 +25,8 @@ from hostprep.node.facts import Facts
 from hostprep.node.observe.cgroups import parse_own_paths
 from hostprep.node.observe.host import HostRoot
 from hostprep.node.observe.mounts import observe_mount_entries
-from tests.support.pools import pool_of
-from tests.support.worker_process import wanted
+from testbed.machine import pool_of
+from tests.kernel.worker_process import wanted
 
 pytestmark = pytest.mark.kernel
 

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from hostprep.node.apply.service import Node
-from tests.support.kill_harness import KillRun, huge_pages_total, kill_spec
+from testbed.kill_harness import KillRun, kill_spec
+from testbed.machine import huge_pages_total
 
 pytestmark = pytest.mark.kernel
 

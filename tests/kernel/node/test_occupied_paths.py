@@ -12,10 +12,10 @@ import pytest
 from hostprep.errors import BadInputError
 from hostprep.node.apply.exclusive import AgentLock, exclusive
 from hostprep.node.apply.service import Node
-from tests.support.agent_process import run_agent
-from tests.support.pools import pool_of
+from testbed.agent_process import run_agent
+from testbed.machine import pool_of
+from tests.kernel.worker_process import WorkerProcess, results_of, wanted
 from tests.support.processes import hostprep as run_hostprep
-from tests.support.worker_process import WorkerProcess, results_of, wanted
 
 pytestmark = pytest.mark.kernel
 

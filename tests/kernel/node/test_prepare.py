@@ -20,8 +20,7 @@ from hostprep.node.ledger import LedgerWriter, read_ledger
 from hostprep.node.observe.pools import observe_pools, read_mounts
 from hostprep.node.plan.actions import AdoptRegion
 from hostprep.paths import PoolPaths
-from tests.support.kill_harness import huge_pages_total
-from tests.support.pools import POOL, pool_of
+from testbed.machine import POOL, huge_pages_total, pool_of
 from tests.support.processes import hostprep as run_hostprep
 
 pytestmark = pytest.mark.kernel

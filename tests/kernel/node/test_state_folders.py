@@ -13,7 +13,7 @@ from hostprep.client.claim import claim_lock
 from hostprep.client.sidecar import make_state_folder
 from hostprep.node.apply.service import Node
 from hostprep.paths import PoolPaths
-from tests.support.pools import POOL, pool_of
+from testbed.machine import POOL, pool_of
 
 pytestmark = pytest.mark.kernel
 

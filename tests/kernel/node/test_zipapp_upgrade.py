@@ -16,8 +16,8 @@ from hostprep.linux.files import atomic_write
 from hostprep.node.apply import publish
 from hostprep.node.apply.service import Node
 from hostprep.zipapp import STABLE_NAME, is_version
-from tests.support.pools import POOL, pool_of
-from tests.support.waiting import wait_for
+from testbed.machine import POOL, pool_of
+from testbed.processes import wait_for
 from tests.support.zipapps import another_version
 
 pytestmark = pytest.mark.kernel

@@ -8,7 +8,7 @@ import hostprep
 from hostprep.errors import BadInputError
 from hostprep.node.apply.service import Node
 from hostprep.slots import REUSED, WRITE, Group, Layout, over
-from tests.support.pools import POOL, pool_of
+from testbed.machine import POOL, pool_of
 from tests.unit.slots.play import HASH_BYTES, request_of
 
 pytestmark = pytest.mark.kernel

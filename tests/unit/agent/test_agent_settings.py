@@ -12,8 +12,8 @@ from hostprep.agent.instance import lock_state_dir
 from hostprep.agent.settings import Settings
 from hostprep.errors import BadInputError
 from hostprep.node.observe import HostRoot
+from testbed.agent_process import run_agent
 from tests.support import host_trees
-from tests.support.agent_process import run_agent
 
 pytestmark = pytest.mark.unit
 

@@ -15,7 +15,7 @@ from hostprep.agent.node_api import NodeApi
 from hostprep.errors import BadInputError
 from hostprep.kube.client import KubeClient
 from hostprep.kube.listener import Listener
-from tests.support.agent_process import run_agent
+from testbed.agent_process import run_agent
 
 pytestmark = pytest.mark.unit
 

@@ -16,7 +16,7 @@ from hostprep.node.apply.service import Node
 from hostprep.node.facts import Mount, PoolFacts
 from hostprep.node.observe.pools import observe_pool
 from hostprep.paths import PoolPaths
-from tests.support.pools import pool_of
+from testbed.machine import pool_of
 
 pytestmark = pytest.mark.unit
 

@@ -19,7 +19,7 @@ from hostprep.node.doctor.gpus import check_registering
 from hostprep.node.facts import Facts
 from hostprep.node.observe import HostRoot, observe
 from hostprep.node.observe.gpus import CudaFacts, NvidiaFacts, observe_nvidia
-from tests.standin import build, environment
+from testbed.standin import build, environment
 from tests.support import host_trees
 from tests.support.node_facts import machine, numa_node, pool, region
 

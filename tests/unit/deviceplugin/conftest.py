@@ -11,7 +11,7 @@ import pytest
 
 from hostprep.paths import PoolPaths
 from tests.support.kubelet_devices import KubeletDevices
-from tests.support.offering import Offering, publish
+from tests.unit.deviceplugin.offering import Offering, publish
 
 
 @pytest.fixture

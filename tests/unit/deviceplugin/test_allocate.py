@@ -11,9 +11,9 @@ import pytest
 
 from hostprep.deviceplugin.views import make_view, refresh_views
 from hostprep.paths import PoolPaths
+from testbed.processes import wait_for
 from tests.support.kubelet_devices import KubeletDevices
-from tests.support.offering import FREE, RESOURCE, Offering, publish
-from tests.support.waiting import wait_for
+from tests.unit.deviceplugin.offering import FREE, RESOURCE, Offering, publish
 
 pytestmark = pytest.mark.unit
 

@@ -12,7 +12,7 @@ import yaml
 
 from hostprep.api.pool_resource import load_pools
 from hostprep.deviceplugin.devices import resource_name
-from tests.support.engine_pods import EXAMPLES, documents
+from testbed.engine_pods import EXAMPLES, documents
 
 pytestmark = pytest.mark.unit
 

@@ -14,9 +14,9 @@ import pytest
 from hostprep.deviceplugin import v1beta1_pb2 as api
 from hostprep.deviceplugin.devices import Device
 from hostprep.paths import PoolPaths
+from testbed.processes import wait_for
 from tests.support.kubelet_devices import KubeletDevices
-from tests.support.offering import FREE, RESOURCE, Offering
-from tests.support.waiting import wait_for
+from tests.unit.deviceplugin.offering import FREE, RESOURCE, Offering
 
 pytestmark = pytest.mark.unit
 

@@ -10,7 +10,7 @@ import yaml
 
 from hostprep.engines.catalogue import INTEGRATIONS, integration_of
 from hostprep.engines.launching import Options, launcher_of
-from tests.support.engine_pods import GID
+from testbed.engine_pods import GID
 
 pytestmark = pytest.mark.unit
 

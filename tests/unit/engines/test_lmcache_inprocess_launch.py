@@ -14,7 +14,7 @@ from hostprep.engines.launching import Launch, Options, Requirements
 from hostprep.engines.lmcache import launch, launch_inprocess
 from hostprep.engines.lmcache.settings import requested_size
 from hostprep.errors import BadInputError
-from tests.support.leases import leases_of
+from tests.unit.engines.leases import leases_of
 
 pytestmark = pytest.mark.unit
 

@@ -14,7 +14,7 @@ from hostprep.engines.lmcache import launch
 from hostprep.engines.lmcache.launch import read_command, url_of
 from hostprep.engines.lmcache.server import Server
 from hostprep.errors import BadInputError, NotReadyError
-from tests.support.leases import leases_of
+from tests.unit.engines.leases import leases_of
 
 pytestmark = pytest.mark.unit
 

@@ -14,7 +14,7 @@ from hostprep.engines.mooncake import launch
 from hostprep.engines.mooncake.rest import Service
 from hostprep.engines.mooncake.segments import mount
 from hostprep.errors import BadInputError, FailedError, NotReadyError
-from tests.support.leases import leases_of
+from tests.unit.engines.leases import leases_of
 
 pytestmark = pytest.mark.unit
 

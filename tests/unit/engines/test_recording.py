@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from testbed.engines.interpreters import chosen
 from testbed.engines.lock import lock_file, parse_pins
 from tests.engines.recording import Recorder
-from tests.support.engine_environments import chosen
 
 pytestmark = pytest.mark.unit
 

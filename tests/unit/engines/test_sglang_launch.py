@@ -18,7 +18,7 @@ from hostprep.engines.launching import Launch, Options, Requirements
 from hostprep.engines.sglang import launch
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.node.apply.zipapp import build_zipapp
-from tests.support.leases import leases_of
+from tests.unit.engines.leases import leases_of
 
 pytestmark = pytest.mark.unit
 

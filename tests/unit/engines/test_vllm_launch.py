@@ -19,7 +19,7 @@ from hostprep.engines.vllm import launch as launcher
 from hostprep.engines.vllm.command_line import CONFIG
 from hostprep.engines.vllm.configuration import SIMPLE, TIERING, usable_bytes
 from hostprep.errors import BadInputError
-from tests.support.leases import leases_of
+from tests.unit.engines.leases import leases_of
 
 pytestmark = pytest.mark.unit
 

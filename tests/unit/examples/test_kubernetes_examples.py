@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from hostprep.api.pool_resource import load_pools
-from tests.support.engine_pods import EXAMPLES, GID, documents, pod_specs, renamed_pool
+from testbed.engine_pods import EXAMPLES, GID, documents, pod_specs, renamed_pool
 
 pytestmark = pytest.mark.unit
 

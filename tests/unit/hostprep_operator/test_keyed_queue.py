@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from hostprep_operator.queue import KeyedQueue, QueueClosed
-from tests.support.virtual_time import run_virtually
+from tests.unit.hostprep_operator.virtual_time import run_virtually
 
 pytestmark = pytest.mark.unit
 

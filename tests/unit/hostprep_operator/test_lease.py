@@ -11,7 +11,7 @@ import pytest
 from hostprep.kube.client import KubeClient
 from hostprep.kube.errors import ConflictError, UnreachableError
 from hostprep_operator.lease import Leader, LeaseTimes
-from tests.support.virtual_time import run_virtually
+from tests.unit.hostprep_operator.virtual_time import run_virtually
 
 pytestmark = pytest.mark.unit
 

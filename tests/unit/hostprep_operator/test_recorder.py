@@ -10,7 +10,7 @@ import pytest
 
 from hostprep.kube.client import KubeClient, Resource
 from hostprep_operator.events import Recorder, Regarding
-from tests.support.virtual_time import run_virtually
+from tests.unit.hostprep_operator.virtual_time import run_virtually
 
 pytestmark = pytest.mark.unit
 

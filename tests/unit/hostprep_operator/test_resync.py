@@ -14,7 +14,7 @@ from hostprep_operator.metrics import Metrics
 from hostprep_operator.queue import KeyedQueue
 from hostprep_operator.resync import Resync
 from hostprep_operator.store import Cache, EventHandler, Key, Kind
-from tests.support.virtual_time import run_virtually
+from tests.unit.hostprep_operator.virtual_time import run_virtually
 
 pytestmark = pytest.mark.unit
 

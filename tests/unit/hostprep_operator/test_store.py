@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hostprep_operator.queue import KeyedQueue
 from hostprep_operator.records import NodeRecord
 from hostprep_operator.store import Cache, EventHandler, Key, Kind, Store
-from tests.support.virtual_time import run_virtually
+from tests.unit.hostprep_operator.virtual_time import run_virtually
 
 pytestmark = pytest.mark.unit
 

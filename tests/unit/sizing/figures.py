@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from hostprep.sizing.config import TypeChoice
 from tests.unit.sizing.models import groups, limits, per_token
 
-__all__ = ["FIGURES", "Figure"]
-
 GIB, MIB, KIB = 1 << 30, 1 << 20, 1 << 10
 
 

@@ -12,8 +12,6 @@ from hostprep.sizing.families import read_model
 from hostprep.sizing.groups import CacheGroup, Limits, groups_of
 from hostprep.sizing.model import Model
 
-__all__ = ["MODELS", "groups", "limits", "model", "model_from", "per_token"]
-
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import Phase, find, given, settings
 
 from hostprep.sizing.groups import CacheGroup, Limits, min_slots, window_blocks
-from tests.unit.sizing.configurations import Configuration, configurations
-from tests.unit.sizing.simulation import Job, Policy, simulate
+from testbed.scheduler_model import Configuration, Job, Policy, configurations, simulate
 from tests.unit.sizing.test_floor import SEED, SEED_LIMITS, floor
 
 pytestmark = pytest.mark.unit

@@ -20,13 +20,17 @@ from typing import Any
 import pytest
 
 from hostprep.errors import FailedError
-from testbed import container_images, store_disk
+from testbed import container_images, image_store
 from testbed.container_images import next_image, our_image, store_images
-from testbed.image_commands import run
-from testbed.image_layout import Layout
-from testbed.image_pip import parse_settings, settings_for_build
-from testbed.image_source import read_sources, sum_of, write_sources
-from testbed.store_disk import DISK_LABEL, make_disk
+from testbed.image_build import (
+    parse_settings,
+    read_sources,
+    run,
+    settings_for_build,
+    sum_of,
+    write_sources,
+)
+from testbed.image_store import DISK_LABEL, Layout, make_disk
 
 pytestmark = pytest.mark.unit
 _PROJECT = Path(__file__).parents[3]
@@ -265,10 +269,10 @@ def test_an_image_that_is_not_unpacked_is_an_error() -> None:
         "localhost/b:1 manifest sha256:1 complete (2/2) 6.0 KiB/6.0 KiB false\n"
         "localhost/c:1 manifest sha256:1 incomplete (1/2) 3.0 KiB/6.0 KiB true\n"
     )
-    store_disk._check(listed, ["localhost/a:1"])
+    image_store._check(listed, ["localhost/a:1"])
     for name in ("localhost/b:1", "localhost/c:1", "localhost/d:1"):
         with pytest.raises(FailedError, match=f"{name} not unpacked"):
-            store_disk._check(listed, ["localhost/a:1", name])
+            image_store._check(listed, ["localhost/a:1", name])
 
 
 def _debugfs(disk: Path, command: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import machine
+from testbed import machine
 
 pytestmark = pytest.mark.unit
 
@@ -22,7 +22,7 @@ def test_who_waits_says_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(machine, "_LOCK", lock)
     monkeypatch.delenv(machine._HELD, raising=False)
     program = (
-        f"from tests.support import machine; machine._LOCK = {lock!r}\n"
+        f"from testbed import machine; machine._LOCK = {lock!r}\n"
         "with machine.machine_lock(): print('alone')"
     )
     with machine.machine_lock():

@@ -15,8 +15,7 @@ import yaml
 
 from hostprep.errors import NotReadyError
 from testbed.chart import is_rolled_out
-from testbed.playground import how_to_use, how_to_use_a_node
-from testbed.terminal import LEAVE, open_console, split_at_leave
+from testbed.playground import LEAVE, how_to_use, how_to_use_a_node, open_console, split_at_leave
 
 pytestmark = pytest.mark.unit
 _ROOT = Path(__file__).parents[3]
@@ -93,7 +92,7 @@ def test_what_is_piped_into_the_console_arrives_and_its_end_leaves(memory_folder
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        program = "import sys, pathlib; from testbed.terminal import open_console; "
+        program = "import sys, pathlib; from testbed.playground import open_console; "
         program += "open_console(pathlib.Path(sys.argv[1]))"
         person = subprocess.run(
             [sys.executable, "-c", program, str(path)],

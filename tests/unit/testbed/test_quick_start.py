@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from testbed.engines.interpreters import EnginePython
 from testbed.engines.quick_start import program
-from tests.support.engine_environments import EnginePython
 
 pytestmark = pytest.mark.unit
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from testbed.cache import builder_lock, cache_folder, install
-from testbed.child import MARK
+from testbed.processes import MARK
 from testbed.runs import Runs, carries_mark, choose_base, is_run_folder
 
 pytestmark = pytest.mark.unit

@@ -12,11 +12,9 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from hostprep.errors import BadInputError, FailedError, HostprepError
-from testbed import go_build
+from testbed import go_programs as go_build
 from testbed.binaries import ALL, NODE, given
-from testbed.go_build import cache_name
-from testbed.pypi import pinned_requirement
-from testbed.toolchain import GO_NEEDED
+from testbed.go_programs import GO_NEEDED, cache_name, pinned_requirement
 from testbed.versions import (
     KUBERNETES_VERSIONS,
     NODE_PROGRAMS,

@@ -5,9 +5,10 @@ Every write is judged by `write_checks` before it is carried out.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hostprep.api.conditions import format_time
@@ -26,12 +27,34 @@ from hostprep_operator.reconcile.changes import (
 from hostprep_operator.reconcile.node import reconcile_node
 from hostprep_operator.reconcile.pool import reconcile_pool
 from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord, PoolRecord
-from tests.unit.hostprep_operator.reconcile.api_rules import (
-    ConflictError,
-    guard,
-    merge,
-    with_version,
-)
+
+
+class ConflictError(Exception):
+    """409."""
+
+
+def merge(target: Any, patch: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(patch, Mapping):
+        return copy.deepcopy(patch)
+    merged = dict(target) if isinstance(target, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge(merged.get(key), value)
+    return merged
+
+
+def guard(metadata: Mapping[str, Any], name: str, value: str) -> None:
+    if metadata[name] != value:
+        raise ConflictError(f"{name} is {metadata[name]}, not {value}")
+
+
+def with_version(write: PatchNode | PatchNodeStatus, version: str) -> PatchNode | PatchNodeStatus:
+    metadata = {**write.patch["metadata"], "resourceVersion": version}
+    return replace(write, patch={**write.patch, "metadata": metadata})
+
 
 Document = dict[str, Any]
 START_S = 1_700_000_000.0

@@ -9,8 +9,7 @@ import pytest
 from hostprep_operator.marks import Marks
 from hostprep_operator.records import NodeRecord
 from tests.unit.hostprep_operator.reconcile.cluster_model import TAINT, Cluster
-from tests.unit.hostprep_operator.reconcile.one_node import LABEL, labels
-from tests.unit.hostprep_operator.reconcile.write_checks import check_write
+from tests.unit.hostprep_operator.reconcile.write_checks import LABEL, check_write, labels
 
 pytestmark = pytest.mark.unit
 

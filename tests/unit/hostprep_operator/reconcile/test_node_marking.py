@@ -12,8 +12,13 @@ from hostprep_operator.reconcile.changes import (
     PatchNodeStatus,
 )
 from tests.unit.hostprep_operator.reconcile.cluster_model import TAINT, Cluster
-from tests.unit.hostprep_operator.reconcile.one_node import LABEL, joining, labels, opened
-from tests.unit.hostprep_operator.reconcile.write_checks import check_write
+from tests.unit.hostprep_operator.reconcile.write_checks import (
+    LABEL,
+    check_write,
+    joining,
+    labels,
+    opened,
+)
 
 pytestmark = pytest.mark.unit
 

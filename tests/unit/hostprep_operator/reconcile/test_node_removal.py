@@ -15,7 +15,7 @@ from hostprep_operator.reconcile.changes import (
 )
 from hostprep_operator.reconcile.marking import strip_node
 from tests.unit.hostprep_operator.reconcile.cluster_model import Cluster
-from tests.unit.hostprep_operator.reconcile.one_node import joining, labels, opened
+from tests.unit.hostprep_operator.reconcile.write_checks import joining, labels, opened
 
 pytestmark = pytest.mark.unit
 

@@ -187,3 +187,30 @@ def _check_change(cluster: Cluster, name: str, entry: Document, now: Document) -
     """What serves changes only in its turn."""
     if now != entry and not why_not_ready(cluster, name, {entry["name"]: None}):
         assert name in cluster.grants.get(entry["name"], ()), "changed without a grant"
+
+
+LABEL = "ready.hostprep.dev/kv"
+
+
+def joining(*, name: str = "n1", tainted: bool = True, **spec: Any) -> Cluster:
+    """A pool, and a node that joins later."""
+    cluster = Cluster(check=check_write)
+    cluster.add_pool("kv", **spec)
+    cluster.now_s += 10
+    cluster.add_node(name, tainted=tainted)
+    cluster.add_agent(name)
+    return cluster
+
+
+def opened(*, name: str = "n1", tainted: bool = True, **spec: Any) -> Cluster:
+    cluster = joining(name=name, tainted=tainted, **spec)
+    cluster.reconcile(name)
+    cluster.now_s += 20
+    cluster.agent_reports(name)
+    cluster.reconcile(name)
+    return cluster
+
+
+def labels(cluster: Cluster, name: str = "n1") -> set[str]:
+    keys = cluster.nodes[name]["metadata"]["labels"]
+    return {key for key in keys if key.startswith("ready.")}

@@ -18,8 +18,8 @@ from hostprep.node.plan.actions import (
     ReserveHugePages,
     Shortfall,
 )
-from tests.support.node_after import carried_out
 from tests.support.node_facts import machine, numa_node, pool, region
+from tests.unit.node.plan.node_after import carried_out
 
 pytestmark = pytest.mark.unit
 

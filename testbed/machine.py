@@ -1,0 +1,103 @@
+"""This machine's memory for one test run at a time, left as it was found; and small pools on it.
+
+Counts of huge pages and mounts are compared before and after: whoever uses them holds the lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hostprep.api.pool_spec import PoolSpec, RegionLayout
+from hostprep.backing import MIB, Backing
+from hostprep.node.apply.service import Node
+from hostprep.node.observe.pools import observe_pools, read_mounts
+
+_LOCK = "/tmp/hostprep-machine.lock"
+_HELD = "HOSTPREP_TEST_MACHINE_LOCK"
+"""Set while it is held, for this process and those that it starts: they have it as well."""
+
+
+def huge_pages_total() -> int:
+    """Return this machine's number of 2 MiB pages."""
+    with open("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", encoding="ascii") as file:
+        return int(file.read())
+
+
+@contextmanager
+def machine_lock() -> Iterator[None]:
+    """Be alone with the machine's huge pages. Whoever has to wait says so, and for whom."""
+    if os.environ.get(_HELD):
+        yield
+        return
+    with open(_LOCK, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            print(f"waiting for {_LOCK}, held by {file.read()}", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(0)
+        print(os.getpid(), *sys.argv, end="", file=file, flush=True)
+        os.environ[_HELD] = "1"
+        try:
+            yield
+        finally:
+            del os.environ[_HELD]
+
+
+@contextmanager
+def clean_node() -> Iterator[Node]:
+    """Yield this machine with a root of its own; while holding the lock.
+
+    Releases whatever is left, and fails where pages or mounts remain.
+    """
+    before = huge_pages_total()
+    folder = tempfile.mkdtemp(prefix="hostprep-test-", dir="/dev/shm")
+    node = Node(f"{folder}/root")
+    try:
+        yield node
+    finally:
+        pools = [pool.name for pool in observe_pools(node.root)]
+        if pools:
+            node.release(pools, force=True)
+        left = [entry.path for entry in read_mounts() if entry.path.startswith(folder)]
+        shutil.rmtree(folder, ignore_errors=True)
+    assert huge_pages_total() == before, "huge pages were left"
+    assert not left, "mounts were left"
+
+
+POOL = "kv"
+
+
+def pool_of(
+    *, regions: int = 1, mib: int = 8, backing: Backing = Backing.BASE, **changes: Any
+) -> PoolSpec:
+    """Return a pool of that many regions of `mib` MiB each."""
+    fields: dict[str, Any] = {
+        "name": POOL,
+        "size_bytes": regions * mib * MIB,
+        "backings": (backing,),
+        "layout": RegionLayout.COUNT,
+        "region_count": regions,
+    }
+    return PoolSpec(**(fields | changes))
+
+
+@contextmanager
+def base_pool(*, regions: int, mib: int) -> Iterator[str]:
+    """Yield the root of a prepared pool, which is released afterwards."""
+    folder = tempfile.mkdtemp(prefix="hostprep-test-", dir="/dev/shm")
+    node = Node(f"{folder}/root")
+    try:
+        node.prepare([pool_of(regions=regions, mib=mib)])
+        yield node.root
+    finally:
+        node.release([POOL], force=True)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,135 @@
+"""The chart, rendered by the real helm, and the custom resources of others that it may use."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hostprep.errors import NotReadyError
+from testbed.binaries import find
+from testbed.cache import cache_folder
+from testbed.control_plane import ControlPlane
+from testbed.go_programs import find_go
+from testbed.processes import wait_for
+
+CHART = Path(__file__).parents[2] / "charts" / "hostprep"
+RELEASE, NAMESPACE = "hostprep", "hostprep-system"
+PROMETHEUS_OPERATOR = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
+_OWN_CRDS = Path(__file__).parents[2] / "testbed" / "crds"
+_SELECTOR = '{"matchLabels":{"pool.hostprep.dev/kv":"true"}}'
+PROFILES: dict[str, tuple[str, ...]] = {
+    profile: ("--set", f"autoscaler.profile={profile}")
+    for profile in ("clusterAutoscaler", "karpenter", "nodeReadinessController", "none")
+}
+PROFILES["nodeReadinessController"] += (
+    "--set-json",
+    f"autoscaler.nodeReadinessRule.nodeSelector={_SELECTOR}",
+)
+MONITORING = ("--api-versions", "monitoring.coreos.com/v1")
+
+
+def _helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    try:
+        helm = find("helm")
+    except NotReadyError as error:
+        pytest.skip(str(error))
+    environ = {"PATH": os.environ.get("PATH", ""), "HOME": "/nonexistent"}
+    command = [str(helm), *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, env=environ
+    )
+
+
+def render_text(*options: str) -> str:
+    """`helm template` as text."""
+    done = _helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def render(*options: str) -> list[dict[str, Any]]:
+    """Every object that the chart makes with these options of helm's, hooks included."""
+    return [document for document in yaml.safe_load_all(render_text(*options)) if document]
+
+
+def render_error(*options: str) -> str:
+    """What helm says when it refuses."""
+    done = _helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *options)
+    assert done.returncode != 0, "helm accepted it"
+    return done.stderr
+
+
+def lint(*options: str) -> str:
+    """What `helm lint --strict` says; warnings count as failures."""
+    done = _helm("lint", "--strict", str(CHART), *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def notes(*options: str) -> str:
+    """What a person reads after `helm install`."""
+    done = _helm(
+        *("install", RELEASE, str(CHART), "--namespace", NAMESPACE),
+        *("--dry-run=client", "--hide-secret", *options),
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.partition("NOTES:\n")[2]
+
+
+def foreign_crds() -> list[Path]:
+    """Custom resources of prometheus-operator, from its Go module, and our minimal stand-in for
+    node-readiness-controller's, whose module is not to be had.
+    """
+    go = find_go(cache=cache_folder(), say=print)
+    done = subprocess.run(
+        [str(go), "mod", "download", "-json", PROMETHEUS_OPERATOR],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = Path(json.loads(done.stdout)["Dir"]) / "example" / "prometheus-operator-crd"
+    kinds = ("podmonitors", "prometheusrules")
+    theirs = [folder / f"monitoring.coreos.com_{kind}.yaml" for kind in kinds]
+    return [*theirs, *sorted(_OWN_CRDS.glob("*.yaml"))]
+
+
+def load_crds(cluster: ControlPlane, paths: Sequence[Path]) -> None:
+    """Apply custom resource definitions and wait until they are served."""
+    for path in paths:
+        cluster.kubectl("apply", "--server-side", "-f", str(path))
+        cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(path))
+
+
+def give_cleanup_its_rights(cluster: ControlPlane) -> None:
+    """Apply the clean-up hook's identity and roles, which a release without hooks lacks."""
+    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding"}
+    for document in render():
+        if document["metadata"]["name"] == "hostprep-cleanup" and document["kind"] in kinds:
+            cluster.kubectl("apply", "-f", "-", stdin=json.dumps(document))
+
+
+@contextmanager
+def cluster_with_the_chart(*options: str) -> Iterator[ControlPlane]:
+    """A control plane with controllers, and the release `hostprep` on it without its hooks."""
+    try:
+        cluster = ControlPlane(controllers=True)
+    except NotReadyError as error:
+        pytest.skip(str(error))
+    with cluster:
+        cluster.helm(
+            *("install", RELEASE, str(CHART), "--no-hooks"),
+            *("--namespace", NAMESPACE, "--create-namespace", *options),
+        )
+        accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
+        wait_for(lambda: cluster.api.exists(f"{accounts}/default"), why="no ServiceAccount")
+        yield cluster
