@@ -175,13 +175,8 @@ def _observe_huge_pages(total: HugePageTotals, pools: list[PoolFacts]) -> HugePa
 
 def _held_pages(pool: PoolFacts, page_bytes: int) -> int:
     """Return the pages that a pool's regions are in, or that were added for it if more."""
-    in_regions = sum(
-        region.resident_bytes // page_bytes
-        for region in pool.regions
-        if region.backing.is_hugetlb and region.backing.page_bytes == page_bytes
-    )
     added = sum(entry.pages for entry in pool.taken if entry.page_bytes == page_bytes)
-    return max(in_regions, added)
+    return max(pool.huge_pages(page_bytes), added)
 
 
 # --- gates of engines

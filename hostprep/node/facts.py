@@ -123,6 +123,16 @@ class NumaNode:
                 return pool
         return HugePages(page_bytes=page_bytes, total=0, free=0, surplus=0)
 
+    @property
+    def free_fixed_bytes(self) -> int:
+        """Free memory outside ZONE_MOVABLE and CMA, from where pinned pages would migrate."""
+        movable = sum(zone.free_bytes for zone in self.zones if zone.is_movable)
+        return self.free_bytes - movable - self.free_cma_bytes
+
+    def contiguous_fixed_bytes(self, base_page_bytes: int, block_bytes: int = 2 * MIB) -> int:
+        """Return `contiguous_bytes` less all free CMA memory: buddyinfo counts it in any block."""
+        return max(0, self.contiguous_bytes(base_page_bytes, block_bytes) - self.free_cma_bytes)
+
     def contiguous_bytes(self, base_page_bytes: int, block_bytes: int = 2 * MIB) -> int:
         """Return the free bytes in blocks of at least `block_bytes` outside ZONE_MOVABLE.
 
@@ -317,6 +327,14 @@ class PoolFacts:
     regions: tuple[RegionFacts, ...]
     taken: tuple[LedgerEntry, ...]
     mounts: tuple[Mount, ...]
+
+    def huge_pages(self, page_bytes: int) -> int:
+        """Return how many huge pages of that size the regions are in."""
+        return sum(
+            region.resident_bytes // page_bytes
+            for region in self.regions
+            if region.backing.is_hugetlb and region.backing.page_bytes == page_bytes
+        )
 
     def state_of(self, region: RegionFacts) -> str:
         """Return a region's state in one word, for people."""
