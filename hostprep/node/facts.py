@@ -21,7 +21,6 @@ class KernelFacts:
     version: tuple[int, int]
     arch: str
     boot_id: str
-    uptime_s: float
     hugepage_sizes: tuple[int, ...]
     """Page sizes in bytes that this CPU and kernel offer to hugetlbfs."""
 
@@ -75,18 +74,14 @@ class HugePages:
 
 
 @dataclass(frozen=True, slots=True)
-class HugePageTotals:
+class HugePageTotals(HugePages):
     """One huge-page pool of the whole machine. Counts are pages.
 
     Reservations (mmap without a fault yet) exist machine-wide only: the kernel does not say on
     which node they will be met.
     """
 
-    page_bytes: int
-    total: int
-    free: int
     reserved: int
-    surplus: int
     overcommit: int
 
 
@@ -155,8 +150,6 @@ class MemoryFacts:
     available_bytes: int
     free_bytes: int
     swap_total_bytes: int
-    swap_free_bytes: int
-    shmem_bytes: int
     page_bytes: int
     corrupted_bytes: int = 0
     """HardwareCorrupted: what the kernel took out of use since the boot, for errors in it."""

@@ -316,7 +316,6 @@ def _mount(
         size_bytes=held + candidate.changes.new_bytes(backing),
         noswap=not backing.is_hugetlb and pins_with_noswap(context),
         gid=context.spec.gid,
-        mode=context.spec.mode,
         large_folios=takes_large_folios(context, backing),
         own_mount=candidate.own_mount,
     )
