@@ -6,11 +6,12 @@ import time
 
 from benchmarks.machine import release_all
 from hostprep.api.pool_spec import PoolSpec
+from hostprep.node.apply.progress import ProgressReporter
 from hostprep.node.apply.service import Node
 from hostprep.node.plan.actions import Action, CreateRegion
 
 
-class _Populating:
+class _Populating(ProgressReporter):
     """Wall time of the regions' creation: from the first one's begin to the last one's end.
 
     That is more than rivals do: the file is checked, given its access and marked clean as well.

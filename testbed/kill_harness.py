@@ -23,6 +23,7 @@ from hostprep.client.handoff import open_region, read_handoff, verify_handoff
 from hostprep.client.sidecar import is_clean
 from hostprep.errors import BusyError, HostprepError, NotReadyError
 from hostprep.linux.memory import map_shared
+from hostprep.node.apply.progress import ProgressReporter
 from hostprep.node.apply.service import Node
 from hostprep.node.observe.pools import as_region, observe_pool, read_mounts
 from hostprep.node.plan.actions import Action
@@ -57,7 +58,7 @@ _TARGETS = {
 }
 
 
-class Phase:
+class Phase(ProgressReporter):
     """The child's phase and its own end, in memory that outlives it.
 
     The child sets a timer on itself: SIGALRM without a handler ends a process in the kernel as
@@ -102,7 +103,7 @@ class Phase:
         self.set("between")
 
 
-class _Learner:
+class _Learner(ProgressReporter):
     """Notes how long each phase takes where nobody is killed, to aim by."""
 
     def __init__(self, phase: Phase) -> None:

@@ -33,7 +33,6 @@ _NO_FOLDER = NotReadyError(
 class DevicePool:
     """A pool whose regions kubelet hands out."""
 
-    name: str
     observation: PoolObservation
     scrubbed_on_claim: bool = False
 

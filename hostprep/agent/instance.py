@@ -25,7 +25,7 @@ from hostprep.kube.listener import Listener
 from hostprep.kube.logs import Logger
 from hostprep.linux.files import closing_fd, from_os_error
 from hostprep.linux.locks import try_lock
-from hostprep.node.apply.exclusive import AgentLock
+from hostprep.node.apply.exclusive import AgentLock, holder_at, write_pid
 
 _TRY_EVERY_S = 0.2
 
@@ -95,34 +95,22 @@ def lock_state_dir(folder: str) -> int:
     """
     pid_file = f"{folder}/agent.lock"
     try:
-        # The folder itself, which can be locked even where a full disk takes no new file: that is
-        # no reason to leave the node without its memory.
+        # The folder itself, which can be locked even where a full disk takes no new file.
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise from_os_error(error, f"open {folder}") from error
     if try_lock(fd, exclusive=True):
-        _write_pid(pid_file)
+        # For people: a full disk is no reason to leave the node without its memory.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with contextlib.suppress(OSError), closing_fd(os.open(pid_file, flags, 0o600)) as file:
+            write_pid(file)
         return fd
     os.close(fd)
     raise BadInputError(
-        f"another agent (process {_read_pid(pid_file)}) works with {folder}",
+        f"{holder_at(pid_file, 'agent')} works with {folder}",
         reason="AlreadyRunning",
         remedy="end it first; two nodes on one machine need a --root and a --state-dir each",
     )
-
-
-def _write_pid(path: str) -> None:
-    """Write the lock holder's process id: for people, so failing is no error."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with contextlib.suppress(OSError), closing_fd(os.open(path, flags, 0o600)) as fd:
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
-
-
-def _read_pid(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
-        return file.read(20).strip() or "unknown"
-    return "unknown"
 
 
 @dataclass

@@ -154,8 +154,8 @@ class _Agent:
     # --- the desired state
 
     async def _watch(self, api: NodeApi) -> None:
-        async for observed in api.watch():
-            self._take_object(observed.document)
+        async for document in api.watch():
+            self._take_object(document)
             self._api_answered.set()
 
     def _take_object(self, document: Mapping[str, Any] | None) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hostprep.api import codec
+from hostprep.api.node_resource import HugePageStatus, RegionStatus
 from hostprep.api.pool_spec import PoolSpec
 from hostprep.node.boot import BootUnit
 
@@ -49,17 +50,14 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegionObservation:
-    """One region as the kernel shows it. Published and gone: state Damaged, without a size."""
+class RegionObservation(RegionStatus):
+    """One region's status and what only the agent uses of it.
 
-    name: str
-    size_bytes: int
-    backing: str
-    placement: str
-    state: str
+    Published and gone: state Damaged, without a size.
+    """
+
     sound: bool
     """Published in a handoff of this boot, and found to be as the handoff says."""
-    message: str = ""
     holder: str = ""
     """The process that leases it, as far as is known."""
 
@@ -115,22 +113,13 @@ class PoolObservation:
         return tuple(chosen.values())
 
 
-@dataclass(frozen=True, slots=True)
-class HugePageObservation:
-    """One size of huge pages, in pages."""
-
-    page_bytes: int
-    total: int
-    held: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """What one verification round found."""
 
     boot_id: str
     pools: tuple[PoolObservation, ...]
-    huge_pages: tuple[HugePageObservation, ...]
+    huge_pages: tuple[HugePageStatus, ...]
     took_s: float
     warnings: tuple[str, ...] = ()
 

@@ -7,7 +7,6 @@ import math
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hostprep.kube.backoff import Backoff
@@ -21,11 +20,7 @@ _SHORTEST_STREAM_S = 1.0
 _NUMBER = re.compile(r"\d+")
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """The object as the API server has it; None where it has none."""
-
-    document: Mapping[str, Any] | None
+Document = Mapping[str, Any]
 
 
 class NodeApi:
@@ -63,8 +58,8 @@ class NodeApi:
         """Close the connections."""
         await self._client.close()
 
-    async def watch(self) -> AsyncIterator[Observed]:
-        """Yield the object now and after every change, for ever.
+    async def watch(self) -> AsyncIterator[Document | None]:
+        """Yield the object (None where there is none) now and after every change, for ever.
 
         Raises nothing: while the API server is unreachable it tries again, ever less often, and
         after each interruption yields the object again, since any change may have been missed.
@@ -75,8 +70,8 @@ class NodeApi:
             begin_s = math.inf  # no stream has been granted yet
             try:
                 if since is None:
-                    observed, since = await self._list()
-                    yield observed
+                    document, since = await self._list()
+                    yield document
                 while True:
                     events = self._client.watch(
                         HOST_MEMORY_NODES, since=since, field_selector=self._selector
@@ -86,7 +81,7 @@ class NodeApi:
                         self._log_back()
                         begin_s = min(begin_s, time.monotonic())
                         if event.object.get("metadata", {}).get("name") == self._name:
-                            yield Observed(None if event.type == "DELETED" else event.object)
+                            yield None if event.type == "DELETED" else event.object
                     if time.monotonic() - begin_s >= _SHORTEST_STREAM_S:
                         backoff.reset()
                     else:
@@ -130,13 +125,14 @@ class NodeApi:
             raise NotFoundError("there is no such HostMemoryNode", status=404)
         return document
 
-    async def _list(self) -> tuple[Observed, str]:
+    async def _list(self) -> tuple[Document | None, str]:
         """Return the object as it is now, and the version to watch from. Raises ApiError."""
-        found, version = Observed(None), ""
+        found: Document | None = None
+        version = ""
         async for page in self._client.pages(HOST_MEMORY_NODES, field_selector=self._selector):
             version = page.resource_version
             for item in page.items:
                 if item["metadata"]["name"] == self._name:
-                    found = Observed(item)
+                    found = item
         self.connected = True
         return found, version

@@ -147,7 +147,7 @@ class AgentState:
             return None
         observed = {pool.name: pool for pool in self.observation.pools}
         return {
-            entry.name: DevicePool(entry.name, observed[entry.name], scrubbed_on_claim(entry))
+            entry.name: DevicePool(observed[entry.name], scrubbed_on_claim(entry))
             for entry in self.desired.entries
             if entry.uses_devices and entry.name in observed
         }

@@ -20,7 +20,6 @@ from hostprep.agent.messages import (
 )
 from hostprep.api.conditions import Condition, merged
 from hostprep.api.node_resource import (
-    HugePageStatus,
     NodeStatus,
     Phase,
     PoolEntry,
@@ -74,10 +73,7 @@ def node_status(node: NodeContext, previous: NodeStatus, *, now_s: float) -> Nod
         agent_version=node.agent_version,
         summary=_summary(pools),
         pools=tuple(pools),
-        huge_pages=tuple(
-            HugePageStatus(page_bytes=size.page_bytes, total=size.total, held=size.held)
-            for size in node.observation.huge_pages
-        ),
+        huge_pages=node.observation.huge_pages,
         conditions=merged(
             previous.conditions,
             (*_conditions(pools, present), *_boot_unit(node.boot)),

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from hostprep.agent.messages import (
     GateObservation,
-    HugePageObservation,
     Observation,
     PoolObservation,
     Problem,
     RegionObservation,
 )
+from hostprep.api.node_resource import HugePageStatus
 from hostprep.client.handoff import (
     Handoff,
     Region,
@@ -33,7 +33,7 @@ from hostprep.linux.threads import Stopped
 from hostprep.node.facts import Facts, HugePageTotals, PoolFacts, RegionFacts
 from hostprep.node.observe import HostRoot, observe
 from hostprep.node.observe.gates import observe_gate
-from hostprep.node.observe.pools import observe_pool, pool_names, read_mounts
+from hostprep.node.observe.pools import observe_pool, pool_names, read_mounts, try_read_handoff
 from hostprep.paths import PoolPaths
 
 GATE_UNKNOWN = "Unknown"
@@ -93,7 +93,7 @@ def verify_node(
 def _verify_pool(
     paths: PoolPaths, pool: PoolFacts, scrubbing: Collection[tuple[str, str]]
 ) -> PoolObservation:
-    handoff = _read_handoff(paths)
+    handoff = try_read_handoff(paths)
     published = {region.name: region for region in handoff.regions} if handoff else {}
     problems = _problems(paths, handoff) if handoff else {}
     regions = []
@@ -120,13 +120,6 @@ def _verify_pool(
         problems=tuple(Problem(name, reason) for name, reason in reasons.items()),
         gates=tuple(gate for gate in gates if gate is not None),
     )
-
-
-def _read_handoff(paths: PoolPaths) -> Handoff | None:
-    try:
-        return read_handoff(paths)
-    except HostprepError:
-        return None
 
 
 def _problems(paths: PoolPaths, handoff: Handoff) -> dict[str, tuple[str, str]]:
@@ -173,20 +166,17 @@ def _gone(region: Region) -> RegionObservation:
     )
 
 
-def _observe_huge_pages(total: HugePageTotals, pools: list[PoolFacts]) -> HugePageObservation:
+def _observe_huge_pages(total: HugePageTotals, pools: list[PoolFacts]) -> HugePageStatus:
     held = sum(_held_pages(pool, total.page_bytes) for pool in pools)
-    return HugePageObservation(total.page_bytes, total.total, min(held, total.total))
+    return HugePageStatus(
+        page_bytes=total.page_bytes, total=total.total, held=min(held, total.total)
+    )
 
 
 def _held_pages(pool: PoolFacts, page_bytes: int) -> int:
     """Return the pages that a pool's regions are in, or that were added for it if more."""
-    in_regions = sum(
-        region.resident_bytes // page_bytes
-        for region in pool.regions
-        if region.backing.is_hugetlb and region.backing.page_bytes == page_bytes
-    )
     added = sum(entry.pages for entry in pool.taken if entry.page_bytes == page_bytes)
-    return max(in_regions, added)
+    return max(pool.huge_pages(page_bytes), added)
 
 
 # --- gates of engines

@@ -328,7 +328,8 @@ def _spec_of(document: object, where: str, options: Mapping[str, str] | None = N
         shown = _shown_path(path, options or {})
         raise BadInputError(f"{_at(where, shown)}: {why}", remedy=remedy) from error
     name_field = _shown_path("metadata.name", options or {})
-    return _pool_spec(resource, _at(where, name_field))
+    name = check_pool_name(resource.metadata.name, _at(where, name_field))
+    return _node_half(name, resource.metadata.uid or "", resource.spec)
 
 
 def _at(where: str, field: str) -> str:
@@ -350,11 +351,6 @@ def _check_identity(document: Mapping[Any, Any], where: str) -> None:
         if document.get(field) != wanted:
             shown = repr(document[field])[:60] if field in document else "nothing"
             raise BadInputError(f"{where}: {field}: is {shown}", remedy=f"write {field}: {wanted}")
-
-
-def _pool_spec(resource: PoolResource, name_field: str) -> PoolSpec:
-    name = check_pool_name(resource.metadata.name, name_field)
-    return _node_half(name, resource.metadata.uid or "", resource.spec)
 
 
 def _node_half(name: str, uid: str, policy: PolicyModel) -> PoolSpec:

@@ -60,7 +60,7 @@ class _GibPerSecond(ProgressColumn):
         return Text(format_rate(speed) if speed else "", style="progress.data.speed")
 
 
-class _Bars:
+class _Bars(ProgressReporter):
     """One bar for each region that is populated or scrubbed; a line for all else."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class _Bars:
             )
 
 
-class _PlainLines:
+class _PlainLines(ProgressReporter):
     """A line for each action, and for long ones another every few seconds."""
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -136,7 +136,7 @@ class _PlainLines:
             print(line, file=self._stream, flush=True)
 
 
-class _JsonLines:
+class _JsonLines(ProgressReporter):
     """One JSON object a line: begin, advance (at most ten a second), end."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -8,7 +8,6 @@ __all__ = [
     "MAX_CPUS",
     "parse_bracketed",
     "parse_cpu_list",
-    "parse_float",
     "parse_huge_folder",
     "parse_int",
     "parse_keyed",
@@ -19,7 +18,6 @@ MAX_CPUS = 1 << 16
 """No kernel has more: NR_CPUS ends at 8192. Bounds what a broken list can make us build."""
 
 _INT = re.compile(r"-?\d{1,20}|0[xX][0-9a-fA-F]{1,16}", re.ASCII)
-_FLOAT = re.compile(r"\d{1,18}(?:\.\d{1,18})?", re.ASCII)
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 _BRACKETED = re.compile(r"\[([a-z_+]{1,32})\]", re.ASCII)
 _HUGE_FOLDER = re.compile(r"hugepages-(\d{1,12})kB", re.ASCII)
@@ -34,11 +32,6 @@ def parse_int(text: str) -> int | None:
     if _INT.fullmatch(text) is None:
         return None
     return int(text, 16 if text[:2] in ("0x", "0X") else 10)
-
-
-def parse_float(text: str) -> float | None:
-    """Return a plain, non-negative decimal number."""
-    return float(text) if _FLOAT.fullmatch(text) else None
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...] | None:

@@ -21,7 +21,6 @@ class KernelFacts:
     version: tuple[int, int]
     arch: str
     boot_id: str
-    uptime_s: float
     hugepage_sizes: tuple[int, ...]
     """Page sizes in bytes that this CPU and kernel offer to hugetlbfs."""
 
@@ -75,18 +74,14 @@ class HugePages:
 
 
 @dataclass(frozen=True, slots=True)
-class HugePageTotals:
+class HugePageTotals(HugePages):
     """One huge-page pool of the whole machine. Counts are pages.
 
     Reservations (mmap without a fault yet) exist machine-wide only: the kernel does not say on
     which node they will be met.
     """
 
-    page_bytes: int
-    total: int
-    free: int
     reserved: int
-    surplus: int
     overcommit: int
 
 
@@ -123,6 +118,16 @@ class NumaNode:
                 return pool
         return HugePages(page_bytes=page_bytes, total=0, free=0, surplus=0)
 
+    @property
+    def free_fixed_bytes(self) -> int:
+        """Free memory outside ZONE_MOVABLE and CMA, from where pinned pages would migrate."""
+        movable = sum(zone.free_bytes for zone in self.zones if zone.is_movable)
+        return self.free_bytes - movable - self.free_cma_bytes
+
+    def contiguous_fixed_bytes(self, base_page_bytes: int, block_bytes: int = 2 * MIB) -> int:
+        """Return `contiguous_bytes` less all free CMA memory: buddyinfo counts it in any block."""
+        return max(0, self.contiguous_bytes(base_page_bytes, block_bytes) - self.free_cma_bytes)
+
     def contiguous_bytes(self, base_page_bytes: int, block_bytes: int = 2 * MIB) -> int:
         """Return the free bytes in blocks of at least `block_bytes` outside ZONE_MOVABLE.
 
@@ -145,8 +150,6 @@ class MemoryFacts:
     available_bytes: int
     free_bytes: int
     swap_total_bytes: int
-    swap_free_bytes: int
-    shmem_bytes: int
     page_bytes: int
     corrupted_bytes: int = 0
     """HardwareCorrupted: what the kernel took out of use since the boot, for errors in it."""
@@ -317,6 +320,14 @@ class PoolFacts:
     regions: tuple[RegionFacts, ...]
     taken: tuple[LedgerEntry, ...]
     mounts: tuple[Mount, ...]
+
+    def huge_pages(self, page_bytes: int) -> int:
+        """Return how many huge pages of that size the regions are in."""
+        return sum(
+            region.resident_bytes // page_bytes
+            for region in self.regions
+            if region.backing.is_hugetlb and region.backing.page_bytes == page_bytes
+        )
 
     def state_of(self, region: RegionFacts) -> str:
         """Return a region's state in one word, for people."""

@@ -6,14 +6,13 @@ from typing import Any
 
 from hostprep.agent.desired import DesiredState, Source, entry_key, instruction_of
 from hostprep.agent.messages import (
-    HugePageObservation,
     Observation,
     PoolObservation,
     PoolResult,
     RegionObservation,
 )
 from hostprep.agent.status import NodeContext
-from hostprep.api.node_resource import PoolEntry
+from hostprep.api.node_resource import HugePageStatus, PoolEntry
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 POLICY = {"size": "8Gi", "backings": ["HugeTLB2Mi"]}
@@ -51,7 +50,7 @@ def pool_observation(
 
 
 def observation_of(*pools: PoolObservation, boot_id: str = BOOT) -> Observation:
-    huge = (HugePageObservation(2 << 20, 4096, 4096),)
+    huge = (HugePageStatus(page_bytes=2 << 20, total=4096, held=4096),)
     return Observation(boot_id=boot_id, pools=pools, huge_pages=huge, took_s=0.004)
 
 

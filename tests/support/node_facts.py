@@ -86,12 +86,8 @@ def machine(
     cpus = tuple(sorted(cpu for node in nodes for cpu in node.cpus))
     sizes = sorted({pool.page_bytes for node in nodes for pool in node.huge_pages})
     return Facts(
-        kernel=KernelFacts(
-            f"{kernel[0]}.{kernel[1]}.0", kernel, "x86_64", BOOT, 60.0, hugepage_sizes
-        ),
-        memory=MemoryFacts(
-            total, free if available is None else available, free, swap, swap, 0, PAGE
-        ),
+        kernel=KernelFacts(f"{kernel[0]}.{kernel[1]}.0", kernel, "x86_64", BOOT, hugepage_sizes),
+        memory=MemoryFacts(total, free if available is None else available, free, swap, PAGE),
         nodes=tuple(nodes),
         huge_pages=tuple(
             HugePageTotals(

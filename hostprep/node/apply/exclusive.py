@@ -33,11 +33,11 @@ def exclusive(
     is_reported = False
     while (fd := _try(root, path)) is None:
         if not is_reported:
-            on_wait(_holder(path))
+            on_wait(holder_at(path))
             is_reported = True
         if time.monotonic() >= deadline_s:
             raise BusyError(
-                f"{_holder(path)} is at work below {root}",
+                f"{holder_at(path)} is at work below {root}",
                 reason="AlreadyRunning",
                 remedy="wait for it to end, or give --wait more seconds",
             )
@@ -132,20 +132,21 @@ def _try(root: str, path: str) -> int | None:
     if not same:
         os.close(fd)
         return None
-    _sign(fd)
+    write_pid(fd)
     return fd
 
 
-def _sign(fd: int) -> None:
+def write_pid(fd: int) -> None:
     """Write our process id into a lock file: for people, so a full /run is no failure."""
     with contextlib.suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
 
 
-def _holder(path: str, who: str = "hostprep") -> str:
-    with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
-        pid = file.read().strip()
+def holder_at(path: str, who: str = "hostprep") -> str:
+    """Return who holds a lock, as far as its file says."""
+    with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
+        pid = file.read(20).strip()
         if pid:
             return f"another {who} (process {pid})"
     return f"another {who}"
@@ -188,12 +189,12 @@ class AgentLock:
         if not try_lock(fd, exclusive=True):
             self._drop()
             raise BadInputError(
-                f"{_holder(self._path, 'agent')} works below {self._root}",
+                f"{holder_at(self._path, 'agent')} works below {self._root}",
                 reason="AlreadyRunning",
                 remedy="end it first; two nodes on one machine need a --root and a --state-dir"
                 " each",
             )
-        _sign(fd)
+        write_pid(fd)
 
     def close(self) -> None:
         """Release the lock; where nothing else is left below the root, remove it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from hostprep.backing import Backing
 from hostprep.node.plan.actions import (
@@ -42,8 +41,8 @@ _KIND_OF: dict[type[Action], str] = {
 }
 
 
-class ProgressReporter(Protocol):
-    """Called from several threads."""
+class ProgressReporter:
+    """Reports nothing by itself. Called from several threads."""
 
     def begin(self, action: Action) -> None:
         """Report that an action starts."""
@@ -55,20 +54,7 @@ class ProgressReporter(Protocol):
         """Report that the action is done, after so many seconds."""
 
 
-class NoProgress:
-    """Reports nothing."""
-
-    def begin(self, action: Action) -> None:
-        """Do nothing."""
-
-    def advance(self, action: Action, size_bytes: int) -> None:
-        """Do nothing."""
-
-    def end(self, action: Action, *, took_s: float) -> None:
-        """Do nothing."""
-
-
-class ProgressTracker:
+class ProgressTracker(ProgressReporter):
     """Tracks one pool's part of a plan: seconds by kind of step, bytes populated, bytes done.
 
     Keeps `scrubbing` at the (pool, region) pairs that are being zeroed now.

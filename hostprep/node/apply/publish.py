@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import hostprep
@@ -39,7 +39,6 @@ def publish(
     *,
     gid: int | None,
     sizing: SlotLayout | None = None,
-    write: Callable[..., None] = atomic_write,
 ) -> Handoff:
     """Publish all regions that are finished and sound, under the next generation."""
     ledger = writer.ledger
@@ -53,7 +52,7 @@ def publish(
         )
     writer.update(generation=generation)
     mode = 0o640 if gid is not None else 0o644
-    write(paths.handoff, handoff.to_bytes(), mode=mode, gid=gid)
+    atomic_write(paths.handoff, handoff.to_bytes(), mode=mode, gid=gid)
     return handoff
 
 

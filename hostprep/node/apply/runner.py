@@ -19,7 +19,7 @@ from hostprep.backing import GIB, Backing
 from hostprep.client.handoff import Region
 from hostprep.client.sidecar import make_state_folder
 from hostprep.errors import BusyError
-from hostprep.linux.files import atomic_write, remove_file
+from hostprep.linux.files import remove_file
 from hostprep.linux.threads import Halt, Stopped, undisturbed
 from hostprep.node.apply.folder import (
     ensure_mount,
@@ -29,7 +29,7 @@ from hostprep.node.apply.folder import (
     set_access,
 )
 from hostprep.node.apply.hugepages import HugePageControl
-from hostprep.node.apply.progress import NoProgress, ProgressReporter
+from hostprep.node.apply.progress import ProgressReporter
 from hostprep.node.apply.publish import publish
 from hostprep.node.apply.regions import create_region, mark_damaged, remove_region, scrub_region
 from hostprep.node.facts import Facts
@@ -83,9 +83,8 @@ class Runner:
     root: str
     facts: Facts
     specs: Sequence[PoolSpec]
-    progress: ProgressReporter = field(default_factory=NoProgress)
+    progress: ProgressReporter = field(default_factory=ProgressReporter)
     huge_pages: HugePageControl = field(default_factory=HugePageControl)
-    write_handoff: Callable[..., None] = atomic_write
     stop: threading.Event = field(default_factory=threading.Event)
     """The caller's: once it is set, the piece in flight is the last. Never set here."""
     _writers: dict[str, LedgerWriter] = field(default_factory=dict)
@@ -102,7 +101,8 @@ class Runner:
                 self._populate([action for action in group if isinstance(action, CreateRegion)])
             else:
                 for action in group:
-                    self._run(action)
+                    with self._progress_of(action, self.stop):
+                        self._do(action, self._paths(action))
 
     def _populate(self, actions: Sequence[CreateRegion]) -> None:
         """Populate regions: one after the other on a node, all nodes at once."""
@@ -133,10 +133,6 @@ class Runner:
         except BaseException:
             halt.set()
             raise
-
-    def _run(self, action: Action) -> None:
-        with self._progress_of(action, self.stop):
-            self._do(action, self._paths(action))
 
     @contextlib.contextmanager
     def _progress_of(self, action: Action, stop: threading.Event) -> Iterator[None]:
@@ -221,13 +217,10 @@ class Runner:
     @_do.register
     def _(self, action: ScrubRegion, paths: PoolPaths) -> None:
         region = self._region(paths, action.region)
-        if region is None:
-            return
-        try:
-            scrub_region(paths, region, on_done=self._advance(action), stop=self.stop)
-        except BusyError:
-            # Claimed since: whoever holds it now had it scrubbed, or asked for its own bytes.
-            return
+        if region is not None:
+            # Busy: claimed since. Its holder had it scrubbed, or asked for its own bytes.
+            with contextlib.suppress(BusyError):
+                scrub_region(paths, region, on_done=self._advance(action), stop=self.stop)
 
     @_do.register
     def _(self, action: RemoveRegion, paths: PoolPaths) -> None:
@@ -236,15 +229,8 @@ class Runner:
     @_do.register
     def _(self, action: PublishHandoff, paths: PoolPaths) -> None:
         spec = next(spec for spec in self.specs if spec.name == action.pool)
-        publish(
-            paths,
-            self.facts,
-            observe_pool(paths),
-            self._writer(paths),
-            gid=spec.gid,
-            sizing=spec.sizing,
-            write=self.write_handoff,
-        )
+        pool, writer = observe_pool(paths), self._writer(paths)
+        publish(paths, self.facts, pool, writer, gid=spec.gid, sizing=spec.sizing)
 
     @_do.register
     def _(self, action: RemovePool, paths: PoolPaths) -> None:

@@ -11,11 +11,10 @@ from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.backing import Backing
 from hostprep.cuda.turnstile_files import make_turnstiles, remove_turnstiles
 from hostprep.errors import BadInputError, BusyError, FailedError, HostprepError, NotReadyError
-from hostprep.linux.files import atomic_write
 from hostprep.node.apply.cgroups import host_cgroup, remove_host_cgroup
 from hostprep.node.apply.exclusive import exclusive, remove_root
 from hostprep.node.apply.hugepages import HugePageControl
-from hostprep.node.apply.progress import NoProgress, OnProgress, ProgressReporter, ProgressTracker
+from hostprep.node.apply.progress import OnProgress, ProgressReporter, ProgressTracker
 from hostprep.node.apply.publish import publish_zipapp, unused_versions
 from hostprep.node.apply.regions import mark_damaged
 from hostprep.node.apply.runner import Runner, roll_back
@@ -55,7 +54,6 @@ class Node:
     root: str
     host: HostRoot = field(default_factory=lambda: HostRoot("/"))
     huge_pages: HugePageControl = field(default_factory=HugePageControl)
-    write_handoff: Callable[..., None] = atomic_write
     cgroup_return_failed: str = ""
     """Why this process could not leave the host-level cgroup again: it runs outside of its own
     cgroup's limits, and should end. Empty where it did."""
@@ -86,7 +84,7 @@ class Node:
         """
         check_met(self.plan(specs), specs)
         with exclusive(self.root, wait_timeout_s=wait_timeout_s, on_wait=on_wait):
-            result = self._apply(specs, progress or NoProgress())
+            result = self._apply(specs, progress or ProgressReporter())
             self.publish_shared_files()
         return result
 
@@ -118,7 +116,7 @@ class Node:
             PoolSpec(name=name, state=PoolState.ABSENT, size_bytes=1, force=force) for name in names
         ]
         with exclusive(self.root, wait_timeout_s=wait_timeout_s, on_wait=on_wait):
-            result = self._apply(specs, progress or NoProgress())
+            result = self._apply(specs, progress or ProgressReporter())
             self.clear_if_empty()
         return result
 
@@ -168,7 +166,6 @@ class Node:
             specs,
             progress=progress,
             huge_pages=self.huge_pages,
-            write_handoff=self.write_handoff,
             stop=stop or threading.Event(),
         )
 

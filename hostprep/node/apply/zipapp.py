@@ -11,8 +11,6 @@ from io import BytesIO
 
 import hostprep
 
-__all__ = ["build_zipapp", "version_name"]
-
 _PACKAGES = ("linux", "client", "cuda", "register", "slots", "engines")
 _MODULES = (
     "__init__",
@@ -52,7 +50,8 @@ def build_zipapp() -> bytes:
     files = {f"hostprep/{name}.py": package / f"{name}.py" for name in _MODULES}
     for folder in _PACKAGES:
         files.update(_files_below(package / folder, f"hostprep/{folder}"))
-    return b"#!/usr/bin/env python3\n" + _zip({"__main__.py": _MAIN} | _described() | _read(files))
+    texts = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    return b"#!/usr/bin/env python3\n" + _zip({"__main__.py": _MAIN} | _described() | texts)
 
 
 def version_name(data: bytes) -> str:
@@ -78,10 +77,6 @@ def _files_below(folder: Traversable, path: str) -> dict[str, Traversable]:
         elif entry.name.endswith(".py") or entry.name in _DATA:
             found[name] = entry
     return found
-
-
-def _read(files: dict[str, Traversable]) -> dict[str, str]:
-    return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
 
 
 def _zip(files: dict[str, str]) -> bytes:

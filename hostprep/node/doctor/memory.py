@@ -22,7 +22,7 @@ def fragmented_nodes(facts: Facts) -> tuple[NumaNode, ...]:
     return tuple(
         node
         for node in facts.nodes
-        if node.cpus and _grantable(facts, node) < _free_fixed(node) * _FRAGMENTED_SHARE
+        if node.cpus and _grantable(facts, node) < node.free_fixed_bytes * _FRAGMENTED_SHARE
     )
 
 
@@ -41,7 +41,7 @@ def check_fragmentation(facts: Facts) -> Iterator[Finding]:
     """How much could be had as pages of 2 MiB at once, without moving anything."""
     name, crumbled = "fragmentation", fragmented_nodes(facts)
     for node in crumbled:
-        free, grantable = _free_fixed(node), _grantable(facts, node)
+        free, grantable = node.free_fixed_bytes, _grantable(facts, node)
         what = (
             f"node {node.node_id} is fragmented: {format_bytes(grantable)} of the "
             f"{format_bytes(free)} free ({grantable * 100 // free} %) in blocks of 2 MiB or more"
@@ -61,14 +61,8 @@ def check_fragmentation(facts: Facts) -> Iterator[Finding]:
         yield all_well(name, what)
 
 
-def _free_fixed(node: NumaNode) -> int:
-    movable = sum(zone.free_bytes for zone in node.zones if zone.is_movable)
-    return max(0, node.free_bytes - movable - node.free_cma_bytes)
-
-
 def _grantable(facts: Facts, node: NumaNode) -> int:
-    # buddyinfo does not say which free blocks are CMA's: all of them may be large ones.
-    return max(0, node.contiguous_bytes(facts.memory.page_bytes) - node.free_cma_bytes)
+    return node.contiguous_fixed_bytes(facts.memory.page_bytes)
 
 
 def check_huge_pages(facts: Facts) -> Iterator[Finding]:
@@ -89,7 +83,8 @@ def _others(facts: Facts, pool: HugePageTotals) -> Iterator[tuple[str, str, Seve
     size_kib = pool.page_bytes // 1024
     folder = f"/sys/kernel/mm/hugepages/hugepages-{size_kib}kB"
     who = "grep -l huge /proc/*/numa_maps shows who; the plan leaves them alone"
-    used = pool.total - pool.free - _ours(facts, pool.page_bytes)
+    ours = sum(held.huge_pages(pool.page_bytes) for held in facts.pools)
+    used = pool.total - pool.free - ours
     if used > 0:
         yield f"{used} are in use by others", who, Severity.INFO
     if pool.reserved:
@@ -100,15 +95,6 @@ def _others(facts: Facts, pool: HugePageTotals) -> Iterator[tuple[str, str, Seve
     if pool.overcommit:
         what = f"{pool.overcommit} more may be taken from memory at any time (overcommit)"
         yield what, f"echo 0 > {folder}/nr_overcommit_hugepages", Severity.WARNING
-
-
-def _ours(facts: Facts, page_bytes: int) -> int:
-    return sum(
-        region.resident_bytes // page_bytes
-        for pool in facts.pools
-        for region in pool.regions
-        if region.backing.is_hugetlb and region.backing.page_bytes == page_bytes
-    )
 
 
 def check_movable(facts: Facts) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from hostprep.paths import PoolPaths
 
 
 @dataclass(frozen=True, slots=True)
-class GateObservation:
+class GateFacts:
     """One engine's gate, as its board shows it now."""
 
     state: str
@@ -28,7 +28,7 @@ class GateObservation:
         return self.view.gate is not None
 
 
-def observe_gate(paths: PoolPaths, region: str, *, leased: bool) -> GateObservation:
+def observe_gate(paths: PoolPaths, region: str, *, leased: bool) -> GateFacts:
     """Return the gate of the present or last run at a region; changes nothing.
 
     Raises NotReadyError where there is no board (NoBoard), or none that can be understood
@@ -37,7 +37,7 @@ def observe_gate(paths: PoolPaths, region: str, *, leased: bool) -> GateObservat
     view = look(paths.board(region))
     verdict = _verdict(view)
     is_running = view.alive or (leased and _is_of_lease(paths, region, view))
-    return GateObservation(verdict.state, verdict.why, is_running, view)
+    return GateFacts(verdict.state, verdict.why, is_running, view)
 
 
 def _verdict(view: BoardView) -> Verdict:

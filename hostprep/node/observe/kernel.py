@@ -8,7 +8,6 @@ import struct
 
 from hostprep.linux.procfs import (
     parse_cpu_list,
-    parse_float,
     parse_huge_folder,
     parse_int,
     parse_keyed,
@@ -33,7 +32,6 @@ def observe_kernel(host: HostRoot, warn: Warn) -> KernelFacts:
     boot_id = (host.read_text("/proc/sys/kernel/random/boot_id") or "").strip()
     if not boot_id:
         warn("the boot is unknown: /proc/sys/kernel/random/boot_id cannot be read")
-    uptime = (host.read_text("/proc/uptime") or "").partition(" ")[0].strip()
     folders = host.list_dir("/sys/kernel/mm/hugepages")
     return KernelFacts(
         release=release,
@@ -41,7 +39,6 @@ def observe_kernel(host: HostRoot, warn: Warn) -> KernelFacts:
         # The sysctl is there since 6.1. A container shares the host's kernel, so uname is right.
         arch=(host.read_text("/proc/sys/kernel/arch") or os.uname().machine).strip(),
         boot_id=boot_id,
-        uptime_s=parse_float(uptime) or 0.0,
         hugepage_sizes=tuple(sorted(size for size in map(parse_huge_folder, folders) if size)),
     )
 

@@ -31,8 +31,6 @@ def observe_memory(host: HostRoot, page_bytes: int, warn: Warn) -> MemoryFacts:
         available_bytes=info.get("MemAvailable", free),
         free_bytes=free,
         swap_total_bytes=info.get("SwapTotal", 0),
-        swap_free_bytes=info.get("SwapFree", 0),
-        shmem_bytes=info.get("Shmem", 0),
         page_bytes=page_bytes,
         corrupted_bytes=info.get("HardwareCorrupted", 0),
     )

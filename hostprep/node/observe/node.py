@@ -76,7 +76,7 @@ def observe(*, host: HostRoot, root: str, pools: tuple[PoolFacts, ...] = ()) -> 
         memory=run(
             "memory",
             lambda: observe_memory(host, page_bytes, warn),
-            MemoryFacts(0, 0, 0, 0, 0, 0, page_bytes),
+            MemoryFacts(0, 0, 0, 0, page_bytes),
         ),
         nodes=run("NUMA nodes", lambda: observe_nodes(host, page_bytes, warn), ()),
         huge_pages=run("huge pages", lambda: observe_huge_page_totals(host, warn), ()),
@@ -96,7 +96,7 @@ def observe(*, host: HostRoot, root: str, pools: tuple[PoolFacts, ...] = ()) -> 
 
 
 _NO_MOUNTS: tuple[MountEntry, ...] = ()
-_NO_KERNEL = KernelFacts("", (0, 0), os.uname().machine, "", 0.0, ())
+_NO_KERNEL = KernelFacts("", (0, 0), os.uname().machine, "", ())
 _NO_THP = ThpFacts("unknown", "unknown", "unknown")
 _NO_CGROUP = CgroupFacts(version=0, path="", memory_limit_bytes=None)
 _NO_PROCESS = ProcessFacts(

@@ -48,14 +48,10 @@ def pool_names(root: str) -> tuple[str, ...]:
     for name in sorted(os.listdir(root)):
         with contextlib.suppress(HostprepError):
             check_pool_name(name)
-            if _is_pool(f"{root}/{name}"):
+            # The agent or the boot script left its mark in it.
+            if any(os.path.lexists(f"{root}/{name}/{mark}") for mark in POOL_MARKS):
                 names.append(name)
     return tuple(names)
-
-
-def _is_pool(folder: str) -> bool:
-    """Return whether a folder is a pool's: the agent or the boot script left its mark in it."""
-    return any(os.path.lexists(f"{folder}/{mark}") for mark in POOL_MARKS)
 
 
 def observe_pool(
@@ -64,7 +60,7 @@ def observe_pool(
     """Return the facts of one pool's folder. With `repair` lost lock files are made again."""
     mounts = read_mounts() if mounts is None else mounts
     own_mounts = tuple(entry for entry in mounts if os.path.dirname(entry.path) == paths.folder)
-    handoff = _handoff(paths)
+    handoff = try_read_handoff(paths)
     with contextlib.ExitStack() as stack:
         # Probing a lock takes it for an instant: under the claim lock no claimer can notice.
         with contextlib.suppress(HostprepError):
@@ -107,7 +103,8 @@ def as_region(facts: RegionFacts) -> Region:
     )
 
 
-def _handoff(paths: PoolPaths) -> Handoff | None:
+def try_read_handoff(paths: PoolPaths) -> Handoff | None:
+    """Return the pool's handoff; None where none of this boot can be read."""
     try:
         return read_handoff(paths)
     except HostprepError:

@@ -87,7 +87,6 @@ class MountMemory(Action):
     """Of all regions that shall live on it."""
     noswap: bool
     gid: int | None
-    mode: int
     large_folios: bool = False
     """Let tmpfs take larger pieces than base pages where they lie free."""
     own_mount: bool = True

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from hostprep.api.pool_spec import Placement
 from hostprep.backing import MIB, Backing
-from hostprep.node.facts import LedgerEntry
-from hostprep.node.plan.actions import PassedOver, Unmet
+from hostprep.node.plan.actions import PassedOver, ReserveHugePages, Unmet
 from hostprep.node.plan.capacity import Budget
 from hostprep.node.plan.changes import Changes, compute_changes
 from hostprep.node.plan.context import Candidate, PlanContext, Rejection, free_all
+from hostprep.node.plan.estimate import reserve_s
 from hostprep.node.plan.placement import granule_bytes
 from hostprep.units import format_bytes
 
@@ -250,7 +250,7 @@ def _take_hugetlb(
         )
     candidate = replace(candidate, budget=budget.charged_hugetlb(page, total))
     for node_id, pages in need.items():
-        result = _take_pages(candidate, node_id, backing, pages)
+        result = _take_pages(context, candidate, node_id, backing, pages)
         if isinstance(result, Rejection):
             return result
         candidate = result
@@ -273,7 +273,7 @@ def _hugetlb_rights(context: PlanContext, backing: Backing) -> Rejection | None:
 
 
 def _take_pages(
-    candidate: Candidate, node_id: int, backing: Backing, pages: int
+    context: PlanContext, candidate: Candidate, node_id: int, backing: Backing, pages: int
 ) -> Candidate | Rejection:
     """Take what is free on the node and in the machine's pool, and add the rest."""
     budget, page = candidate.budget, backing.page_bytes
@@ -286,10 +286,18 @@ def _take_pages(
     rejection, note = _can_grow(budget, node_id, backing, missing)
     if rejection is not None:
         return rejection
+    reserve = ReserveHugePages(
+        pool=context.spec.name,
+        node_id=node_id,
+        page_bytes=page,
+        pages=missing,
+        expected_bytes=missing * page,
+        expected_s=reserve_s(missing * page),
+    )
     return replace(
         candidate,
         budget=budget.without_blocks(node_id, missing * page),
-        reserves=(*candidate.reserves, LedgerEntry(node_id, page, missing)),
+        reserves=(*candidate.reserves, reserve),
         notes=(*candidate.notes, note) if note else candidate.notes,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hostprep.backing import GIB, MIB
 from hostprep.node.facts import Facts, NumaNode
@@ -31,39 +32,6 @@ class NodeBudget:
     """Share of the reserve that this node keeps."""
     free_pages: Mapping[int, int]
     """Free huge pages by page size, less surplus ones: those wait for who reserved them."""
-
-    def with_ordinary(self, size_bytes: int, *, contiguous: bool, gigantic: bool) -> NodeBudget:
-        """Return it with so much ordinary memory more."""
-        return replace(
-            self,
-            available_bytes=self.available_bytes + size_bytes,
-            contiguous_bytes=self.contiguous_bytes + (size_bytes if contiguous else 0),
-            gigantic_bytes=self.gigantic_bytes + (size_bytes if gigantic else 0),
-        )
-
-    def without_blocks(self, size_bytes: int) -> NodeBudget:
-        """Return it with so much less, taken in blocks of 2 MiB or more."""
-        return replace(
-            self,
-            available_bytes=self.available_bytes - size_bytes,
-            contiguous_bytes=max(0, self.contiguous_bytes - size_bytes),
-            gigantic_bytes=max(0, self.gigantic_bytes - size_bytes),
-        )
-
-    def without_base(self, size_bytes: int) -> NodeBudget:
-        """Return it with so much less in single pages: fragments go first."""
-        left = self.available_bytes - size_bytes
-        return replace(
-            self,
-            available_bytes=left,
-            contiguous_bytes=max(0, min(self.contiguous_bytes, left)),
-            gigantic_bytes=max(0, min(self.gigantic_bytes, left)),
-        )
-
-    def with_pages(self, page_bytes: int, pages: int) -> NodeBudget:
-        """Return it with so many free huge pages more, or fewer where negative."""
-        free = self.free_pages.get(page_bytes, 0) + pages
-        return replace(self, free_pages={**self.free_pages, page_bytes: free})
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +90,15 @@ class Budget:
         """Return it with at least that reserve kept."""
         return replace(self, reserve_bytes=max(self.reserve_bytes, reserve_bytes))
 
-    def _with_node(self, node_id: int, node: NodeBudget) -> Budget:
+    def _with_node(self, node_id: int, **changes: Any) -> Budget:
+        node = replace(self.nodes[node_id], **changes)
         return replace(self, nodes={**self.nodes, node_id: node})
 
     def with_pages(self, node_id: int, page_bytes: int, pages: int) -> Budget:
         """Return it with so many free huge pages more on a node, or fewer where negative."""
-        unreserved = self.unreserved_pages.get(page_bytes, 0) + pages
-        return replace(
-            self._with_node(node_id, self.nodes[node_id].with_pages(page_bytes, pages)),
-            unreserved_pages={**self.unreserved_pages, page_bytes: unreserved},
-        )
+        free = self.nodes[node_id].free_pages
+        free = {**free, page_bytes: free.get(page_bytes, 0) + pages}
+        return self._with_node(node_id, free_pages=free).with_unreserved(page_bytes, pages)
 
     def with_unreserved(self, page_bytes: int, pages: int) -> Budget:
         """Return it with so many reserved pages free to be taken: they were reserved by us."""
@@ -140,18 +107,34 @@ class Budget:
 
     def with_ordinary(self, node_id: int, size_bytes: int, *, block_bytes: int) -> Budget:
         """Return it with so much ordinary memory more, which came back in such blocks."""
-        node = self.nodes[node_id].with_ordinary(
-            size_bytes, contiguous=block_bytes >= 2 * MIB, gigantic=block_bytes >= GIB
+        node = self.nodes[node_id]
+        return self._with_node(
+            node_id,
+            available_bytes=node.available_bytes + size_bytes,
+            contiguous_bytes=node.contiguous_bytes + (size_bytes if block_bytes >= 2 * MIB else 0),
+            gigantic_bytes=node.gigantic_bytes + (size_bytes if block_bytes >= GIB else 0),
         )
-        return self._with_node(node_id, node)
 
     def without_blocks(self, node_id: int, size_bytes: int) -> Budget:
-        """Return it with so much less ordinary memory on a node, taken in large blocks."""
-        return self._with_node(node_id, self.nodes[node_id].without_blocks(size_bytes))
+        """Return it with so much less ordinary memory on a node, in blocks of 2 MiB or more."""
+        node = self.nodes[node_id]
+        return self._with_node(
+            node_id,
+            available_bytes=node.available_bytes - size_bytes,
+            contiguous_bytes=max(0, node.contiguous_bytes - size_bytes),
+            gigantic_bytes=max(0, node.gigantic_bytes - size_bytes),
+        )
 
     def without_base(self, node_id: int, size_bytes: int) -> Budget:
-        """Return it with so much less ordinary memory on a node, taken in single pages."""
-        return self._with_node(node_id, self.nodes[node_id].without_base(size_bytes))
+        """Return it with so much less on a node, taken in single pages: fragments go first."""
+        node = self.nodes[node_id]
+        left = node.available_bytes - size_bytes
+        return self._with_node(
+            node_id,
+            available_bytes=left,
+            contiguous_bytes=max(0, min(node.contiguous_bytes, left)),
+            gigantic_bytes=max(0, min(node.gigantic_bytes, left)),
+        )
 
     def charged(self, *, tmpfs_bytes: int = 0, root_bytes: int = 0) -> Budget:
         """Return it with so much charged to our own cgroup, and so much of the root taken."""
@@ -171,14 +154,10 @@ class Budget:
 
 
 def _node_budget(node: NumaNode, available: int, weight: int, base_page: int) -> NodeBudget:
-    # buddyinfo counts free CMA pages too and does not say in which blocks they are.
-    cma = node.free_cma_bytes
-    contiguous = node.contiguous_bytes(base_page) - cma
-    gigantic = node.contiguous_bytes(base_page, _GIGANTIC_BLOCK) - cma
     return NodeBudget(
         available_bytes=available,
-        contiguous_bytes=max(0, contiguous),
-        gigantic_bytes=max(0, gigantic),
+        contiguous_bytes=node.contiguous_fixed_bytes(base_page),
+        gigantic_bytes=node.contiguous_fixed_bytes(base_page, _GIGANTIC_BLOCK),
         reserve_weight=weight,
         free_pages={pool.page_bytes: max(0, pool.free - pool.surplus) for pool in node.huge_pages},
     )
@@ -191,9 +170,7 @@ def _available_bytes(node: NumaNode) -> int:
     what is free in ZONE_MOVABLE and CMA, from where pinned pages would have to migrate.
     """
     fixed = [zone for zone in node.zones if not zone.is_movable]
-    movable_free = sum(zone.free_bytes for zone in node.zones if zone.is_movable)
-    free = node.free_bytes - movable_free - node.free_cma_bytes
-    free -= sum(zone.low_watermark_bytes for zone in fixed)
+    free = node.free_fixed_bytes - sum(zone.low_watermark_bytes for zone in fixed)
     reclaimable = node.reclaimable_bytes
     if node.movable_bytes:
         # The file cache's zone is unknown: count no more of it than the other zones can hold.

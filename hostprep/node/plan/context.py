@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hostprep.api.pool_spec import Placement, PoolSpec
+from hostprep.api.pool_spec import PoolSpec
 from hostprep.backing import Backing
 from hostprep.node.facts import Facts, LedgerEntry, PoolFacts, RegionFacts
-from hostprep.node.plan.actions import Shortfall
+from hostprep.node.plan.actions import ReserveHugePages, ReturnHugePages, Shortfall
 from hostprep.node.plan.capacity import Budget
 from hostprep.node.plan.changes import Changes, PlannedRegion
 from hostprep.node.plan.placement import Layout, is_own_mount, pages_per_node
@@ -33,9 +33,8 @@ class Candidate:
 
     changes: Changes
     budget: Budget
-    reserves: tuple[LedgerEntry, ...] = ()
-    """Huge pages to be added."""
-    returns: tuple[LedgerEntry, ...] = ()
+    reserves: tuple[ReserveHugePages, ...] = ()
+    returns: tuple[ReturnHugePages, ...] = ()
     notes: tuple[str, ...] = ()
     own_mount: bool = True
 
@@ -63,12 +62,8 @@ class PlanContext:
             return ()
         return self.pool.taken
 
-    def pages(self, size_bytes: int, page_bytes: int, placement: Placement) -> dict[int, int]:
-        """Return the pages of a region on each node that this plan counts with."""
-        return pages_per_node(size_bytes, page_bytes, placement, self.layout.node_ids)
 
-
-def free_all(context: PlanContext, changes: Changes) -> tuple[Budget, tuple[LedgerEntry, ...]]:
+def free_all(context: PlanContext, changes: Changes) -> tuple[Budget, tuple[ReturnHugePages, ...]]:
     """Return the budget once removals and returns are done, and the returns.
 
     Half-made regions that will be resumed count as removed too: the plan asks for the whole.
@@ -112,15 +107,16 @@ def _own_reservations(context: PlanContext, gone: list[RegionFacts], budget: Bud
     in HugePages_Rsvd, and it is ours. Never credited beyond pages that we added and do not use:
     a file may have reserved less than its size, and others' reservations stay untouched.
     """
-    for page in {region.backing.page_bytes for region in gone if region.backing.is_hugetlb}:
-        of_size = [r for r in context.regions if r.backing.is_hugetlb]
-        of_size = [region for region in of_size if region.backing.page_bytes == page]
+    if context.pool is None:
+        return budget
+    huge = [region for region in gone if region.backing.is_hugetlb]
+    for page in {region.backing.page_bytes for region in huge}:
         open_ends = sum(
             (region.size_bytes - region.resident_bytes) // page
-            for region in of_size
-            if region in gone and not region.finished
+            for region in huge
+            if region.backing.page_bytes == page and not region.finished
         )
-        used = sum(region.resident_bytes // page for region in of_size)
+        used = context.pool.huge_pages(page)
         added = sum(entry.pages for entry in context.taken if entry.page_bytes == page)
         reserved = context.facts.huge(page).reserved
         budget = budget.with_unreserved(page, max(0, min(open_ends, added - used, reserved)))
@@ -129,12 +125,12 @@ def _own_reservations(context: PlanContext, gone: list[RegionFacts], budget: Bud
 
 def return_pages(
     context: PlanContext, changes: Changes, budget: Budget
-) -> tuple[Budget, tuple[LedgerEntry, ...]]:
+) -> tuple[Budget, tuple[ReturnHugePages, ...]]:
     """Return pages that we added and that neither kept nor new regions need.
 
     Never more than the ledger has, and never one that is in use or reserved.
     """
-    returns: list[LedgerEntry] = []
+    returns: list[ReturnHugePages] = []
     for entry in context.taken:
         if entry.node_id not in budget.nodes:
             continue
@@ -144,12 +140,24 @@ def return_pages(
         pages = min(spare, free)
         if pages <= 0:
             continue
-        returns.append(LedgerEntry(entry.node_id, entry.page_bytes, pages))
+        step = return_of(context.spec.name, replace(entry, pages=pages))
+        returns.append(step)
         budget = budget.with_pages(entry.node_id, entry.page_bytes, -pages)
         budget = budget.with_ordinary(
-            entry.node_id, pages * entry.page_bytes, block_bytes=entry.page_bytes
+            entry.node_id, step.expected_bytes, block_bytes=entry.page_bytes
         )
     return budget, tuple(returns)
+
+
+def return_of(pool: str, entry: LedgerEntry) -> ReturnHugePages:
+    """Return the action that gives back the pages of a ledger entry."""
+    return ReturnHugePages(
+        pool=pool,
+        node_id=entry.node_id,
+        page_bytes=entry.page_bytes,
+        pages=entry.pages,
+        expected_bytes=entry.pages * entry.page_bytes,
+    )
 
 
 def _needed(context: PlanContext, changes: Changes, entry: LedgerEntry) -> int:
@@ -158,8 +166,9 @@ def _needed(context: PlanContext, changes: Changes, entry: LedgerEntry) -> int:
     resumed = {id(planned.resumed) for planned in changes.new}
     stay: list[RegionFacts | PlannedRegion] = [*changes.new]
     stay += [region for region in context.regions if id(region) not in removed | resumed]
+    page, node_ids = entry.page_bytes, context.layout.node_ids
     return sum(
-        context.pages(found.size_bytes, entry.page_bytes, found.placement).get(entry.node_id, 0)
+        pages_per_node(found.size_bytes, page, found.placement, node_ids).get(entry.node_id, 0)
         for found in stay
-        if found.backing.is_hugetlb and found.backing.page_bytes == entry.page_bytes
+        if found.backing.is_hugetlb and found.backing.page_bytes == page
     )

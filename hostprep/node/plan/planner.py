@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hostprep.api.pool_spec import PoolSpec, PoolState, reserve_of
 from hostprep.backing import Backing
 from hostprep.errors import BadInputError
-from hostprep.node.facts import Facts, LedgerEntry, PoolFacts, RegionFacts
+from hostprep.node.facts import Facts, PoolFacts, RegionFacts
 from hostprep.node.plan import estimate
 from hostprep.node.plan.actions import (
     Action,
@@ -22,8 +22,6 @@ from hostprep.node.plan.actions import (
     PublishHandoff,
     RemovePool,
     RemoveRegion,
-    ReserveHugePages,
-    ReturnHugePages,
     ScrubRegion,
     Shortfall,
     Unmet,
@@ -32,7 +30,7 @@ from hostprep.node.plan.actions import (
 from hostprep.node.plan.backings import Choice, choose, pins_with_noswap, takes_large_folios, unmet
 from hostprep.node.plan.capacity import Budget
 from hostprep.node.plan.changes import Changes, PlannedRegion, damage_of
-from hostprep.node.plan.context import Candidate, PlanContext, free_regions, return_pages
+from hostprep.node.plan.context import Candidate, PlanContext, free_regions, return_of, return_pages
 from hostprep.node.plan.estimate import page_table_bytes
 from hostprep.node.plan.placement import (
     Layout,
@@ -45,12 +43,8 @@ from hostprep.node.plan.placement import (
 )
 from hostprep.units import format_bytes
 
-
-@dataclass(frozen=True, slots=True)
-class _PlannedPool:
-    pool: PoolPlan
-    budget: Budget
-    actions: tuple[Action, ...] = ()
+_PlannedPool = tuple[PoolPlan, tuple[Action, ...], Budget]
+"""One pool's outcome, its actions, and the budget that it leaves the next one."""
 
 
 def plan(
@@ -73,20 +67,15 @@ def plan(
     budget = Budget.of(facts)
     actions: list[Action] = []
     pools: list[PoolPlan] = []
-    for spec in sorted(specs, key=_order):
+    for spec in sorted(specs, key=lambda s: (s.state is not PoolState.ABSENT, -s.priority, s.name)):
         if spec.state is PoolState.ABSENT:
-            result = _release(spec, facts, budget)
+            pool, steps, budget = _release(spec, facts, budget)
         else:
             found_short = [short for short in shortfalls if short.pool == spec.name]
-            result = _provide(spec, facts, budget, found_short)
-        actions += result.actions
-        pools.append(result.pool)
-        budget = result.budget
+            pool, steps, budget = _provide(spec, facts, budget, found_short)
+        actions += steps
+        pools.append(pool)
     return Plan(actions=tuple(actions), pools=tuple(pools))
-
-
-def _order(spec: PoolSpec) -> tuple[bool, int, str]:
-    return spec.state is not PoolState.ABSENT, -spec.priority, spec.name
 
 
 def _wanted_bytes(spec: PoolSpec, facts: Facts, layout: Layout | Unmet) -> int:
@@ -105,7 +94,7 @@ def _provide(
     wanted = _wanted_bytes(spec, facts, layout)
     pool = facts.pool(spec.name)
     if isinstance(layout, Unmet):
-        return _PlannedPool(_unmet_pool(spec.name, wanted, pool, layout), budget)
+        return _unmet_pool(spec.name, wanted, pool, layout), (), budget
     context = PlanContext(
         spec=spec,
         facts=facts,
@@ -119,13 +108,11 @@ def _provide(
     if problem is not None or choice.candidate is None:
         problem = problem or unmet(context, wanted, choice)
         result = _unmet_pool(spec.name, wanted, pool, problem)
-        notes = layout.notes
-        return _PlannedPool(replace(result, passed_over=choice.passed_over, notes=notes), budget)
+        result = replace(result, passed_over=choice.passed_over, notes=layout.notes)
+        return result, (), budget
     summary = _summary(context, wanted, choice.candidate)
     summary = replace(summary, passed_over=choice.passed_over)
-    return _PlannedPool(
-        summary, choice.candidate.budget, _prepare_actions(context, choice.candidate)
-    )
+    return summary, _prepare_actions(context, choice.candidate), choice.candidate.budget
 
 
 def _problem(context: PlanContext, wanted: int, choice: Choice) -> Unmet | None:
@@ -181,7 +168,8 @@ def _summary(context: PlanContext, wanted: int, candidate: Candidate) -> PoolPla
 
 def _distinct(backings: Iterable[Backing]) -> tuple[Backing, ...]:
     """Return each once, largest pages first."""
-    return tuple(sorted(set(backings), key=lambda backing: -backing.page_bytes))
+    found = set(backings)
+    return tuple(backing for backing in Backing if backing in found)
 
 
 def _notes(context: PlanContext, wanted: int, planned: int, candidate: Candidate) -> Iterable[str]:
@@ -204,7 +192,7 @@ def _release(spec: PoolSpec, facts: Facts, budget: Budget) -> _PlannedPool:
     pool = facts.pool(spec.name)
     nothing = PoolPlan(name=spec.name, wanted_bytes=0, planned_bytes=0)
     if pool is None:
-        return _PlannedPool(nothing, budget)
+        return nothing, (), budget
     leased = tuple(region.name for region in pool.regions if region.leased)
     if leased and not spec.force:
         held = [region for region in pool.regions if region.finished]
@@ -214,10 +202,8 @@ def _release(spec: PoolSpec, facts: Facts, budget: Budget) -> _PlannedPool:
             backings=_distinct(region.backing for region in held),
             blocked=leased,
         )
-        return _PlannedPool(kept, budget)
-    return _PlannedPool(
-        nothing, _freed(spec, facts, pool, budget), _release_actions(spec, pool, facts)
-    )
+        return kept, (), budget
+    return nothing, _release_actions(spec, pool, facts), _freed(spec, facts, pool, budget)
 
 
 def _freed(spec: PoolSpec, facts: Facts, pool: PoolFacts, budget: Budget) -> Budget:
@@ -257,13 +243,13 @@ def _prepare_actions(context: PlanContext, candidate: Candidate) -> tuple[Action
         for removal in changes.removed
     ]
     actions += [UnmountMemory(pool=spec.name, mount_dir=name) for name in empty]
-    actions += _returns(spec.name, candidate.returns)
+    actions += candidate.returns
     if changes.new and changes.kept and any(isinstance(a, DropHandoff) for a in actions):
         # What stays is sound: it can be claimed while the rest is populated.
         actions.append(PublishHandoff(pool=spec.name))
     if changes.new or _needs_folder(context):
         actions.append(MakePool(pool=spec.name, gid=spec.gid, mode=spec.mode))
-    actions += _reserves(spec, candidate)
+    actions += candidate.reserves
     actions += [_mount(context, candidate, *mount) for mount in mount_dirs.items()]
     actions += [_create(context, planned, mount_dirs[planned.backing]) for planned in changes.new]
     actions += [step for region in changes.kept for step in _scrub(context, region)]
@@ -318,34 +304,6 @@ def _withdraw(context: PlanContext, candidate: Candidate) -> tuple[Action, ...]:
     return (DropHandoff(pool=pool.name, why=why),)
 
 
-def _returns(pool: str, entries: Iterable[LedgerEntry]) -> list[Action]:
-    return [
-        ReturnHugePages(
-            pool=pool,
-            node_id=entry.node_id,
-            page_bytes=entry.page_bytes,
-            pages=entry.pages,
-            expected_bytes=entry.pages * entry.page_bytes,
-        )
-        for entry in entries
-        if entry.pages > 0
-    ]
-
-
-def _reserves(spec: PoolSpec, candidate: Candidate) -> list[Action]:
-    return [
-        ReserveHugePages(
-            pool=spec.name,
-            node_id=entry.node_id,
-            page_bytes=entry.page_bytes,
-            pages=entry.pages,
-            expected_bytes=entry.pages * entry.page_bytes,
-            expected_s=estimate.reserve_s(entry.pages * entry.page_bytes),
-        )
-        for entry in candidate.reserves
-    ]
-
-
 def _mount(
     context: PlanContext, candidate: Candidate, backing: Backing, mount_dir: str
 ) -> MountMemory:
@@ -358,7 +316,6 @@ def _mount(
         size_bytes=held + candidate.changes.new_bytes(backing),
         noswap=not backing.is_hugetlb and pins_with_noswap(context),
         gid=context.spec.gid,
-        mode=context.spec.mode,
         large_folios=takes_large_folios(context, backing),
         own_mount=candidate.own_mount,
     )
@@ -417,5 +374,5 @@ def _release_actions(spec: PoolSpec, pool: PoolFacts, facts: Facts) -> tuple[Act
     ]
     actions += [UnmountMemory(pool=spec.name, mount_dir=name) for name in folders(pool)]
     if pool.boot_id == facts.kernel.boot_id:
-        actions += _returns(spec.name, pool.taken)
+        actions += [return_of(spec.name, entry) for entry in pool.taken if entry.pages > 0]
     return (*actions, RemovePool(pool=spec.name))

@@ -16,7 +16,7 @@ import pytest
 from hostprep.backing import GIB, Backing
 from hostprep.client.handoff import read_handoff
 from hostprep.errors import NotReadyError
-from hostprep.node.apply.progress import NoProgress
+from hostprep.node.apply.progress import ProgressReporter
 from hostprep.node.apply.service import Node
 from hostprep.node.observe.pools import observe_pools
 from hostprep.node.plan.actions import Action, CreateRegion
@@ -69,7 +69,7 @@ def test_ctrl_c_stops_at_once_and_the_next_run_goes_on(node: Node) -> None:
 
 
 @dataclass
-class _CtrlCAtBegin(NoProgress):
+class _CtrlCAtBegin(ProgressReporter):
     """Is Ctrl-C, as the first region begins."""
 
     done: bool = False

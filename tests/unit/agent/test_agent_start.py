@@ -68,7 +68,7 @@ def test_a_watch_goes_on_from_the_version_of_the_list() -> None:
         changed = await anext(observed)
         await api.close()
         await runner.cleanup()
-        assert first.document == changed.document == _ITEM
+        assert first == changed == _ITEM
         return server.asked[:2]
 
     assert asyncio.run(asyncio.wait_for(watch(), 30)) == [("", ""), ("true", "7")]

@@ -50,7 +50,7 @@ def offered(side: DevicePublisher) -> dict[str, dict[str, str]]:
 
 
 def show(side: DevicePublisher, look: Any) -> None:
-    side.show({"kv": DevicePool("kv", look)})
+    side.show({"kv": DevicePool(look)})
 
 
 def test_a_pool_is_offered_once_its_regions_are_verified(side: DevicePublisher) -> None:

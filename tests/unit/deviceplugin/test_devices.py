@@ -67,13 +67,13 @@ def test_a_finished_region_hides_its_half_made_namesake() -> None:
         [region(state="Unfinished"), region(state="Free")],
         [region(state="Free"), region(state="Unfinished")],
     ):
-        (device,) = devices_of(DevicePool("kv", pool_observation(*regions)))
+        (device,) = devices_of(DevicePool(pool_observation(*regions)))
         assert device.healthy
 
 
 def test_a_pool_that_cannot_be_looked_at_keeps_its_devices_and_offers_none() -> None:
-    before = devices_of(DevicePool("kv", pool_observation(region(), region("node0-1"))))
-    after = devices_of(DevicePool("kv", pool_observation(failure="cannot be looked at")), before)
+    before = devices_of(DevicePool(pool_observation(region(), region("node0-1"))))
+    after = devices_of(DevicePool(pool_observation(failure="cannot be looked at")), before)
     assert [device.name for device in after] == ["node0-0", "node0-1"]
     assert not any(device.healthy for device in after)
 

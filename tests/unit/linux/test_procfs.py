@@ -12,7 +12,6 @@ from hostprep.linux.procfs import (
     MAX_CPUS,
     parse_bracketed,
     parse_cpu_list,
-    parse_float,
     parse_huge_folder,
     parse_int,
     parse_keyed,
@@ -58,7 +57,6 @@ def test_a_broken_cpu_list_is_none(text: str) -> None:
 @example("0x" + "f" * 5000)
 def test_no_reader_of_small_texts_ever_raises(text: str) -> None:
     parse_int(text)
-    parse_float(text)
     parse_cpu_list(text)
     parse_meminfo(text)
     parse_keyed(text)
