@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hostprep.api.schema import pool_schema
 from hostprep.api.slot_layout import round_up
 from hostprep.errors import BadInputError
 from hostprep.sizing.config import MAX_CONFIG_BYTES, ModelConfig, TypeChoice, load_config
@@ -19,8 +20,7 @@ from hostprep.units import parse_quantity
 
 __all__ = ["Asked", "all_that_can_be", "asked_for", "model_name", "size_file"]
 
-_MAX_NAME_CHARS = 128
-"""Of a model's name: what spec.sizing.model may have."""
+_MAX_NAME_CHARS: int = pool_schema("spec.sizing.model")["maxLength"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from hostprep.api.pool_resource import API_VERSION, KIND, load_pools
+from hostprep.api.names import API_VERSION, POOL_KIND
+from hostprep.api.pool_resource import load_pools
 from hostprep.layout import RECURRENT
 from hostprep.sizing.groups import GroupSlots, Tier
 from hostprep.sizing.size import Sizing
@@ -150,7 +151,7 @@ def pool_yaml(name: str, sizing: Sizing, options: dict[str, str | None]) -> str:
     spec["sizing"] = _sizing_spec(sizing)
     document = {
         "apiVersion": API_VERSION,
-        "kind": KIND,
+        "kind": POOL_KIND,
         "metadata": {"name": name},
         "spec": spec,
     }
