@@ -115,7 +115,7 @@ def test_without_any_memory_it_says_how_to_get_some() -> None:
 def test_who_comes_second_is_told_that_it_is_leased(node: Node) -> None:
     node.prepare([pool_of()])
     with engine_memory(_config(node)):
-        with pytest.raises(BusyError, match=r"node0-0: leased by .*pytest.*process \d+"):
+        with pytest.raises(BusyError, match=rf"node0-0: leased by .*process {os.getpid()}"):
             engine_memory(_config(node, region="node0-0"))
 
 
