@@ -5,29 +5,6 @@ Label and taint keys follow the contracts that autoscalers publish; see docs/aut
 
 from __future__ import annotations
 
-__all__ = [
-    "AGENT_COMPONENT",
-    "API_VERSION",
-    "CLUSTER_AUTOSCALER_TAINT",
-    "COMPONENT_LABEL",
-    "DEVICE_RESOURCE_PREFIX",
-    "GROUP",
-    "HOST_MEMORY_READY",
-    "HUGE_PAGES_ACCOUNTED",
-    "KARPENTER_LABEL",
-    "MARKS_ANNOTATION",
-    "MEMORY_ACCOUNTED",
-    "NODE_KIND",
-    "NODE_PLURAL",
-    "POOL_KIND",
-    "POOL_LABEL_PREFIX",
-    "POOL_PLURAL",
-    "READINESS_CONTROLLER_TAINT",
-    "READY_LABEL_PREFIX",
-    "VERSION",
-    "ready_label",
-]
-
 GROUP = "hostprep.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
-from hostprep.api.slot_layout import MAX_GROUPS
+from hostprep.api.pool_spec import RegionLayout
+from hostprep.api.schema import pool_schema
 from hostprep.backing import Backing
 from hostprep.errors import BadInputError
 from hostprep.units import parse_quantity
 
-if TYPE_CHECKING:
-    pass
-
 MAX_REGIONS = 1024
+MAX_GROUPS_IN_ALL = 8192
+"""Of all regions: more do not fit into a handoff."""
 MAX_SIZE_BYTES = 1 << 50
 """1Pi: more than any node has, and less than where CEL's floating point becomes inexact."""
-LAYOUTS = ("PerNUMANode", "PerGPU", "Single")
+LAYOUTS = tuple(one.value for one in RegionLayout if one is not RegionLayout.COUNT)
 QUALIFIED_KEY = (
     "([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
     "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -33,7 +32,8 @@ _GROUP = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 _PERCENTAGE = re.compile(r"(100|[1-9][0-9]?)%", re.ASCII)
 _MAX_PREFIX_CHARS = 253
 _MAX_LABEL_CHARS = 63
-_MAX_SELECTOR_KEYS = 32
+_MAX_SELECTOR_KEYS: int = pool_schema("spec.nodeSelector")["maxProperties"]
+_MAX_GROUPS: int = pool_schema("spec.sizing.groups")["maxItems"]
 _MAX_ANNOTATION_BYTES = 256 << 10
 _MAX_INT32 = (1 << 31) - 1
 _OWNER_MAY = 0o600
@@ -147,8 +147,8 @@ def groups(value: object) -> object:
     """Refuse a list that is empty, too long or names a group twice; its items come after."""
     if not isinstance(value, list):
         return value
-    if not 1 <= len(value) <= MAX_GROUPS:
-        raise fail(f"has {len(value)} groups", f"give 1 to {MAX_GROUPS}")
+    if not 1 <= len(value) <= _MAX_GROUPS:
+        raise fail(f"has {len(value)} groups", f"give 1 to {_MAX_GROUPS}")
     names = [item.get("name") for item in value if isinstance(item, dict)]
     for index, name in enumerate(names):
         if isinstance(name, str) and name in names[:index]:
@@ -183,7 +183,7 @@ def max_unavailable(value: object) -> object:
 def selector(value: Mapping[str, str]) -> Mapping[str, str]:
     """Return the labels if nodes can have them."""
     if len(value) > _MAX_SELECTOR_KEYS:
-        raise fail("has more than 32 labels", "select by fewer")
+        raise fail(f"has more than {_MAX_SELECTOR_KEYS} labels", "select by fewer")
     return labels(value)
 
 

@@ -1,7 +1,7 @@
 """The fields of a HostMemoryPool, as pydantic models: nothing unknown, nothing converted silently.
 
-Fields that only the cluster uses are checked here too: one file serves both. The same fields,
-bounds and defaults stand in charts/hostprep/files/crds; tests hold them together.
+Fields that only the cluster uses are checked here too: one file serves both. Bounds, choices and
+defaults are read from the CustomResourceDefinition.
 """
 
 from __future__ import annotations
@@ -10,28 +10,19 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    AllowInfNan,
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Field,
     field_validator,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 
 from hostprep.api import pool_checks as check
-from hostprep.api.pool_checks import MAX_REGIONS
-from hostprep.api.pool_spec import DEFAULT_BACKINGS
+from hostprep.api.schema import constraints, default
 from hostprep.backing import Backing
-from hostprep.layout import MAX_SLOTS
 
-__all__ = ["MAX_REGIONS", "PolicyModel", "PoolResource", "SpecModel"]
-
-_MAX_GID = (1 << 32) - 2  # (gid_t)-1 means "leave it" to chown(2)
-_DAY_S = 86_400
-_MAX_GROUPS_IN_ALL = 8192
-_MAX_TOKENS = (1 << 31) - 1
-_MAX_SLOT_BYTES = 1 << 32  # times the most slots it is still within 64 bits, for CEL
 _Whole = Annotated[int, BeforeValidator(check.whole)]
 
 
@@ -74,52 +65,47 @@ class Metadata(_Model):
 class Access(_Model):
     """Who may open the region files."""
 
-    gid: Annotated[_Whole | None, Field(ge=0, le=_MAX_GID)] = None
-    mode: Annotated[int, BeforeValidator(check.mode)] = 0o660
+    gid: Annotated[_Whole | None, constraints("spec.access.gid")]
+    mode: Annotated[int, BeforeValidator(check.mode), default("spec.access.mode")]
 
 
 class Lease(_Model):
     """How long a claim may wait for its turn. Used by the cluster only."""
 
-    max_wait_seconds: Annotated[_Whole | None, Field(ge=0, le=7 * _DAY_S)] = None
+    max_wait_seconds: Annotated[_Whole | None, constraints("spec.lease.maxWaitSeconds")]
 
 
 class Scrub(_Model):
     """When a region is zeroed between two owners. Used by the cluster only."""
 
-    when: Literal["OnRelease", "OnClaim"] = "OnRelease"
+    when: Annotated[str, constraints("spec.scrub.when")]
 
 
 class Attach(_Model):
     """How pods reach the regions. Used by the cluster only."""
 
-    mode: Literal["hostPath", "devicePlugin"] = "hostPath"
-
-
-Reclosing = Literal["Taint", "LabelOnly"]
+    mode: Annotated[str, constraints("spec.attach.mode")]
 
 
 class Reclose(_Model):
     """What closes a node again, by cause. Used by the cluster only."""
 
-    reboot: Reclosing = "Taint"
-    repair: Reclosing = "LabelOnly"
-    resize: Reclosing = "LabelOnly"
+    reboot: Annotated[str, constraints("spec.readiness.reclose.reboot")]
+    repair: Annotated[str, constraints("spec.readiness.reclose.repair")]
+    resize: Annotated[str, constraints("spec.readiness.reclose.resize")]
 
 
 class Readiness(_Model):
     """How the node is marked. Used by the cluster only."""
 
-    required: bool = True
-    profile: Literal["ClusterAutoscaler", "Karpenter", "NodeReadinessController", "None"] = (
-        "ClusterAutoscaler"
-    )
+    required: Annotated[bool, constraints("spec.readiness.required")]
+    profile: Annotated[str, constraints("spec.readiness.profile")]
     taint_key: Annotated[
-        str | None, Field(min_length=1, max_length=316), AfterValidator(check.taint_key)
-    ] = None
-    reclose: Reclose = Reclose()
-    deadline_seconds: Annotated[_Whole, Field(ge=1, le=_DAY_S)] = 600
-    on_deadline: Literal["StayClosed", "OpenWithout"] = "StayClosed"
+        str | None, constraints("spec.readiness.taintKey"), AfterValidator(check.taint_key)
+    ]
+    reclose: Annotated[Reclose, default("spec.readiness.reclose")]
+    deadline_seconds: Annotated[_Whole, constraints("spec.readiness.deadlineSeconds")]
+    on_deadline: Annotated[str, constraints("spec.readiness.onDeadline")]
 
     @field_validator("taint_key")
     @classmethod
@@ -135,24 +121,28 @@ class Readiness(_Model):
 class Accounting(_Model):
     """Whether the scheduler must know of the memory. Used by the cluster only."""
 
-    require: bool = False
+    require: Annotated[bool, constraints("spec.accounting.require")]
 
 
 class Rollout(_Model):
     """How many nodes may change at once. Used by the cluster only."""
 
-    max_unavailable: Annotated[int | str, BeforeValidator(check.max_unavailable)] = 1
+    max_unavailable: Annotated[
+        int | str,
+        BeforeValidator(check.max_unavailable),
+        default("spec.rollout.maxUnavailable"),
+    ]
 
 
 class SizingGroup(_Model):
     """Slots of one size in every region."""
 
-    name: Annotated[str, Field(min_length=1, max_length=63), AfterValidator(check.group_name)]
-    kind: Literal["Attention", "Recurrent"] = "Attention"
-    window_tokens: Annotated[_Whole | None, Field(ge=1, le=_MAX_TOKENS)] = None
-    slot_bytes: Annotated[_Whole, Field(ge=1, le=_MAX_SLOT_BYTES)]
-    min_slots: Annotated[_Whole, Field(ge=1, le=MAX_SLOTS)] = 1
-    slots: Annotated[_Whole, Field(ge=1, le=MAX_SLOTS)]
+    name: Annotated[str, constraints("spec.sizing.groups[].name"), AfterValidator(check.group_name)]
+    kind: Annotated[str, constraints("spec.sizing.groups[].kind")]
+    window_tokens: Annotated[_Whole | None, constraints("spec.sizing.groups[].windowTokens")]
+    slot_bytes: Annotated[_Whole, constraints("spec.sizing.groups[].slotBytes")]
+    min_slots: Annotated[_Whole, constraints("spec.sizing.groups[].minSlots")]
+    slots: Annotated[_Whole, constraints("spec.sizing.groups[].slots")]
 
     @model_validator(mode="after")
     def _check_slots(self) -> Self:
@@ -168,8 +158,8 @@ class SizingGroup(_Model):
 class Sizing(_Model):
     """What each region holds, made by `hostprep size`: the pool has the size of its regions."""
 
-    model: Annotated[str | None, Field(max_length=128)] = None
-    tokens_per_block: Annotated[_Whole, Field(ge=1, le=1 << 20)]
+    model: Annotated[str | None, constraints("spec.sizing.model")]
+    tokens_per_block: Annotated[_Whole, constraints("spec.sizing.tokensPerBlock")]
     groups: Annotated[tuple[SizingGroup, ...], BeforeValidator(check.groups)]
 
     @model_validator(mode="after")
@@ -182,30 +172,32 @@ class Sizing(_Model):
 class PolicyModel(_Model):
     """What a node needs to know of a pool: copied verbatim into its HostMemoryNode."""
 
-    size: Annotated[int | None, BeforeValidator(check.quantity)] = None
-    percent: Annotated[float | None, Field(gt=0, le=100, allow_inf_nan=False)] = None
-    sizing: Sizing | None = None
+    size: Annotated[int | None, BeforeValidator(check.quantity), default("spec.size")]
+    percent: Annotated[float | None, constraints("spec.percent"), AllowInfNan(allow_inf_nan=False)]
+    sizing: Annotated[Sizing | None, default("spec.sizing")]
     backings: Annotated[
         tuple[Annotated[Backing, BeforeValidator(check.backing)], ...],
         BeforeValidator(check.backings),
-    ] = DEFAULT_BACKINGS
-    regions: Annotated[int | str, BeforeValidator(check.regions)] = "PerNUMANode"
-    reserve: Annotated[int | None, BeforeValidator(check.quantity_or_zero)] = None
-    priority: Annotated[_Whole, Field(ge=-(1 << 31), le=(1 << 31) - 1)] = 0
-    access: Access = Access()
-    lease: Lease = Lease()
-    scrub: Scrub = Scrub()
-    attach: Attach = Attach()
-    boot: Literal["none", "systemd"] = "none"
-    deletion_policy: Literal["Release", "Retain"] = "Release"
+        default("spec.backings"),
+    ]
+    regions: Annotated[int | str, BeforeValidator(check.regions), default("spec.regions")]
+    reserve: Annotated[int | None, BeforeValidator(check.quantity_or_zero), default("spec.reserve")]
+    priority: Annotated[_Whole, constraints("spec.priority")]
+    access: Annotated[Access, default("spec.access")]
+    lease: Annotated[Lease | None, default("spec.lease")]
+    scrub: Annotated[Scrub, default("spec.scrub")]
+    attach: Annotated[Attach, default("spec.attach")]
+    boot: Annotated[str, constraints("spec.boot")]
+    deletion_policy: Annotated[str, constraints("spec.deletionPolicy")]
 
     @model_validator(mode="after")
     def _check_handoff(self) -> Self:
         """Keep what every reader must read (4 MiB) from growing beyond it."""
         groups = len(self.sizing.groups) if self.sizing else 0
-        if isinstance(self.regions, int) and self.regions * groups > _MAX_GROUPS_IN_ALL:
+        most = check.MAX_GROUPS_IN_ALL
+        if isinstance(self.regions, int) and self.regions * groups > most:
             why = f"has {groups} groups for each of {self.regions} regions"
-            remedy = f"ask for fewer regions: {_MAX_GROUPS_IN_ALL} groups in all fit the handoff"
+            remedy = f"ask for fewer regions: {most} groups in all fit the handoff"
             raise check.fail(why, remedy, field="sizing")
         return self
 
@@ -225,9 +217,9 @@ class SpecModel(PolicyModel):
     """What is asked for: the node's part, and what the operator keeps to itself."""
 
     node_selector: Annotated[dict[str, str], AfterValidator(check.selector)] = {}
-    readiness: Readiness = Readiness()
-    accounting: Accounting = Accounting()
-    rollout: Rollout = Rollout()
+    readiness: Annotated[Readiness, default("spec.readiness")]
+    accounting: Annotated[Accounting, default("spec.accounting")]
+    rollout: Annotated[Rollout, default("spec.rollout")]
 
 
 class PoolResource(_Model):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["POLICY_FIELDS", "policy_of"]
-
 POLICY_FIELDS = (
     "size",
     "percent",

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from hostprep.api.names import API_VERSION, POOL_KIND
 from hostprep.api.pool_model import PolicyModel, PoolResource, Sizing
 from hostprep.api.pool_spec import PoolSpec, PoolState, RegionLayout
 from hostprep.api.slot_layout import SizedGroup, SlotLayout
@@ -129,8 +130,6 @@ def slot_layout_of(sizing: Sizing) -> SlotLayout:
     )
 
 
-API_VERSION = "hostprep.dev/v1alpha1"
-KIND = "HostMemoryPool"
 MAX_TEXT_BYTES = 1 << 20
 _MAX_DEPTH = 32
 _MAX_PLAIN_CHARS = 1024  # far more than any number; printing an endless one is refused by Python
@@ -182,7 +181,7 @@ def load_pools(
     documents = [document for document in _documents(text, source) if document is not None]
     if not documents:
         raise BadInputError(
-            f"{source}: holds no {KIND}", remedy=f"start it with apiVersion: {API_VERSION}"
+            f"{source}: holds no {POOL_KIND}", remedy=f"start it with apiVersion: {API_VERSION}"
         )
     specs: list[PoolSpec] = []
     for number, document in enumerate(documents, start=1):
@@ -229,7 +228,7 @@ def spec_from_options(
     spec["access"] = {key: value for key, value in access.items() if value is not None}
     document = {
         "apiVersion": API_VERSION,
-        "kind": KIND,
+        "kind": POOL_KIND,
         "metadata": {"name": name},
         "spec": spec,
     }
@@ -313,13 +312,13 @@ def _refuse_bombs(text: str, source: str) -> None:
         if depth > _MAX_DEPTH:
             raise BadInputError(
                 f"{source}: line {line}: is nested deeper than {_MAX_DEPTH}",
-                remedy=f"no {KIND} needs that",
+                remedy=f"no {POOL_KIND} needs that",
             )
 
 
 def _spec_of(document: object, where: str, options: Mapping[str, str] | None = None) -> PoolSpec:
     if not isinstance(document, dict):
-        raise BadInputError(f"{where}: is no mapping", remedy=f"write a {KIND}")
+        raise BadInputError(f"{where}: is no mapping", remedy=f"write a {POOL_KIND}")
     _check_identity(document, where)
     try:
         resource = PoolResource.model_validate(document)
@@ -347,7 +346,7 @@ def _shown_path(path: str, options: Mapping[str, str]) -> str:
 
 def _check_identity(document: Mapping[Any, Any], where: str) -> None:
     """Say first that it is another kind of object: its fields would only confuse."""
-    for field, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
+    for field, wanted in (("apiVersion", API_VERSION), ("kind", POOL_KIND)):
         if document.get(field) != wanted:
             shown = repr(document[field])[:60] if field in document else "nothing"
             raise BadInputError(f"{where}: {field}: is {shown}", remedy=f"write {field}: {wanted}")

@@ -13,23 +13,12 @@ from typing import Any
 from hostprep.backing import MIB
 from hostprep.layout import Group, Layout
 
-__all__ = [
-    "GROUP_ALIGN_BYTES",
-    "MAX_GROUPS",
-    "SLOT_ALIGN_BYTES",
-    "SizedGroup",
-    "SlotLayout",
-    "layout_text",
-    "round_up",
-]
-
 GROUP_ALIGN_BYTES = 2 * MIB
 """Where groups begin: on a page of every backing but 1 GiB ones, whose padding would be dearer
 than the group; registering in pieces may then end between two groups."""
 SLOT_ALIGN_BYTES = 512
 """What slots are rounded up to: a sector, for those who write them to disks past the page cache,
 and more than copy engines want."""
-MAX_GROUPS = 32
 _VERSION = 1
 
 

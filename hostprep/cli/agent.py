@@ -10,8 +10,6 @@ from hostprep.cli.options import root_option
 from hostprep.console import Seconds
 from hostprep.errors import BadInputError
 
-__all__ = ["agent"]
-
 LEVELS = ("debug", "info", "warning", "error")
 
 

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import click
 
 from hostprep.api.pool_resource import spec_from_options
+from hostprep.api.pool_spec import PoolSpec
 from hostprep.backing import GIB, MIB
-from hostprep.cli.demo_root import demo_node, turn
+from hostprep.cli.demo_gate import WORLD, run_gate_demo
 from hostprep.cli.options import output_option, progress_option
-from hostprep.cli.plan import show_plan
+from hostprep.cli.prepare import show_plan
 from hostprep.cli.progress import showing
 from hostprep.console import print_json, print_table, say, warn
-from hostprep.errors import BadInputError, FailedError
+from hostprep.errors import BadInputError, BusyError, FailedError, HostprepError
+from hostprep.linux.files import closing_fd, from_os_error, open_folder
+from hostprep.linux.locks import hold_lock, try_lock
+from hostprep.node.apply.exclusive import exclusive
 from hostprep.node.apply.service import Node
 from hostprep.node.facts import Facts
+from hostprep.node.observe.pools import observe_pools
 from hostprep.node.plan.actions import Plan
 from hostprep.units import format_bytes, format_rate, format_seconds, parse_quantity
 
-__all__ = ["demo"]
-
 _POOL = "demo"
-_RANKS = 4
 _COLD = """
 import ctypes, json, mmap, os, sys, time
 size, piece = int(sys.argv[1]), 2 << 20
@@ -80,16 +88,17 @@ def demo(size: str | None, progress: str, output: str, *, gate: bool) -> None:
     """
     as_json = output == "json"
     if gate:
-        from hostprep.cli.demo_gate import run_gate_demo
-
-        with demo_node() as node:
-            document = run_gate_demo(node, _gate_size(node, size), quiet=as_json)
+        with _demo_node() as node:
+            spec = _pool_spec(_gate_size(node, size))
+            document = run_gate_demo(
+                node.root, spec.name, lambda: _prepare(node, spec), quiet=as_json
+            )
         if as_json:
             print_json(document)
         else:
             say("\nAll of it was given back.")
         return
-    with demo_node() as node:
+    with _demo_node() as node:
         result = _run(node, size, progress, quiet=as_json)
     if as_json:
         print_json(result.document())
@@ -98,9 +107,8 @@ def demo(size: str | None, progress: str, output: str, *, gate: bool) -> None:
 
 
 def _run(node: Node, size: str | None, progress: str, *, quiet: bool) -> _Result:
-    with turn():
-        size_bytes = size or str(_default_size(node.facts()))
-        spec = spec_from_options(name=_POOL, size=size_bytes, regions="Single")
+    with _turn():
+        spec = _pool_spec(size or _default_size(node.facts()))
         wanted = node.plan([spec])
         if not quiet:
             show_plan(wanted)
@@ -115,8 +123,7 @@ def _run(node: Node, size: str | None, progress: str, *, quiet: bool) -> _Result
     # The second runs count: the first ones also pay for this machine's own surprises, such as
     # memory that a hypervisor hands out only when it is first touched. In between, prepare does
     # what the agent does all the time: it scrubs what the last owner left.
-    with turn():
-        node.prepare([spec])
+    _prepare(node, spec)
     attach = _child(*command)
     cold = _child("-c", _COLD, str(attach["size_bytes"]))
     return _Result(
@@ -124,13 +131,22 @@ def _run(node: Node, size: str | None, progress: str, *, quiet: bool) -> _Result
     )
 
 
+def _pool_spec(size: str | int) -> PoolSpec:
+    return spec_from_options(name=_POOL, size=str(size), regions="Single")
+
+
+def _prepare(node: Node, spec: PoolSpec) -> None:
+    with _turn():
+        node.prepare([spec])
+
+
 def _gate_size(node: Node, size: str | None) -> int:
     """Return four equal slices of whole pages. Raises BadInputError."""
-    slices = _RANKS * 2 * MIB
+    slices = WORLD * 2 * MIB
     wanted = parse_quantity(size) if size else min(GIB, _default_size(node.facts()))
     if wanted < slices:
         raise BadInputError(
-            f"{format_bytes(wanted)} are not enough for {_RANKS} ranks",
+            f"{format_bytes(wanted)} are not enough for {WORLD} ranks",
             remedy=f"give --size {format_bytes(slices)[:-1].replace(' ', '')} or more",
         )
     return wanted // slices * slices
@@ -173,3 +189,112 @@ def _show(result: _Result) -> None:
         f"\n{result.cold_s / result.attach_s:.0f} times faster, by the second run of each. "
         "All of it was given back."
     )
+
+
+_PREFIX = "hostprep-demo"
+_SAY_AFTER_S = 0.5
+_PREPARE_TIMEOUT_S = 600.0
+_GIVE_BACK_TIMEOUT_S = 60.0
+
+_Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
+
+
+@contextlib.contextmanager
+def _demo_node() -> Iterator[Node]:
+    """Yield the machine with a new root, from which everything is given back at the end.
+
+    Also at the end by SIGTERM or SIGHUP, which are KeyboardInterrupt here. What killed demos left
+    is given back before.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_handling(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP))
+        with _turn():
+            _clear_leftovers()
+            root = _make_root()
+            lock = stack.enter_context(closing_fd(open_folder(root)))
+            try_lock(lock, exclusive=True)
+            stack.callback(_give_back_undisturbed, root)
+        yield Node(root)
+
+
+@contextlib.contextmanager
+def _turn(timeout_s: float = _PREPARE_TIMEOUT_S) -> Iterator[None]:
+    """Be the only demo that takes huge pages or gives them back. Raises BusyError."""
+    busy = BusyError(
+        "another demo prepares its memory, or gives it back",
+        reason="AlreadyRunning",
+        remedy="wait for it to end",
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(hold_lock(_parent(), timeout_s=_SAY_AFTER_S, busy=busy))
+        except BusyError:
+            warn(f"demo: waits: {busy.message}")
+            stack.enter_context(hold_lock(_parent(), timeout_s=timeout_s, busy=busy))
+        yield
+
+
+def _parent() -> str:
+    """Return the folder of all demos' roots, which is locked for a turn: it leaves no file."""
+    return os.path.realpath("/run" if os.geteuid() == 0 else "/dev/shm")  # noqa: S108
+
+
+def _make_root() -> str:
+    try:
+        return tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getpid()}-", dir=_parent())
+    except OSError as error:
+        raise from_os_error(error, f"create a folder in {_parent()}") from error
+
+
+def _clear_leftovers() -> None:
+    """Give back what killed demos left: their locks are free. What fails is a warning."""
+    for name in os.listdir(_parent()):
+        # An earlier release had one root for all demos, by the prefix alone.
+        if name != _PREFIX and not name.startswith(f"{_PREFIX}-"):
+            continue
+        root = f"{_parent()}/{name}"
+        try:
+            with closing_fd(open_folder(root)) as lock:
+                if os.fstat(lock).st_uid == os.geteuid() and try_lock(lock, exclusive=True):
+                    _give_back(root)
+        except (HostprepError, OSError) as error:
+            warn(f"demo: what is left at {root} cannot be cleared away: {error}")
+
+
+def _give_back_undisturbed(root: str) -> None:
+    """Give everything back, whoever presses Ctrl-C a second time."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        with contextlib.suppress(BusyError):  # giving back out of turn costs another demo time
+            stack.enter_context(_turn(_GIVE_BACK_TIMEOUT_S))
+        _give_back(root)
+
+
+def _give_back(root: str) -> None:
+    node = Node(root)
+    pools = [pool.name for pool in observe_pools(root)]
+    if pools:
+        node.release(pools, force=True)
+    else:  # only what is beside the pools, and what a killed run was making
+        with exclusive(root, wait_timeout_s=_GIVE_BACK_TIMEOUT_S, on_wait=lambda _: None):
+            node.clear_if_empty()
+    try:
+        os.rmdir(root)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise from_os_error(error, f"remove {root}") from error
+
+
+@contextlib.contextmanager
+def _handling(handler: _Handler, *numbers: signal.Signals) -> Iterator[None]:
+    """Handle signals so while the block runs; one that is ignored (by nohup, say) stays so."""
+    before = [(number, signal.getsignal(number)) for number in numbers]
+    before = [(number, former) for number, former in before if former is not signal.SIG_IGN]
+    for number, _ in before:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, former in before:
+            signal.signal(number, former)

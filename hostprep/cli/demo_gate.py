@@ -3,40 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
+import os
 import queue
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import IO, Any, cast
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import IO, Any, Protocol, cast
 
-from hostprep.api.pool_resource import spec_from_options
-from hostprep.cli.demo_rank import Part
-from hostprep.cli.demo_root import turn
-from hostprep.client.attach import Attachment, attach
+from hostprep.backing import GIB, MIB
+from hostprep.client.attach import Attachment, attach, join
 from hostprep.console import print_table, say
-from hostprep.cuda.board import board_path
+from hostprep.cuda.board import RankBoard, board_path
 from hostprep.cuda.board_view import BoardReader
+from hostprep.cuda.chunks import ChunkPolicy
+from hostprep.cuda.driver import DeviceTraits, Driver, DriverError, load_driver
 from hostprep.cuda.gate import Gate
-from hostprep.errors import FailedError
-from hostprep.node.apply.service import Node
+from hostprep.cuda.registration import Registration
+from hostprep.cuda.turnstile import Turnstile
+from hostprep.errors import FailedError, HostprepError
 from hostprep.units import format_bytes, format_seconds
-
-__all__ = ["DELAY_S_PER_GIB", "WORLD", "run_gate_demo"]
 
 WORLD = 4
 DELAY_S_PER_GIB = 2.0
 """Of a simulated registration: some 20 times what drivers take for resident memory (0.03 to 0.1 s
 per GB, docs/register.md), so that there is something to see."""
-_POOL = "demo"
 _FAILING_RANK = 2
 _STEP_S = 0.01
 _AFTER_STEPS = 20
 """Served after the gate is decided, to show that it goes on."""
 _LONGEST_S = 300.0
+_OUT_OF_MEMORY = 2
+_FAILING_CALL = 2
+_CHUNKS = 4
+
+_Events = queue.Queue[tuple[int, dict[str, Any]]]
+"""What ranks say, each with the number of its rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +53,8 @@ class _Moment:
 
 
 @dataclass
-class _Scene:
-    """One run of the engine, as it is told afterwards."""
+class _Run:
+    """What happened in one run of the engine."""
 
     title: str
     simulated: bool = False
@@ -62,47 +68,47 @@ class _Scene:
     moments: list[_Moment] = field(default_factory=list)
 
 
-def run_gate_demo(node: Node, size_bytes: int, *, quiet: bool) -> dict[str, Any]:
-    """Prepare memory and play the engine twice; return what happened. Raises HostprepError."""
-    spec = spec_from_options(name=_POOL, size=str(size_bytes), regions="Single")
-    scenes = []
+def run_gate_demo(
+    root: str, pool: str, prepare: Callable[[], object], *, quiet: bool
+) -> dict[str, Any]:
+    """Prepare the pool and run the engine, twice; return what happened. Raises HostprepError."""
+    runs = []
+    size_bytes = 0
     for title, failing in (
         ("All ranks register", None),
         ("Rank 2 fails, on purpose", _FAILING_RANK),
     ):
-        with turn():
-            node.prepare([spec])  # before the second run: scrubs, as the agent does
-        with attach(_POOL, root=node.root) as attachment:
+        prepare()  # before the second run: scrubs, as the agent does
+        with attach(pool, root=root) as attachment:
             size_bytes = attachment.size_bytes
-            scenes.append(_play(title, node.root, attachment, failing))
+            common = RankConfig(root, pool, attachment.lease_id, WORLD, DELAY_S_PER_GIB)
+            ranks = [replace(common, rank=rank, fails=rank == failing) for rank in range(WORLD)]
+            runs.append(_run_engine(title, attachment, ranks))
         if not quiet:
-            _show(scenes[-1], size_bytes)
+            _show(runs[-1], size_bytes)
     given = {"size_bytes": size_bytes, "world": WORLD, "delay_s_per_gib": DELAY_S_PER_GIB}
-    return {**given, "runs": [asdict(scene) for scene in scenes]}
+    return {**given, "runs": [asdict(run) for run in runs]}
 
 
-def _play(title: str, root: str, attachment: Attachment, failing: int | None) -> _Scene:
-    scene = _Scene(title)
-    told: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
-    with contextlib.ExitStack() as held:
-        ranks = [
-            held.enter_context(_rank(told, root, attachment.lease_id, number, failing))
-            for number in range(WORLD)
-        ]
-        for _ in ranks:
-            _, fact = _next(told)
-            if fact["event"] != "attached":
-                raise FailedError(f"a rank of the demo could not attach: {fact.get('why')}")
-            scene.simulated = bool(fact["simulated"])
-        _serve(scene, attachment, ranks, told)
-    return scene
+def _run_engine(title: str, attachment: Attachment, ranks: list[RankConfig]) -> _Run:
+    run = _Run(title)
+    events: _Events = queue.Queue()
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(_rank_process(events, config)) for config in ranks]
+        for _ in processes:
+            _, event = _next(events)
+            if event["event"] != "attached":
+                raise FailedError(f"a rank of the demo could not attach: {event.get('why')}")
+            run.simulated = bool(event["simulated"])
+        _serve(run, attachment, processes, events)
+    return run
 
 
 def _serve(
-    scene: _Scene,
+    run: _Run,
     attachment: Attachment,
     ranks: list[subprocess.Popen[str]],
-    told: queue.Queue[tuple[int, dict[str, Any]]],
+    events: _Events,
 ) -> None:
     """Serve step by step, from before the ranks begin until after the gate is decided."""
     board = BoardReader(board_path(attachment), generation=attachment.lease_id)
@@ -110,58 +116,48 @@ def _serve(
     begin_s = time.monotonic()
     moments = [_Moment(0.0, "engine", "serves from GPU memory alone; ranks begin to register")]
     for rank in ranks:
-        _say_to(rank)
+        _start(rank)
     while gate.state == "Closed":
         time.sleep(_STEP_S)  # a step of the engine
-        scene.served_before += 1
+        run.served_before += 1
     decided_s = time.monotonic() - begin_s
-    scene.state, scene.why, scene.opened_after_s = gate.state, gate.why, gate.opened_after_s
+    run.state, run.why, run.opened_after_s = gate.state, gate.why, gate.opened_after_s
     for _ in range(_AFTER_STEPS):
         time.sleep(_STEP_S)
-        scene.served_after += 1
-    moments += list(_of_ranks(scene, told, begin_s))
+        run.served_after += 1
+    moments += list(_moments_of_ranks(run, events, begin_s))
     board.close()
-    words = "gate open: the host tier joins" if gate.is_open else f"gate stays closed: {scene.why}"
+    words = "gate open: the host tier joins" if gate.is_open else f"gate stays closed: {run.why}"
     moments.append(_Moment(decided_s, "engine", words))
-    until = f"served {scene.served_before} steps before that, and goes on serving"
+    until = f"served {run.served_before} steps before that, and goes on serving"
     moments.append(_Moment(decided_s, "engine", until))
-    scene.moments = sorted(moments, key=lambda moment: moment.at_s)
+    run.moments = sorted(moments, key=lambda moment: moment.at_s)
 
 
-def _of_ranks(
-    scene: _Scene, told: queue.Queue[tuple[int, dict[str, Any]]], begin_s: float
-) -> Iterator[_Moment]:
-    """Yield what the ranks told, until each has come to an end."""
+def _moments_of_ranks(run: _Run, events: _Events, begin_s: float) -> Iterator[_Moment]:
+    """Yield what happens in the ranks, until each has come to an end."""
     ended = 0
     while ended < WORLD:
-        number, fact = _next(told)
-        event = fact["event"]
-        at_s = fact["at_s"] - begin_s
-        if event == "started":
-            scene.start_blocked_s.append(fact["blocked_s"])
+        number, event = _next(events)
+        name, at_s = event["event"], event["at_s"] - begin_s
+        if name == "started":
+            run.start_blocked_s.append(event["blocked_s"])
             continue
         ended += 1
-        if event == "ready":
-            longest = format_seconds(fact["longest_chunk_s"])
-            what = f"ready: {fact['chunks']} chunks, the longest took {longest}"
-        elif event == "failed":
-            what = f"failed ({fact['reason']}), and has taken back what it had registered"
+        if name == "ready":
+            longest = format_seconds(event["longest_chunk_s"])
+            what = f"ready: {event['chunks']} chunks, the longest took {longest}"
+        elif name == "failed":
+            what = f"failed ({event['reason']}), and has taken back what it had registered"
         else:
-            what = f"ended: {fact['why']}"
+            what = f"ended: {event['why']}"
         yield _Moment(at_s, f"rank {number}", what)
 
 
 @contextlib.contextmanager
-def _rank(
-    told: queue.Queue[tuple[int, dict[str, Any]]],
-    root: str,
-    lease_id: str,
-    number: int,
-    failing: int | None,
-) -> Iterator[subprocess.Popen[str]]:
-    """Have a rank's process, whose lines arrive in the queue; ended at the end."""
-    part = Part(root, _POOL, lease_id, number, WORLD, DELAY_S_PER_GIB, fails=number == failing)
-    command = [sys.executable, "-m", "hostprep.cli.demo_rank", json.dumps(asdict(part))]
+def _rank_process(events: _Events, config: RankConfig) -> Iterator[subprocess.Popen[str]]:
+    """Run a rank's process, whose lines arrive in the queue; end it at the end."""
+    command = [sys.executable, "-m", "hostprep.cli.demo_gate", json.dumps(asdict(config))]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -169,11 +165,13 @@ def _rank(
         def read() -> None:
             for line in cast("IO[str]", process.stdout):
                 try:
-                    fact = json.loads(line)
-                    told.put((number, {"event": fact["event"], **fact}))
+                    event = json.loads(line)
+                    events.put((config.rank, {"event": event["event"], **event}))
                 except (ValueError, TypeError, KeyError):  # some library's, before its main began
                     print(line, end="", file=sys.stderr)
-            told.put((number, {"event": "lost", "at_s": time.monotonic(), "why": "it ended"}))
+            events.put(
+                (config.rank, {"event": "lost", "at_s": time.monotonic(), "why": "it ended"})
+            )
 
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
@@ -190,28 +188,200 @@ def _rank(
             reader.join()
 
 
-def _say_to(rank: subprocess.Popen[str]) -> None:
+def _start(rank: subprocess.Popen[str]) -> None:
     pipe = cast("IO[str]", rank.stdin)
-    with contextlib.suppress(OSError):  # it has ended, which its own lines tell
+    with contextlib.suppress(OSError):  # it has ended, as its own lines say
         pipe.write("go\n")
         pipe.flush()
 
 
-def _next(told: queue.Queue[tuple[int, dict[str, Any]]]) -> tuple[int, dict[str, Any]]:
+def _next(events: _Events) -> tuple[int, dict[str, Any]]:
     try:
-        return told.get(timeout=_LONGEST_S)
+        return events.get(timeout=_LONGEST_S)
     except queue.Empty as error:
         raise FailedError(f"a rank of the demo said nothing for {_LONGEST_S:.0f} s") from error
 
 
-def _show(scene: _Scene, size_bytes: int) -> None:
+def _show(run: _Run, size_bytes: int) -> None:
     how = f"{WORLD} ranks, each registers its quarter of {format_bytes(size_bytes)}"
-    rows = [(f"{moment.at_s:.2f} s", moment.who, moment.what) for moment in scene.moments]
-    print_table(f"\n{scene.title}: {how}", ("TIME", "WHO", ""), rows)
-    blocked = ", ".join(format_seconds(blocked_s) for blocked_s in sorted(scene.start_blocked_s))
+    rows = [(f"{moment.at_s:.2f} s", moment.who, moment.what) for moment in run.moments]
+    print_table(f"\n{run.title}: {how}", ("TIME", "WHO", ""), rows)
+    blocked = ", ".join(format_seconds(blocked_s) for blocked_s in sorted(run.start_blocked_s))
     say(f"start() blocked its thread for {blocked}.")
-    if scene.simulated:
+    if run.simulated:
         say(
             f"Simulated: the driver's calls, by {DELAY_S_PER_GIB:g} s per GiB, since there is no "
             "CUDA driver here.\nReal: memory, processes, turns, rank board and gate."
         )
+
+
+class EmitEvent(Protocol):
+    """Sends the demo what happens in this rank, with the moment."""
+
+    def __call__(self, event: str, **facts: object) -> None:
+        """Send one event."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankConfig:
+    """What a rank's process is given."""
+
+    root: str
+    pool: str
+    lease_id: str
+    world: int
+    delay_s_per_gib: float
+    """Of a simulated registration."""
+    rank: int = 0
+    fails: bool = False
+
+
+class _SimulatedDriver(Driver):
+    """Takes its time for each chunk, and registers nothing: there is no module to wrap."""
+
+    def __init__(self, delay_s_per_gib: float, *, failing_call: int) -> None:
+        self._delay_s_per_gib = delay_s_per_gib
+        self._failing_call = failing_call
+        self._calls = 0
+
+    def device_of(self, context: int) -> int:  # noqa: ARG002 - one device
+        return 0
+
+    def attributes(self, device: int) -> DeviceTraits:
+        return DeviceTraits(
+            ordinal=device,
+            uuid="",
+            name="simulated",
+            total_bytes=0,
+            host_register_supported=True,
+            read_only_supported=True,
+            uses_host_page_tables=False,
+            can_use_host_pointer=True,
+            can_map_host_memory=True,
+            unified_addressing=True,
+        )
+
+    @contextlib.contextmanager
+    def using(self, context: int) -> Iterator[None]:  # noqa: ARG002 - none is needed
+        yield
+
+    @contextlib.contextmanager
+    def relaxed_capture(self) -> Iterator[None]:
+        yield
+
+    def register(self, address: int, size_bytes: int, flags: int) -> None:  # noqa: ARG002
+        self._calls += 1
+        time.sleep(self._delay_s_per_gib * size_bytes / GIB)
+        if self._calls == self._failing_call:
+            raise DriverError(_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "cuMemHostRegister")
+
+    def unregister(self, address: int) -> None:
+        """Nothing is registered."""
+
+
+def run_rank_process() -> None:
+    """Play the config that the only argument holds; a line of input starts it, another ends it."""
+    config = RankConfig(**json.loads(sys.argv[1]))
+    # Libraries may print; only events may go to the pipe.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as pipe:
+        os.dup2(2, 1)
+
+        def emit(event: str, **facts: object) -> None:
+            pipe.write(json.dumps({"event": event, "at_s": time.monotonic(), **facts}) + "\n")
+            pipe.flush()
+
+        try:
+            _run_rank(config, emit)
+        except HostprepError as error:
+            emit("lost", why=str(error))
+
+
+def _run_rank(config: RankConfig, emit: EmitEvent) -> None:
+    driver, context = _cuda(config)
+    simulated = isinstance(driver, _SimulatedDriver)
+    with (
+        join(config.pool, lease_id=config.lease_id, root=config.root) as attachment,
+        contextlib.closing(_board(config, attachment)) as board,
+    ):
+        offset, size = _slice(config, attachment)
+        joined: list[float] = []
+        registration = Registration(
+            attachment,
+            driver=driver,
+            context=context,
+            offset_bytes=offset,
+            size_bytes=size,
+            turnstile=Turnstile(config.root),
+            board=board,
+            on_registered=lambda: joined.append(_join_host_tier(config, driver)),
+            policy=_policy(attachment, size) if simulated else None,
+        )
+        with registration:
+            emit("attached", size_bytes=size, simulated=simulated)
+            sys.stdin.readline()
+            begin_s = time.perf_counter()
+            registration.start()
+            blocked_s = time.perf_counter() - begin_s
+            emit("started", blocked_s=blocked_s)
+            registration.wait()
+            _emit_end(registration, joined, emit)
+            sys.stdin.readline()
+
+
+def _cuda(config: RankConfig) -> tuple[Driver, int]:
+    """Return the real driver with a context of this rank's device, or a simulated one."""
+    try:
+        driver = load_driver()
+        api: Any = importlib.import_module("cuda.bindings.driver")
+        device = api.cuDeviceGet(config.rank % driver.device_count())[1]
+        code, context = api.cuDevicePrimaryCtxRetain(device)
+        if int(code) == 0:
+            return driver, int(context)
+    except HostprepError:
+        pass
+    failing_call = _FAILING_CALL if config.fails else 0
+    return _SimulatedDriver(config.delay_s_per_gib, failing_call=failing_call), 1
+
+
+def _board(config: RankConfig, attachment: Attachment) -> RankBoard:
+    return RankBoard.open(
+        board_path(attachment), generation=config.lease_id, world=config.world, rank=config.rank
+    )
+
+
+def _slice(config: RankConfig, attachment: Attachment) -> tuple[int, int]:
+    """Return offset and size of this rank's config, in whole pages."""
+    page = max(attachment.page_bytes, 2 * MIB)
+    size = attachment.size_bytes // config.world // page * page
+    return config.rank * size, size
+
+
+def _policy(attachment: Attachment, size_bytes: int) -> ChunkPolicy:
+    """Return four chunks a slice: a simulated driver is too slow to steer by."""
+    page = attachment.page_bytes
+    chunk = max(page, size_bytes // _CHUNKS // page * page)
+    return ChunkPolicy(first_bytes=chunk, least_bytes=chunk, most_bytes=chunk, page_bytes=page)
+
+
+def _join_host_tier(config: RankConfig, driver: Driver) -> float:
+    """Stand for the engine's own work; with a real driver, for what fails on purpose, too.
+
+    Returns when it was done: READY is said next.
+    """
+    if config.fails and not isinstance(driver, _SimulatedDriver):
+        raise RuntimeError("failing on purpose, as the demo asked")
+    return time.monotonic()
+
+
+def _emit_end(registration: Registration, joined: list[float], emit: EmitEvent) -> None:
+    progress, error = registration.progress, registration.error
+    if error is not None:
+        emit("failed", why=error.message, reason=error.reason)
+    else:
+        longest = progress.longest_chunk_s
+        facts = {"at_s": joined[0], "longest_chunk_s": longest, "state": progress.state}
+        emit("ready", chunks=progress.chunks, **facts)
+
+
+if __name__ == "__main__":
+    run_rank_process()

@@ -14,11 +14,8 @@ from hostprep.engines.main import COMMANDS as ENGINE_COMMANDS
 from hostprep.errors import HostprepError
 from hostprep.linux.threads import Stopped
 
-__all__ = ["cli", "main"]
-
-
 _MODULES = {
-    "plan": "plan",
+    "plan": "prepare",
     "prepare": "prepare",
     "status": "status",
     "verify": "status",
@@ -26,7 +23,7 @@ _MODULES = {
     "doctor": "doctor",
     "demo": "demo",
     "agent": "agent",
-    "boot": "boot",
+    "boot": "prepare",
     "size": "size",
 }
 """Each command's module below hostprep.cli."""

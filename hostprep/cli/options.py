@@ -1,19 +1,19 @@
-"""Options that several commands share, and what they mean."""
+"""Options that several commands share, and the pools that they describe."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
 import click
 
+from hostprep.api.pool_resource import load_pools, spec_from_options
+from hostprep.api.pool_spec import PoolSpec
 from hostprep.console import Seconds
+from hostprep.errors import BadInputError
 from hostprep.paths import DEFAULT_ROOT, canonical_root
-
-__all__ = [
-    "output_option",
-    "progress_option",
-    "root_option",
-    "wait_option",
-]
-
 
 output_option = click.option(
     "-o",
@@ -52,3 +52,73 @@ wait_option = click.option(
     show_default=True,
     help="Seconds to wait for another prepare or release to end.",
 )
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def pool_options(command: F) -> F:
+    """Add the ways to say which pool: a file, or its fields one by one."""
+    for option in reversed(_POOL_OPTIONS):
+        command = option(command)
+    return command
+
+
+_POOL_OPTIONS = (
+    click.option(
+        "-f",
+        "--file",
+        "file",
+        type=click.Path(path_type=Path, allow_dash=True),
+        help="HostMemoryPool resources (YAML), the same as in a cluster; - is standard input.",
+    ),
+    click.option("--name", help="Without a file: the pool's name, such as kv."),
+    click.option("--size", help="Without a file: how much, such as 8Gi or 50%."),
+    click.option(
+        "--backing",
+        help="Without a file: kinds of pages in order of preference, such as HugeTLB2Mi,Base.",
+    ),
+    click.option(
+        "--regions",
+        help="Without a file: PerNUMANode, PerGPU, Single or a number.",
+    ),
+    click.option("--reserve", help="Without a file: what the node must keep free."),
+    click.option("--gid", type=int, help="Without a file: the group that may attach."),
+    click.option("--mode", help="Without a file: mode of the region files, such as 0660."),
+)
+
+
+def specs_from(options: dict[str, Any]) -> tuple[PoolSpec, ...]:
+    """Return the pools that the options ask for. Raises BadInputError."""
+    fields = ("size", "backing", "regions", "reserve", "gid", "mode")
+    given = {key: options[key] for key in fields if options.get(key) is not None}
+    file, name = options.get("file"), options.get("name")
+    if file is not None and (name or given):
+        raise BadInputError(
+            "give either --file or --name with its options, not both",
+            remedy="put all of it into the file",
+        )
+    if file is not None:
+        return load_pools(_read(file), source=str(file))
+    if not name or "size" not in given:
+        raise BadInputError(
+            "which pool?",
+            remedy="give -f pool.yaml, or --name kv --size 8Gi",
+        )
+    if "backing" in given:
+        given["backings"] = tuple(part.strip() for part in given.pop("backing").split(","))
+    return (spec_from_options(name=name, **given),)
+
+
+def _read(file: Path) -> str:
+    try:
+        if str(file) == "-":
+            return sys.stdin.read(2 << 20)
+        with file.open(encoding="utf-8") as stream:
+            return stream.read(2 << 20)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise BadInputError(
+            f"cannot read {file}: {why}",
+            remedy="name a file with a HostMemoryPool, such as examples/pool.yaml",
+        ) from error

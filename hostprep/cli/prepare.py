@@ -1,4 +1,4 @@
-"""`hostprep prepare` and `hostprep release`."""
+"""`hostprep plan`, `prepare`, `release`, and `boot`, which prints what must precede kubelet."""
 
 from __future__ import annotations
 
@@ -8,16 +8,91 @@ from typing import Any
 import click
 
 from hostprep.api.pool_spec import PoolSpec
-from hostprep.cli.options import output_option, progress_option, root_option, wait_option
-from hostprep.cli.plan import plan_document, show_plan
-from hostprep.cli.pool_options import pool_options, specs_from
+from hostprep.cli.options import (
+    output_option,
+    pool_options,
+    progress_option,
+    root_option,
+    specs_from,
+    wait_option,
+)
 from hostprep.cli.progress import showing
-from hostprep.console import print_json, say, warn
+from hostprep.console import print_json, print_table, say, warn
+from hostprep.errors import BadInputError
 from hostprep.node.apply.service import ApplyResult, Node, check_met
-from hostprep.node.plan.actions import Plan
+from hostprep.node.boot import boot_script
+from hostprep.node.plan.actions import Plan, PoolPlan
 from hostprep.units import format_bytes, format_seconds
 
-__all__ = ["prepare", "release"]
+
+@click.command(short_help="Say what prepare would do here, and what it takes.")
+@pool_options
+@root_option
+@output_option
+def plan(root: str, output: str, **options: Any) -> None:
+    """Say what prepare would do on this node, what it takes and how long. Changes nothing."""
+    specs = specs_from(options)
+    _plan(Node(root), specs, output)
+
+
+def _plan(node: Node, specs: tuple[PoolSpec, ...], output: str) -> None:
+    wanted = node.plan(specs)
+    if output == "json":
+        print_json(_plan_document(wanted))
+    else:
+        show_plan(wanted)
+    check_met(wanted, specs)
+
+
+def show_plan(wanted: Plan) -> None:
+    """Print a plan for people."""
+    for pool in wanted.pools:
+        _show_pool(pool)
+    rows = [
+        (
+            action.pool,
+            action.describe(),
+            format_bytes(action.expected_bytes) if action.expected_bytes else "",
+            format_seconds(action.expected_s) if action.expected_s else "",
+        )
+        for action in wanted.actions
+    ]
+    if rows:
+        print_table("", ("POOL", "STEP", "BYTES", "AT BEST"), rows)
+    if not wanted.changes_anything and not any(pool.unmet for pool in wanted.pools):
+        say("Nothing to do: all of it is there.")
+
+
+def _show_pool(pool: PoolPlan) -> None:
+    say(
+        f"Pool {pool.name}: {format_bytes(pool.planned_bytes)} of "
+        f"{format_bytes(pool.wanted_bytes)} asked for"
+        + (f", in {pool.backing_words} pages" if pool.backings else "")
+    )
+    for over in pool.passed_over:
+        say(f"  passed over {over.backing}: {over.why}; {over.remedy}")
+    for note in pool.notes:
+        say(f"  note: {note}")
+    if pool.blocked:
+        say(f"  waits for the release of {', '.join(pool.blocked)}")
+    if pool.page_table_bytes_per_process:
+        cost = format_bytes(pool.page_table_bytes_per_process)
+        say(f"  each engine process pays {cost} of page tables inside its own memory limit")
+
+
+def _plan_document(wanted: Plan) -> dict[str, Any]:
+    """Return a plan for programs."""
+    return {
+        "pools": wanted.pools,
+        "actions": [
+            {"action": type(action).__name__, "what": action.describe()}
+            | {name: getattr(action, name) for name in ("pool", "expected_bytes", "expected_s")}
+            for action in wanted.actions
+        ],
+        "expected_s": wanted.expected_s,
+        "changes_anything": wanted.changes_anything,
+    }
+
 
 _dry_run_option = click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 
@@ -42,35 +117,27 @@ def prepare(
     specs = specs_from(options)
     node = Node(root)
     if dry_run:
-        _show(node.plan(specs), specs, output)
+        _plan(node, specs, output)
         return
     begin_s = time.monotonic()
     with showing(progress) as shown:
-        outcome = node.prepare(
+        result = node.prepare(
             specs, progress=shown, wait_timeout_s=wait_s, on_wait=lambda who: warn(f"waits: {who}")
         )
     took_s = time.monotonic() - begin_s
     if output == "json":
-        print_json(plan_document(outcome.plan) | {"took_s": took_s})
+        print_json(_plan_document(result.plan) | {"took_s": took_s})
     else:
-        _tell(outcome, took_s)
+        _show_result(result, took_s)
 
 
-def _show(wanted: Plan, specs: tuple[PoolSpec, ...], output: str) -> None:
-    if output == "json":
-        print_json(plan_document(wanted))
-    else:
-        show_plan(wanted)
-    check_met(wanted, specs)
-
-
-def _tell(outcome: ApplyResult, took_s: float) -> None:
-    for pool in outcome.plan.pools:
+def _show_result(result: ApplyResult, took_s: float) -> None:
+    for pool in result.plan.pools:
         for over in pool.passed_over:
             say(f"passed over {over.backing}: {over.why}")
         for note in pool.notes:
             say(f"note: {note}")
-        verb = "prepared" if outcome.plan.changes_anything else "adopted"
+        verb = "prepared" if result.plan.changes_anything else "adopted"
         say(
             f"pool {pool.name}: {format_bytes(pool.planned_bytes)} {verb} in "
             f"{pool.backing_words} pages ({format_seconds(took_s)})"
@@ -92,7 +159,7 @@ def release(
     """Give memory and huge pages back: exactly what was taken. Refused while leased."""
     begin_s = time.monotonic()
     with showing(progress) as shown:
-        outcome = Node(root).release(
+        result = Node(root).release(
             pools,
             force=force,
             progress=shown,
@@ -100,6 +167,21 @@ def release(
             on_wait=lambda who: warn(f"waits: {who}"),
         )
     if output == "json":
-        print_json(plan_document(outcome.plan) | {"took_s": time.monotonic() - begin_s})
+        print_json(_plan_document(result.plan) | {"took_s": time.monotonic() - begin_s})
     else:
         say(f"released {', '.join(pools)} ({format_seconds(time.monotonic() - begin_s)})")
+
+
+@click.command(short_help="Print the script that reserves pages before kubelet.")
+@click.option("--script", is_flag=True, help="Print the script.")
+@pool_options
+@root_option
+def boot(root: str, script: bool, **options: Any) -> None:
+    """Print the POSIX sh script that reserves huge pages before kubelet starts.
+
+    It needs coreutils and mount only: put it into user data, Ignition or a machine image.
+    """
+    if not script:
+        raise BadInputError("what is to be done?", remedy="give --script to print the script")
+    for spec in specs_from(options):
+        click.echo(boot_script(spec, root=root), nl=False)

@@ -27,8 +27,6 @@ from hostprep.node.apply.progress import ProgressReporter
 from hostprep.node.plan.actions import Action, CreateRegion, ScrubRegion
 from hostprep.units import format_bytes, format_rate, format_seconds
 
-__all__ = ["showing"]
-
 _LINE_EVERY_S = 5.0
 
 

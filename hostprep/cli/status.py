@@ -1,4 +1,4 @@
-"""`hostprep status` and `hostprep verify`."""
+"""`hostprep status` and `hostprep verify`: pools, regions, leases, and the gates of engines."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any
 
 import click
 
-from hostprep.cli.gates import GATE_COLUMNS, gate_document, gate_row
 from hostprep.cli.options import output_option, root_option
 from hostprep.client.handoff import Region, read_handoff, verify_handoff
 from hostprep.client.sidecar import NOBODY, current_command, mark_bad, read_sidecar
 from hostprep.console import print_json, print_table, say
+from hostprep.cuda.board_layout import READY
+from hostprep.cuda.board_view import RankView
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.node.facts import PoolFacts, RegionFacts
+from hostprep.node.observe.gates import observe_gate
 from hostprep.node.observe.pools import observe_pools
 from hostprep.paths import PoolPaths, check_pool_name
 from hostprep.units import format_bytes, format_seconds
 
-__all__ = ["status", "verify"]
-
 _COMMAND_LENGTH = 50
+_GATE_COLUMNS = ("POOL", "REGION", "GATE", "RANKS", "REGISTERED", "SINCE", "WHY")
 
 
 @click.command(short_help="Show what is held, by whom it is leased, and the gates.")
@@ -47,12 +48,12 @@ def status(pool: str | None, root: str, output: str) -> None:
         )
         if gates:
             say("")
-            print_table("", GATE_COLUMNS, [gate_row(gate) for gate in gates])
+            print_table("", _GATE_COLUMNS, [_gate_row(gate) for gate in gates])
 
 
 def _gates(paths: PoolPaths, pool: PoolFacts) -> list[dict[str, Any]]:
     """Return the gate of each engine that leases regions of the pool or reports beside them."""
-    found = (gate_document(paths, region.name, leased=region.leased) for region in pool.regions)
+    found = (_gate_document(paths, region.name, leased=region.leased) for region in pool.regions)
     return [gate for gate in found if gate is not None]
 
 
@@ -119,7 +120,7 @@ def _rows(pool: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _brief(command: str) -> str:
-    """Return a command without its program's folder, cut: what tells engines apart comes later."""
+    """Return a command, cut, without its program's folder: its arguments identify the engine."""
     program, _, arguments = command.partition(" ")
     return f"{program.rpartition('/')[2]} {arguments}".strip()[:_COMMAND_LENGTH]
 
@@ -195,7 +196,68 @@ def _verify(paths: PoolPaths, *, pages: bool) -> list[dict[str, Any]]:
 
 
 def _mark_bad(paths: PoolPaths, region: Region, problem: HostprepError) -> None:
-    """Leave word for prepare, which then rebuilds this region alone."""
+    """Mark the region as bad: prepare then rebuilds it alone."""
     with contextlib.suppress(HostprepError):
         if os.access(paths.state_of(region.name), os.W_OK):
             mark_bad(paths, region.name, problem.message, size_bytes=region.size_bytes)
+
+
+def _gate_document(paths: PoolPaths, region: str, *, leased: bool) -> dict[str, Any] | None:
+    """Return the gate of the engine at a region; None without one, or without permission.
+
+    An engine runs while one of its ranks or its lease lives: a lease whose ranks have all ended is
+    worth knowing of.
+    """
+    name = {"pool": paths.pool, "region": region}
+    try:
+        observed = observe_gate(paths, region, leased=leased)
+    except HostprepError as error:
+        if error.reason in ("NoBoard", "NoPermission"):
+            return None
+        return {**name, "state": "Unknown", "why": error.message, "ranks": []}
+    if not observed.is_running:
+        return None
+    view = observed.view
+    return {
+        **name,
+        "state": observed.state,
+        "why": observed.why,
+        "world": view.world,
+        "generation": view.generation.hex(),
+        "since_s": round(time.time() - view.created_at_s, 1),
+        "ranks": [_rank(rank) for rank in view.ranks],
+    }
+
+
+def _rank(view: RankView) -> dict[str, Any]:
+    slot = view.slot
+    return {
+        "rank": view.rank,
+        "state": slot.state,
+        "alive": view.alive,
+        "reason": slot.reason,
+        "pid": slot.process.pid,
+        "took_s": slot.took_s,
+        "done_bytes": slot.done_bytes,
+        "size_bytes": slot.size_bytes,
+        "longest_chunk_s": slot.longest_chunk_s,
+    }
+
+
+def _gate_row(gate: dict[str, Any]) -> tuple[str, ...]:
+    """Return the columns of one gate."""
+    if "world" not in gate:
+        return (gate["pool"], gate["region"], gate["state"], "", "", "", gate["why"])
+    ranks = gate["ranks"]
+    ready = sum(rank["state"] == READY and rank["alive"] for rank in ranks)
+    ended = sum(not rank["alive"] for rank in ranks)
+    done, size = (sum(rank[key] for rank in ranks) for key in ("done_bytes", "size_bytes"))
+    return (
+        gate["pool"],
+        gate["region"],
+        gate["state"],
+        f"{ready} of {gate['world']} ready" + (f", {ended} ended" if ended else ""),
+        f"{format_bytes(done)} of {format_bytes(size)}" if size else "",
+        format_seconds(gate["since_s"]),
+        gate["why"],
+    )

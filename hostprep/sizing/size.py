@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hostprep.api.slot_layout import MAX_GROUPS, SizedGroup, SlotLayout
+from hostprep.api.schema import pool_schema
+from hostprep.api.slot_layout import SizedGroup, SlotLayout
 from hostprep.errors import BadInputError
 from hostprep.layout import ATTENTION, RECURRENT
 from hostprep.sizing.groups import (
@@ -63,9 +64,9 @@ def size_model(model: Model, limits: Limits, memory: Memory) -> Sizing:
     it.
     """
     groups = groups_of(model, limits)
-    if len(groups) > MAX_GROUPS:
+    if len(groups) > (most := pool_schema("spec.sizing.groups")["maxItems"]):
         raise BadInputError(
-            f"{model.name}: has {len(groups)} groups, and {MAX_GROUPS} can be",
+            f"{model.name}: has {len(groups)} groups, and {most} can be",
             remedy="give another model",
         )
     gpu = None

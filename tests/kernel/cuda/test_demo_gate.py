@@ -86,7 +86,7 @@ def test_what_libraries_print_is_not_taken_for_a_ranks_words(tmp_path: Path) -> 
     """At its start, before it can help it, and later: to the same standard output."""
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, os, sys\n"
-        "if 'hostprep.cli.demo_rank' in ' '.join(sys.orig_argv):\n"
+        "if 'hostprep.cli.demo_gate' in ' '.join(sys.orig_argv):\n"
         "    print('a library is here', flush=True)\n"
         "    atexit.register(os.write, 1, b'and goes\\n')\n"
     )

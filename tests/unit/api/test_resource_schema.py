@@ -1,47 +1,41 @@
-"""The chart's schemas and our models: the same fields, bounds, choices and defaults."""
+"""The chart's schemas, and what the models read of them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args
 
-import annotated_types as bounds
 import pytest
-import yaml
+from annotated_types import BaseMetadata
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
-from hostprep.api import names
+from hostprep.api import names, schema
 from hostprep.api import pool_checks as resource_checks
-from hostprep.api import pool_resource as resource
 from hostprep.api.node_resource import PoolEntry
 from hostprep.api.pool_model import PolicyModel, SpecModel
 from hostprep.api.pool_policy import POLICY_FIELDS
+from hostprep.api.pool_spec import DEFAULT_BACKINGS
 from hostprep.backing import Backing
+from hostprep.layout import MAX_SLOTS
 from hostprep.units import parse_quantity
 from tests.support.host_memory_nodes import full_status
 
 pytestmark = pytest.mark.unit
 
 Json = dict[str, Any]
-_CRDS = Path(__file__).parents[3] / "charts" / "hostprep" / "files" / "crds"
-CRDS = {
-    plural: yaml.safe_load((_CRDS / f"{plural}.yaml").read_text())
-    for plural in (names.POOL_PLURAL, names.NODE_PLURAL)
-}
+CRDS = {plural: schema.load_crd(plural) for plural in (names.POOL_PLURAL, names.NODE_PLURAL)}
 
 
-def schema(plural: str) -> Json:
+def root_of(plural: str) -> Json:
     (version,) = CRDS[plural]["spec"]["versions"]
     root: Json = version["schema"]["openAPIV3Schema"]
     return root
 
 
 def at(plural: str, *path: str) -> Json:
-    node = schema(plural)
+    node = root_of(plural)
     for step in path:
         node = node["items"] if step == "[]" else node["properties"][step]
     return node
@@ -58,7 +52,7 @@ def walk(node: Json, path: str) -> Iterator[tuple[str, Json]]:
             yield from walk(node[name], f"{path}[]")
 
 
-FIELDS = [(plural, *field) for plural in CRDS for field in walk(schema(plural), "")]
+FIELDS = [(plural, *field) for plural in CRDS for field in walk(root_of(plural), "")]
 
 
 @pytest.mark.parametrize(("plural", "path", "node"), FIELDS, ids=lambda value: str(value)[:60])
@@ -87,13 +81,12 @@ def test_resources_have_the_names_that_the_programs_use(plural: str, kind: str, 
     crd = CRDS[plural]
     (version,) = crd["spec"]["versions"]
     assert crd["metadata"]["name"] == f"{plural}.{names.GROUP}"
-    assert f"{crd['spec']['group']}/{version['name']}" == names.API_VERSION == resource.API_VERSION
+    assert f"{crd['spec']['group']}/{version['name']}" == names.API_VERSION
     assert crd["spec"]["scope"] == "Cluster"
     assert crd["spec"]["names"]["kind"] == kind
     assert crd["spec"]["names"]["shortNames"] == [short]
     assert crd["spec"]["names"]["categories"] == ["hostprep"]
     assert version["subresources"] == {"status": {}}
-    assert names.POOL_KIND == resource.KIND
 
 
 @pytest.mark.parametrize("plural", CRDS)
@@ -120,62 +113,36 @@ def model_fields(model: type[BaseModel], path: str) -> Iterator[tuple[str, Field
 
 
 MODEL_FIELDS = dict(model_fields(SpecModel, "spec"))
-SPEC_NODES = {
-    path.replace("[]", ""): node
-    for path, node in walk(at("hostmemorypools", "spec"), "spec")
+PATHS = {
+    path.replace("[]", ""): path
+    for path, _ in walk(at("hostmemorypools", "spec"), "spec")
     if path != "spec" and not path.endswith("[]")
 }
 
 
 def test_the_schema_has_the_fields_of_the_model() -> None:
-    assert set(SPEC_NODES) == set(MODEL_FIELDS)
+    assert set(PATHS) == set(MODEL_FIELDS)
 
 
-def written(path: str, default: object) -> object:
-    """A model's default as YAML writes it; nothing for what stays unset."""
-    if path == "spec.access.mode":
-        return f"{default:04o}"
-    if isinstance(default, tuple):
-        return [item.value for item in default]
-    if isinstance(default, BaseModel):
-        return None if path == "spec.lease" else {}  # an empty lease would say nothing
-    return None if default in ({}, PydanticUndefined) else default
+def bounds_of(field: FieldInfo) -> set[object]:
+    return {one for one in field.metadata if isinstance(one, BaseMetadata | schema.Choices)}
 
 
-@pytest.mark.parametrize("path", sorted(MODEL_FIELDS))
-def test_a_default_is_the_same_on_both_sides(path: str) -> None:
-    assert SPEC_NODES[path].get("default") == written(path, MODEL_FIELDS[path].default)
+@pytest.mark.parametrize("path", sorted(PATHS))
+def test_a_field_has_what_the_schema_says_of_this_field_and_no_other(path: str) -> None:
+    node, field = schema.pool_schema(PATHS[path]), MODEL_FIELDS[path]
+    read = schema.constraints(PATHS[path])
+    if path != "spec.nodeSelector":
+        assert field.default == read.default
+    if "enum" in node or node.get("type") in {"integer", "number"}:
+        assert bounds_of(field) == bounds_of(read)
+    else:
+        assert bounds_of(field) in (bounds_of(read), set())
 
 
-@pytest.mark.parametrize("path", sorted(MODEL_FIELDS))
-def test_choices_are_the_same_on_both_sides(path: str) -> None:
-    annotation = MODEL_FIELDS[path].annotation
-    choices = list(get_args(annotation)) if get_origin(annotation) is Literal else None
-    assert SPEC_NODES[path].get("enum") == choices
-
-
-@pytest.mark.parametrize("path", sorted(MODEL_FIELDS))
-def test_bounds_are_the_same_on_both_sides(path: str) -> None:
-    node = SPEC_NODES[path]
-    least = node.get("minimum")
-    expected = {
-        bounds.Ge: None if node.get("exclusiveMinimum") else least,
-        bounds.Gt: least if node.get("exclusiveMinimum") else None,
-        bounds.Le: node.get("maximum"),
-        bounds.MinLen: node.get("minLength"),
-    }
-    found: dict[type, Any] = dict.fromkeys(expected)
-    for bound in MODEL_FIELDS[path].metadata:
-        if type(bound) in expected:
-            (found[type(bound)],) = vars_of(bound)
-    assert found == expected
-
-
-def vars_of(bound: Any) -> list[Any]:
-    return [getattr(bound, slot) for slot in type(bound).__dataclass_fields__]
-
-
-def test_backings_are_the_same_on_both_sides() -> None:
+def test_what_the_engine_half_knows_of_itself_is_as_in_the_schema() -> None:
+    assert schema.pool_schema("spec.sizing.groups[].slots")["maximum"] == MAX_SLOTS
+    assert schema.pool_schema("spec.backings")["default"] == [b.value for b in DEFAULT_BACKINGS]
     assert at("hostmemorypools", "spec", "backings", "[]")["enum"] == [b.value for b in Backing]
 
 
@@ -191,6 +158,7 @@ def test_patterns_and_bounds_in_rules_are_those_of_the_model() -> None:
     value = spec["nodeSelector"]["additionalProperties"]
     assert f"^{resource_checks.LABEL_VALUE}$" in rules(value)
     assert f"self <= {resource_checks.MAX_REGIONS}" in rules(spec["regions"])
+    assert f"<= {resource_checks.MAX_GROUPS_IN_ALL}" in rules(at("hostmemorypools", "spec"))
     assert "quantity('1Pi')" in rules(spec["size"])
     assert parse_quantity("1Pi") == resource_checks.MAX_SIZE_BYTES
     for layout in resource_checks.LAYOUTS:

@@ -45,8 +45,11 @@ def test_everything_copied_is_there_and_not_ignored() -> None:
 
 def test_the_packages_of_the_wheel_are_copied() -> None:
     sources = " ".join(_instructions("COPY")).split()
-    for package in _PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+    wheel = _PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for package in wheel["packages"]:
         assert package.split("/")[0] in sources
+    for folder in wheel["force-include"]:
+        assert folder in sources
 
 
 @pytest.mark.parametrize("lock", ["requirements-image.lock", "requirements-build.lock"])

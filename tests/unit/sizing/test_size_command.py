@@ -11,7 +11,7 @@ import yaml
 
 from hostprep.api.pool_resource import load_pools
 from hostprep.cli.main import main
-from hostprep.cli.size_models import model_name
+from hostprep.cli.size import model_name
 from hostprep.layout import Layout
 from tests.unit.sizing.models import MODELS
 
