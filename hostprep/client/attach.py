@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 64 << 20
 
+_PAUSE_S = 0.05
+
 
 class Attachment:
     """A region's memory in this process; use it as a context manager.
@@ -239,9 +241,6 @@ def make_present(
 
 def _explained(error: OSError, region: Region) -> HostprepError:
     return explain(error.errno, f"attaching to {region.name}")
-
-
-_PAUSE_S = 0.05
 
 
 def attach(

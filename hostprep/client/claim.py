@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 
+_LOCK_TIMEOUT_S = 10.0
+_PAUSE_FIRST_S = 0.002
+_PAUSE_MOST_S = 0.05
+
+
 @dataclass(frozen=True)
 class Ticket:
     """A place in the queue; closing `fd` gives it up."""
@@ -104,11 +109,6 @@ def _living_wants(path: str) -> frozenset[str] | None:
             return frozenset(str(name) for name in json.loads(read_limited(fd, 1 << 20)))
         except (ValueError, TypeError, RecursionError, HostprepError):
             return frozenset()
-
-
-_LOCK_TIMEOUT_S = 10.0
-_PAUSE_FIRST_S = 0.002
-_PAUSE_MOST_S = 0.05
 
 
 def claim(paths: PoolPaths, request: Request, *, wait_timeout_s: float = 0.0) -> list[Lease]:

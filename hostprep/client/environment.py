@@ -12,8 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hostprep.client.lease import Lease
 
-__all__ = ["LeaseEnvironment"]
-
 
 @dataclass(frozen=True)
 class LeaseEnvironment:

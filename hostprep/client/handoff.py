@@ -29,6 +29,23 @@ if TYPE_CHECKING:
 
 SCHEMA = "hostprep.dev/handoff/v1"
 
+MAX_BYTES = 4 << 20
+"""A region takes about 500 bytes: room for far more than MAX_REGIONS of them."""
+MAX_REGIONS = 4096
+
+_MAX_INT = (1 << 63) - 1
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,126}[a-z0-9])?", re.ASCII)
+_PLACEMENT = re.compile(r"interleave|node:(?:0|[1-9][0-9]{0,4})", re.ASCII)
+_REMEDY = "run `hostprep prepare` again"
+
+# O_NONBLOCK: a FIFO put in the file's place must not make the reader wait for ever.
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+
+_WALK_BYTES = 64 << 20
+_WINDOW_BYTES = 1 << 30
+"""Mapped at once: page tables of 4 KiB pages count against the limit of the walker's cgroup, and
+go with the mapping only."""
+
 
 @dataclass(frozen=True)
 class AttachAdvice:
@@ -118,16 +135,6 @@ class Handoff:
         return json.dumps(document, indent=1).encode() + b"\n"
 
 
-MAX_BYTES = 4 << 20
-"""A region takes about 500 bytes: room for far more than MAX_REGIONS of them."""
-MAX_REGIONS = 4096
-
-_MAX_INT = (1 << 63) - 1
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,126}[a-z0-9])?", re.ASCII)
-_PLACEMENT = re.compile(r"interleave|node:(?:0|[1-9][0-9]{0,4})", re.ASCII)
-_REMEDY = "run `hostprep prepare` again"
-
-
 def read_handoff(paths: PoolPaths, *, boot_id: str | None = None) -> Handoff:
     """Read and check the pool's handoff, and that it is of this boot and for this pool.
 
@@ -149,10 +156,6 @@ def read_handoff(paths: PoolPaths, *, boot_id: str | None = None) -> Handoff:
     if handoff.boot_id != (boot_id or this_boot()):
         raise _bad("is of another boot: what it promises is gone", "OtherBoot")
     return handoff
-
-
-# O_NONBLOCK: a FIFO put in the file's place must not make the reader wait for ever.
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def _not_there(paths: PoolPaths, error: OSError) -> Exception:
@@ -294,12 +297,6 @@ class _Fields:
 
     def _wrong(self, key: str, wanted: str) -> NotReadyError:
         return _bad(f"is malformed: {key!r} of {self._where} is not {wanted}")
-
-
-_WALK_BYTES = 64 << 20
-_WINDOW_BYTES = 1 << 30
-"""Mapped at once: page tables of 4 KiB pages count against the limit of the walker's cgroup, and
-go with the mapping only."""
 
 
 def open_region(paths: PoolPaths, region: Region, *, writable: bool) -> int:

@@ -26,8 +26,6 @@ from hostprep.linux.processes import may_scrub
 from hostprep.paths import PoolPaths
 from hostprep.units import format_bytes
 
-__all__ = ["Held", "Lease", "Taken", "join_lease", "open_users_lock", "take_all"]
-
 
 @dataclass(frozen=True)
 class Request:

@@ -11,7 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["Owner", "OwnerRecord"]
 
 _MIN_TOKEN = 16
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from hostprep.client.handoff import Region, open_region
 from hostprep.client.sidecar import (
     MAX_MEMBERS_BYTES,
-    NOBODY,
+    NO_PROCESS,
     make_state_folder,
     read_members,
     read_sidecar,
@@ -24,6 +24,8 @@ from hostprep.linux.memory import address_of, explain, map_shared, populate, zer
 from hostprep.linux.processes import current_process, first_alive
 from hostprep.linux.threads import run_pieces
 from hostprep.paths import PoolPaths
+
+PIECE_BYTES = 64 << 20
 
 
 def why_not_quiescent(paths: PoolPaths, region: Region, *, repair: bool = True) -> str | None:
@@ -97,13 +99,10 @@ def _process_left(paths: PoolPaths, region: Region) -> str | None:
     with contextlib.suppress(OSError):
         if os.stat(paths.users_lock(region.name)).st_size > MAX_MEMBERS_BYTES:
             return "more processes joined its leases than can be looked up"
-    alive = first_alive(last - {NOBODY, current_process()})
+    alive = first_alive(last - {NO_PROCESS, current_process()})
     if alive is None:
         return None
     return f"process {alive.pid} of its last lease has not ended yet"
-
-
-PIECE_BYTES = 64 << 20
 
 
 def usable_cpus() -> int:

@@ -27,26 +27,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = [
-    "MAX_MEMBERS_BYTES",
-    "NOBODY",
-    "Sidecar",
-    "add_member",
-    "current_command",
-    "forget_members",
-    "is_clean",
-    "make_state_folder",
-    "mark_bad",
-    "mark_clean",
-    "mark_dirty",
-    "read_bad_mark",
-    "read_bad_size",
-    "read_members",
-    "read_sidecar",
-    "retire",
-    "short_command",
-    "write_sidecar",
-]
 
 MAX_MEMBERS_BYTES = 1 << 20
 _COMMAND_WORDS = 3
@@ -206,10 +186,10 @@ def retire(paths: PoolPaths, region: str, lease_id: str, *, gid: int) -> None:
     """
     sidecar = read_sidecar(paths, region)
     if sidecar is not None and sidecar.lease_id == lease_id:
-        write_sidecar(paths, region, replace(sidecar, holder=NOBODY), gid=gid)
+        write_sidecar(paths, region, replace(sidecar, holder=NO_PROCESS), gid=gid)
 
 
-NOBODY = ProcessId(0, 0, 0)
+NO_PROCESS = ProcessId(0, 0, 0)
 
 
 def mark_clean(paths: PoolPaths, region: str, *, st_dev: int, st_ino: int, gid: int) -> None:

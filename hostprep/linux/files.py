@@ -10,6 +10,18 @@ from collections.abc import Iterator
 
 from hostprep.errors import BadInputError, FailedError, HostprepError, NotReadyError
 
+_TAMPERED = "the handoff was not written by hostprep: run prepare again and see who writes there"
+
+_WORDS = {
+    errno.EACCES: ("NoPermission", "no permission", "run it as root, or as the pool's group"),
+    errno.EPERM: ("NoPermission", "not permitted", "run it as root"),
+    errno.EROFS: ("ReadOnly", "the file system is read-only", "choose another --root"),
+    errno.ENOSPC: ("NoSpace", "no space is left there", "free some, or choose another --root"),
+    errno.EDQUOT: ("NoSpace", "the quota is used up", "free some, or choose another --root"),
+    errno.ENOTDIR: ("BadRoot", "a part of the path is no folder", "choose another --root"),
+    errno.ENAMETOOLONG: ("BadRoot", "the path is too long", "choose another --root"),
+}
+
 
 @contextlib.contextmanager
 def closing_fd(fd: int) -> Iterator[int]:
@@ -54,9 +66,6 @@ def check_relative(path: str) -> tuple[str, ...]:
             f"path {path!r} leaves the pool's folder", reason="BadPath", remedy=_TAMPERED
         )
     return parts
-
-
-_TAMPERED = "the handoff was not written by hostprep: run prepare again and see who writes there"
 
 
 def open_beneath(folder: int, path: str, flags: int) -> int:
@@ -186,17 +195,6 @@ def remove_file(path: str) -> bool:
     return True
 
 
-_WORDS = {
-    errno.EACCES: ("NoPermission", "no permission", "run it as root, or as the pool's group"),
-    errno.EPERM: ("NoPermission", "not permitted", "run it as root"),
-    errno.EROFS: ("ReadOnly", "the file system is read-only", "choose another --root"),
-    errno.ENOSPC: ("NoSpace", "no space is left there", "free some, or choose another --root"),
-    errno.EDQUOT: ("NoSpace", "the quota is used up", "free some, or choose another --root"),
-    errno.ENOTDIR: ("BadRoot", "a part of the path is no folder", "choose another --root"),
-    errno.ENAMETOOLONG: ("BadRoot", "the path is too long", "choose another --root"),
-}
-
-
 def from_os_error(error: OSError, doing: str) -> HostprepError:
     """Return our error for the system's: what was done, what went wrong, what to do.
 
@@ -209,7 +207,7 @@ def from_os_error(error: OSError, doing: str) -> HostprepError:
     return kind(f"cannot {doing}: {words}", reason=reason, remedy=remedy or None)
 
 
-def new_nameless(folder: int, mode: int) -> int:
+def open_tmpfile(folder: int, mode: int) -> int:
     """Return a file without a name in an open folder, of that mode whatever the umask.
 
     open(2), O_TMPFILE: it goes with its last descriptor, so that nothing is left of a process that

@@ -13,8 +13,6 @@ import os
 import struct
 from collections.abc import Iterable
 
-__all__ = ["WriterWatch"]
-
 _IN_CLOSE_WRITE = 0x8  # linux/inotify.h
 _IN_Q_OVERFLOW = 0x4000  # the same: events were lost (max_queued_events)
 _EVENT = struct.Struct("iIII")

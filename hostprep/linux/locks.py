@@ -16,6 +16,9 @@ from hostprep.linux.files import from_os_error
 
 _F_SETSIG = 10  # linux/fcntl.h; named by the module fcntl only as of Python 3.11
 
+_FLOCK = struct.Struct("@hhqqi4x")
+"""struct flock of asm-generic/fcntl.h on 64-bit machines: type, whence, start, length, pid."""
+
 
 def try_lock(fd: int, *, exclusive: bool) -> bool:
     """Take a flock if it is free; never waits. Works on read-only descriptors."""
@@ -76,10 +79,6 @@ def has_no_writer(fd: int) -> bool:
     return True
 
 
-_FLOCK = struct.Struct("@hhqqi4x")
-"""struct flock of asm-generic/fcntl.h on 64-bit machines: type, whence, start, length, pid."""
-
-
 def try_lock_range(fd: int, offset_bytes: int, size_bytes: int) -> bool:
     """Take a part of the file for this description alone, if it is free; never waits.
 
@@ -103,35 +102,35 @@ def is_range_locked(fd: int, offset_bytes: int, size_bytes: int) -> bool:
     return bool(answer[0] != fcntl.F_UNLCK)
 
 
-class _Own(int):
+class _TrackedFd(int):
     """A descriptor's number, of one opening of it: the same number may be another file's later."""
 
 
-_fds: dict[int, _Own] = {}
+_fds: dict[int, _TrackedFd] = {}
 
 
-def own(fd: int) -> int:
+def track_fd(fd: int) -> int:
     """Take note of a descriptor, and return what stands for it from then on."""
-    ours = _fds[fd] = _Own(fd)
+    ours = _fds[fd] = _TrackedFd(fd)
     return ours
 
 
-def close_own(fd: int) -> None:
+def close_tracked(fd: int) -> None:
     """Close such a descriptor; nothing where that was done, as in a forked child it was."""
-    if is_own(fd):
+    if is_tracked(fd):
         del _fds[fd]
         with contextlib.suppress(OSError):
             os.close(fd)
 
 
-def is_own(fd: int) -> bool:
+def is_tracked(fd: int) -> bool:
     """Tell whether it is still open here: its number alone may be another file's by now."""
     return _fds.get(fd) is fd
 
 
 def _after_fork() -> None:
     for fd in tuple(_fds.values()):
-        close_own(fd)
+        close_tracked(fd)
 
 
 os.register_at_fork(after_in_child=_after_fork)

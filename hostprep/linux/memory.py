@@ -12,19 +12,6 @@ import os
 
 from hostprep.errors import FailedError, HostprepError, NotReadyError
 
-__all__ = [
-    "EHWPOISON",
-    "MADV_DONTFORK",
-    "MADV_POPULATE_READ",
-    "MADV_POPULATE_WRITE",
-    "address_of",
-    "advise",
-    "explain",
-    "map_shared",
-    "populate",
-    "zero",
-]
-
 # Values of asm-generic/mman-common.h and asm-generic/errno.h; Python 3.9 names few of them.
 MADV_DONTFORK = 10
 MADV_POPULATE_READ = 22
@@ -37,6 +24,35 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _memset = _libc.memset
 _memset.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
 _memset.restype = ctypes.c_void_p
+
+_TROUBLE = {
+    EHWPOISON: (
+        "PoisonedPage",
+        "the hardware reported a bad memory page",
+        "run `hostprep verify --pages` to name it; prepare rebuilds that region alone",
+    ),
+    errno.EFAULT: (
+        "OutOfPages",
+        "the kernel ran out of pages (huge-page pool exhausted or tmpfs full)",
+        "free memory on this NUMA node or ask for less, then run prepare again",
+    ),
+    errno.ENOSPC: (
+        "OutOfPages",
+        "the tmpfs or the memory behind it is full",
+        "free memory on this NUMA node or ask for less, then run prepare again",
+    ),
+    errno.EINVAL: (
+        "KernelTooOld",
+        "this kernel does not know MADV_POPULATE_WRITE",
+        "Linux 5.14 or later is needed",
+    ),
+    errno.ENOMEM: (
+        "OutOfMemory",
+        "no memory, or a limit of the cgroup is reached",
+        "see `hostprep doctor` for the limits that apply here",
+    ),
+}
+"""What an errno of mmap and madvise means here, where the manual's words would mislead."""
 
 
 def map_shared(
@@ -96,36 +112,6 @@ def populate(address: int, size_bytes: int, *, write: bool) -> None:
 def zero(address: int, size_bytes: int) -> None:
     """Overwrite the range with zeros, without the GIL."""
     _memset(address, 0, size_bytes)
-
-
-_TROUBLE = {
-    EHWPOISON: (
-        "PoisonedPage",
-        "the hardware reported a bad memory page",
-        "run `hostprep verify --pages` to name it; prepare rebuilds that region alone",
-    ),
-    errno.EFAULT: (
-        "OutOfPages",
-        "the kernel ran out of pages (huge-page pool exhausted or tmpfs full)",
-        "free memory on this NUMA node or ask for less, then run prepare again",
-    ),
-    errno.ENOSPC: (
-        "OutOfPages",
-        "the tmpfs or the memory behind it is full",
-        "free memory on this NUMA node or ask for less, then run prepare again",
-    ),
-    errno.EINVAL: (
-        "KernelTooOld",
-        "this kernel does not know MADV_POPULATE_WRITE",
-        "Linux 5.14 or later is needed",
-    ),
-    errno.ENOMEM: (
-        "OutOfMemory",
-        "no memory, or a limit of the cgroup is reached",
-        "see `hostprep doctor` for the limits that apply here",
-    ),
-}
-"""What an errno of mmap and madvise means here, where the manual's words would mislead."""
 
 
 def explain(code: int | None, doing: str) -> HostprepError:

@@ -8,8 +8,6 @@ import os
 
 from hostprep.linux.files import from_os_error
 
-__all__ = ["mount", "remount", "unmount"]
-
 # linux/mount.h
 _MS_NOSUID = 2
 _MS_NODEV = 4

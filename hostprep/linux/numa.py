@@ -18,6 +18,14 @@ _SYSCALL = {"x86_64": 238, "aarch64": 237}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
+MOVABLE = "Movable"
+"""The zone that long-term pins must first migrate out of (mm/gup.c)."""
+_HEAD = re.compile(r"(\d{1,5}), zone +(\w{1,32})", re.ASCII)
+_COUNT = re.compile(
+    r"^ +(?:pages )?(free|low|present|managed|nr_free_cma) +(\d{1,18}) *$",
+    re.ASCII | re.MULTILINE,
+)
+
 
 def bind_memory(nodes: Collection[int]) -> None:
     """Let the calling thread's later page faults take memory of these nodes only."""
@@ -51,15 +59,6 @@ def _set_policy(policy: int, nodes: Collection[int]) -> None:
             reason="NumaBindingFailed",
             remedy="in a container, allow set_mempolicy (CAP_SYS_NICE or a seccomp profile)",
         )
-
-
-MOVABLE = "Movable"
-"""The zone that long-term pins must first migrate out of (mm/gup.c)."""
-_HEAD = re.compile(r"(\d{1,5}), zone +(\w{1,32})", re.ASCII)
-_COUNT = re.compile(
-    r"^ +(?:pages )?(free|low|present|managed|nr_free_cma) +(\d{1,18}) *$",
-    re.ASCII | re.MULTILINE,
-)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,14 @@ from dataclasses import dataclass
 _HOST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of include/linux/proc_ns.h: the inode of the first PID namespace."""
 
+HOST_CGROUP_NAMESPACE = 0xEFFFFFFB
+"""PROC_CGROUP_INIT_INO of include/linux/proc_ns.h: the inode of the first one."""
+
+_CLONE_NEWCGROUP = 0x02000000  # linux/sched.h
+# Not /proc/self: that is the main thread, and each thread has a namespace of its own.
+_OWN = "/proc/thread-self/ns/cgroup"
+_FIRST = "/proc/1/ns/cgroup"
+
 
 @dataclass(frozen=True)
 class ProcessId:
@@ -112,14 +120,6 @@ def _read(path: str) -> str:
     except OSError:
         return ""
 
-
-HOST_CGROUP_NAMESPACE = 0xEFFFFFFB
-"""PROC_CGROUP_INIT_INO of include/linux/proc_ns.h: the inode of the first one."""
-
-_CLONE_NEWCGROUP = 0x02000000  # linux/sched.h
-# Not /proc/self: that is the main thread, and each thread has a namespace of its own.
-_OWN = "/proc/thread-self/ns/cgroup"
-_FIRST = "/proc/1/ns/cgroup"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
         def is_set(self) -> bool: ...
 
 
-__all__ = ["Halt", "Stopped", "run_pieces", "undisturbed"]
-
 _HEARD_WITHIN_S = 0.2
 """Seconds that a main thread waits for others at a time. A signal that comes between Python's last
 look for one and the wait's system call is heard only once that wait ends."""
@@ -31,7 +29,7 @@ class Stopped(Exception):  # noqa: N818 - an outcome, not an error
     """The caller said stop before all pieces were done."""
 
 
-class Halt(threading.Event):
+class CancelEvent(threading.Event):
     """Set by those who work together, or by anybody outside who wants them to stop."""
 
     def __init__(self, *outer: Stop) -> None:
@@ -43,7 +41,7 @@ class Halt(threading.Event):
         return super().is_set() or any(stop.is_set() for stop in self._outer)
 
 
-def undisturbed(work: Callable[[Stop], None]) -> None:
+def shielded(work: Callable[[Stop], None]) -> None:
     """Run `work` where Ctrl-C cannot come in between; it is told by what it is handed.
 
     KeyboardInterrupt is raised in the main thread only, and there at any step of Python's own code:
@@ -53,9 +51,9 @@ def undisturbed(work: Callable[[Stop], None]) -> None:
     only once it has ended.
     """
     if threading.current_thread() is not threading.main_thread():
-        work(_Run(work))  # never stopped
+        work(_ShieldedRun(work))  # never stopped
         return
-    run = _Run(work)
+    run = _ShieldedRun(work)
     try:
         _thread.start_new_thread(run.do, ())
         while not run.is_over:
@@ -72,7 +70,7 @@ def undisturbed(work: Callable[[Stop], None]) -> None:
         raise run.error
 
 
-class _Run:
+class _ShieldedRun:
     """Work in a thread of its own. Flags, since no lock is safe from Ctrl-C."""
 
     def __init__(self, work: Callable[[Stop], None]) -> None:
@@ -159,13 +157,13 @@ def run_pieces(
     count = max(1, min(threads, -(-size_bytes // piece_bytes)))
 
     def run(interrupted: Stop) -> None:
-        halt = Halt(interrupted) if stop is None else Halt(interrupted, stop)
-        _Crew(_Pieces(size_bytes, piece_bytes), do_piece, prepare_thread, halt).run(count)
+        halt = CancelEvent(interrupted) if stop is None else CancelEvent(interrupted, stop)
+        _ThreadGroup(_Pieces(size_bytes, piece_bytes), do_piece, prepare_thread, halt).run(count)
 
-    undisturbed(run)
+    shielded(run)
 
 
-class _Crew:
+class _ThreadGroup:
     """The threads of one run, and how they stop together."""
 
     def __init__(
@@ -173,7 +171,7 @@ class _Crew:
         pieces: _Pieces,
         do_piece: Work,
         prepare_thread: Callable[[], None],
-        halt: Halt,
+        halt: CancelEvent,
     ) -> None:
         self._pieces = pieces
         self._do_piece = do_piece

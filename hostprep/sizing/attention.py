@@ -25,6 +25,12 @@ _PERIOD = {
 """Every n-th layer sees all tokens, where the config does not list them: what transformers'
 configuration classes of these models fill in."""
 
+_SWA_ONLY = (0, 1)
+"""Ratios of layers that keep a window and nothing else; 0 in the published configs."""
+
+_OVERLAPPING = 4
+_FLOAT32 = DTYPES["float32"]
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -156,10 +162,6 @@ def _period(config: ModelConfig, default: int) -> int:
     return default
 
 
-_SWA_ONLY = (0, 1)
-"""Ratios of layers that keep a window and nothing else; 0 in the published configs."""
-
-
 def latent_layers(config: ModelConfig, types: CacheTypes) -> tuple[tuple[Store, ...], ...]:
     """Return what multi-head latent attention keeps.
 
@@ -213,10 +215,6 @@ def _compressed(
         Store(name=f"compressed-{ratio}", ratio=ratio, parts=tuple(parts)),
         Store(name="state", per_sequence=True, parts=state),
     )
-
-
-_OVERLAPPING = 4
-_FLOAT32 = DTYPES["float32"]
 
 
 def _latent(rank: int, config: ModelConfig, types: CacheTypes) -> tuple[Part, ...]:

@@ -10,8 +10,6 @@ from hostprep.sizing import attention as latent
 from hostprep.sizing.config import DS_MLA, CacheTypes, ModelConfig, TypeChoice
 from hostprep.sizing.model import Model, Store
 
-__all__ = ["FAMILIES", "read_model"]
-
 Layers = tuple[tuple[Store, ...], ...]
 
 _ATTENTION = (

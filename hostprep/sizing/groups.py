@@ -13,13 +13,10 @@ from hostprep.units import format_bytes
 
 LONGEST_TOKENS = 1 << 31
 
-
 MOST_TOKENS_PER_BLOCK = 1 << 20
-
 
 TOKENS_PER_BLOCK = 32
 """Of a block, where nobody says otherwise."""
-
 
 _MOST = {
     "max_batch_size": 1 << 20,
@@ -32,8 +29,10 @@ _MOST = {
     "typical_seq_len": LONGEST_TOKENS,
 }
 
-
 _OPTIONS = {"tensor_parallel": "tp", "pipeline_parallel": "pp"}
+
+_STEPS = 256
+"""Fractions of a request that are divided: finer than any group's slots matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,10 +274,6 @@ def _chunk_slots(window: int, limits: Limits) -> int:
     begun = min(limits.max_batch_size, free // first)
     further = (free - begun * first) // block
     return min(begun + further, limits.max_batch_size * room)
-
-
-_STEPS = 256
-"""Fractions of a request that are divided: finer than any group's slots matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

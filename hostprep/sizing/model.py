@@ -7,8 +7,6 @@ from math import lcm
 
 from hostprep.sizing.config import DType
 
-__all__ = ["Model", "Part", "Store"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:

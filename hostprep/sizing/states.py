@@ -6,8 +6,6 @@ from hostprep.sizing.attention import attention_store, head_shape
 from hostprep.sizing.config import CacheTypes, ModelConfig
 from hostprep.sizing.model import Part, Store
 
-__all__ = ["delta_layers", "mamba1_layers", "mamba2_layers", "nemotron_layers"]
-
 _LINEAR = "linear_attention"
 _NEMOTRON = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _WITHOUT_CACHE = ("mlp", "moe")

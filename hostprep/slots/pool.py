@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from hostprep.client.attach import Attachment
 
 
+_FORGOTTEN_AT_ONCE = 4096
+_COMMITTED_AT_ONCE = 512
+"""Some 3 µs each, with the lock held."""
+SPARE = 1 / 32
+"""Of a group's slots. With 1/64, 512 blocks of a pool long in use lie in twice as many rows."""
+
+
 class Claim:
     """Slots of one request, none of which is evicted before `release`.
 
@@ -103,13 +110,6 @@ class BatchClaim:
                 released_before = error
         if released_before is not None:
             raise released_before
-
-
-_FORGOTTEN_AT_ONCE = 4096
-_COMMITTED_AT_ONCE = 512
-"""Some 3 µs each, with the lock held."""
-SPARE = 1 / 32
-"""Of a group's slots. With 1/64, 512 blocks of a pool long in use lie in twice as many rows."""
 
 
 @dataclass(frozen=True)

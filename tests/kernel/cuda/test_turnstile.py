@@ -14,7 +14,7 @@ from hostprep.cuda import turnstile_files as tickets
 from hostprep.cuda.turnstile import PATIENCE_S, Turnstile, patience_for
 from hostprep.cuda.turnstile_files import remove_turnstiles
 from hostprep.errors import BadInputError, BusyError
-from hostprep.linux.files import give_name, new_nameless
+from hostprep.linux.files import give_name, open_tmpfile
 from hostprep.linux.locks import own, try_lock
 from tests.support.cuda.turns import HANG_S, a_turn, entries, run_all
 
@@ -40,7 +40,7 @@ def test_without_order_the_same_witness_tells(root: Path) -> None:
 
 def _draw_the_first_number(folder: int) -> tickets.QueueTicket:
     """Draw as one does who looked at the queue while it was empty, and was held up since."""
-    fd = own(new_nameless(folder, 0o666))
+    fd = own(open_tmpfile(folder, 0o666))
     assert try_lock(fd, exclusive=True)
     assert give_name(folder, fd, "000000000000")
     return tickets.QueueTicket(0, "000000000000", fd)
