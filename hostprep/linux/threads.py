@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     class Stop(Protocol):
         """Tells whether to stop: a threading.Event, or what is asked like one."""
 
-        def is_set(self) -> bool: ...
+        def is_set(self) -> bool:
+            """Tell whether to stop."""
 
 
 _HEARD_WITHIN_S = 0.2
