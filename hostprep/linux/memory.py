@@ -25,7 +25,7 @@ _memset = _libc.memset
 _memset.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
 _memset.restype = ctypes.c_void_p
 
-_TROUBLE = {
+_MEANINGS = {
     EHWPOISON: (
         "PoisonedPage",
         "the hardware reported a bad memory page",
@@ -52,7 +52,7 @@ _TROUBLE = {
         "see `hostprep doctor` for the limits that apply here",
     ),
 }
-"""What an errno of mmap and madvise means here, where the manual's words would mislead."""
+"""What an errno of mmap and madvise means here, where the manual's text would mislead."""
 
 
 def map_shared(
@@ -61,7 +61,7 @@ def map_shared(
     """Map `size_bytes` of an open file from the offset on, kept out of forked children.
 
     A forked child that kept the mapping would keep the lease alive after its parent's end.
-    Raises FailedError in plain words.
+    Raises FailedError.
     """
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     try:
@@ -116,10 +116,10 @@ def zero(address: int, size_bytes: int) -> None:
 
 def explain(code: int | None, doing: str) -> HostprepError:
     """Return the error to raise for an errno met while `doing` something with a region."""
-    if code not in _TROUBLE:
+    if code not in _MEANINGS:
         detail = os.strerror(code) if code else "the file is smaller than promised"
         return FailedError(f"{doing}: {detail}", reason="MemoryFailed")
-    reason, words, remedy = _TROUBLE[code]
+    reason, words, remedy = _MEANINGS[code]
     kind = NotReadyError if code == EHWPOISON else FailedError
     return kind(f"{doing}: {words}", reason=reason, remedy=remedy)
 

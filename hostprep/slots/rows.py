@@ -19,15 +19,15 @@ _AHEAD_EACH = 128
 there is none, all of the map would be looked through at each batch: milliseconds."""
 
 _FEW = 8
-"""Slots that are worth a try to take them at once."""
+"""Slots that are worth trying to take at once."""
 
 
 class Listed(list[int]):
-    """Slots that several steps work on, and none changes: their runs are looked for once."""
+    """Slots that several steps use, and none changes: their runs are computed once."""
 
     @cached_property
     def runs(self) -> list[tuple[int, int]] | None:
-        """What `runs` says of them."""
+        """The result of `runs`."""
         return _runs(self)
 
 
