@@ -351,7 +351,7 @@ class SlotPool:
             raise FailedError(
                 f"the index of these slots is process {self._pid}'s",
                 reason="OtherProcess",
-                remedy="claim in the process that leads the region's lease; send slot numbers to the others",
+                remedy="claim in the process that leads the region's lease, and send slot numbers",
             )
 
 
