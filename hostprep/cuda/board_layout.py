@@ -149,7 +149,7 @@ def pack_slot(slot: Slot) -> bytes:
 def unpack_slot(data: bytes) -> Slot | None:
     """Return a slot; None for one that was never written.
 
-    Raises ValueError for one that is just being written, or was written by somebody else.
+    Raises ValueError for one that is being written, or that another program wrote.
     """
     if not any(data):
         return None

@@ -167,7 +167,7 @@ class Turnstile:
         self._impatient = True
         what = "nothing moved" if is_stuck else "no turn"
         self._say_once(
-            f"{self.path}: {what} for {wait.waited_s():.1f} s: registering past whoever is stopped"
+            f"{self.path}: {what} for {wait.waited_s():.1f} s: registering past the process stopped"
             " there, whose call may stall ours; end that process, or let it go on"
         )
 
