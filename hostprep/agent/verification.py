@@ -25,7 +25,7 @@ from hostprep.client.handoff import (
     verify_handoff,
     walk_region,
 )
-from hostprep.client.sidecar import NOBODY, mark_bad, read_sidecar, short_command
+from hostprep.client.sidecar import NO_PROCESS, mark_bad, read_sidecar, short_command
 from hostprep.cuda.board_layout import FAILED, OPEN
 from hostprep.errors import HostprepError
 from hostprep.linux.files import closing_fd
@@ -149,7 +149,7 @@ def _observe_region(
 
 def _holder(paths: PoolPaths, region: RegionFacts) -> str:
     sidecar = read_sidecar(paths, region.name)
-    if sidecar is None or sidecar.holder == NOBODY:
+    if sidecar is None or sidecar.holder == NO_PROCESS:
         return ""
     return f"process {sidecar.holder.pid}, {short_command(sidecar)}"
 

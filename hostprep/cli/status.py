@@ -12,7 +12,7 @@ import click
 
 from hostprep.cli.options import output_option, root_option
 from hostprep.client.handoff import Region, read_handoff, verify_handoff
-from hostprep.client.sidecar import NOBODY, current_command, mark_bad, read_sidecar
+from hostprep.client.sidecar import NO_PROCESS, current_command, mark_bad, read_sidecar
 from hostprep.console import print_json, print_table, say
 from hostprep.cuda.board_layout import READY
 from hostprep.cuda.board_view import RankView
@@ -97,7 +97,7 @@ def _region_document(paths: PoolPaths, pool: PoolFacts, region: RegionFacts) -> 
         "damage": region.damage,
         "sized_for": _sized_for(region),
         "holder": None
-        if holder is None or holder.holder == NOBODY
+        if holder is None or holder.holder == NO_PROCESS
         else {
             "lease": holder.lease_id,
             "pid": holder.holder.pid,

@@ -21,91 +21,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 
-@dataclass(frozen=True)
-class Ticket:
-    """A place in the queue; closing `fd` gives it up."""
-
-    number: int
-    path: str
-    fd: int
-
-    def give_up(self) -> None:
-        """Leave the queue."""
-        with contextlib.suppress(OSError):
-            # The pool may have been released and made anew: then that number is another's.
-            if os.stat(self.path).st_ino == os.fstat(self.fd).st_ino:
-                os.unlink(self.path)
-        os.close(self.fd)
-
-
-def draw_ticket(paths: PoolPaths, candidates: frozenset[str]) -> Ticket:
-    """Take the last place in the queue. Raises BadInputError without the right to write there."""
-    number = max((number for number, _ in _numbers(paths)), default=0) + 1
-    path = f"{paths.tickets}/{number:012d}"
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660)
-    except OSError as error:
-        raise from_os_error(error, f"wait in {paths.tickets}") from error
-    try_lock(fd, exclusive=True)
-    os.fchmod(fd, 0o660)  # whatever the umask: others of the group must be able to read it
-    os.write(fd, json.dumps(sorted(candidates)).encode())
-    return Ticket(number, path, fd)
-
-
-def left_by_earlier(
-    paths: PoolPaths, mine: Ticket | None, candidates: frozenset[str]
-) -> frozenset[str]:
-    """Return the candidates that no living waiter who came before could use.
-
-    Only those may be taken: a large batch is not starved by small ones, and who can do with
-    other regions need not wait. Tickets of the dead are removed on the way.
-    """
-    left = candidates
-    for number, path in _numbers(paths):
-        if mine is not None and number >= mine.number:
-            break
-        wanted = _living_wants(path)
-        if wanted is not None:
-            left = left - wanted if wanted else frozenset()
-    return left
-
-
-def has_waiters(paths: PoolPaths) -> bool:
-    """Tell whether anybody alive waits in this pool."""
-    return any(_living_wants(path) is not None for _, path in _numbers(paths))
-
-
-def _numbers(paths: PoolPaths) -> list[tuple[int, str]]:
-    try:
-        names = os.listdir(paths.tickets)
-    except OSError:
-        return []
-    return sorted(
-        (int(name), f"{paths.tickets}/{name}")
-        for name in names
-        if name.isascii() and name.isdigit() and len(name) <= 18
-    )
-
-
-def _living_wants(path: str) -> frozenset[str] | None:
-    """Return what a living waiter can use (empty if unreadable: everything); None if dead."""
-    try:
-        fd = open_state_file(path, os.O_RDONLY)
-    except PermissionError:
-        return frozenset()
-    except OSError:
-        return None
-    with closing_fd(fd):
-        if try_lock(fd, exclusive=True):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            return None
-        try:
-            return frozenset(str(name) for name in json.loads(read_limited(fd, 1 << 20)))
-        except (ValueError, TypeError, RecursionError, HostprepError):
-            return frozenset()
-
-
 _LOCK_TIMEOUT_S = 10.0
 _PAUSE_FIRST_S = 0.002
 _PAUSE_MOST_S = 0.05
@@ -114,24 +29,24 @@ _PAUSE_MOST_S = 0.05
 def claim(paths: PoolPaths, request: Request, *, wait_timeout_s: float = 0.0) -> list[Lease]:
     """Take all regions of the request, or none, waiting at most `wait_timeout_s` seconds.
 
-    A pool that is not prepared yet is waited for as well. Waiters hold nothing but their place.
+    A pool that is not prepared yet is waited for as well. Waiters hold nothing but their ticket.
     Raises NotReadyError (memory not there, or not as promised), BusyError (others hold it),
     BadInputError. Every returned lease is verified and either zeroed or the owner's own.
     """
     deadline_s = time.monotonic() + wait_timeout_s
-    waiting = _Waiting(paths, request)
+    pending = _PendingClaim(paths, request)
     pause_s = _PAUSE_FIRST_S
     try:
         while True:
-            leases = waiting.attempt(may_queue=time.monotonic() < deadline_s)
+            leases = pending.attempt(may_queue=time.monotonic() < deadline_s)
             if leases is not None:
                 return leases
             if time.monotonic() >= deadline_s:
-                raise waiting.why()
+                raise pending.why()
             time.sleep(min(pause_s, max(0.0, deadline_s - time.monotonic())))
             pause_s = min(pause_s * 1.5, _PAUSE_MOST_S)
     finally:
-        waiting.leave()
+        pending.leave()
 
 
 def claim_lock(paths: PoolPaths) -> AbstractContextManager[int]:
@@ -141,13 +56,13 @@ def claim_lock(paths: PoolPaths) -> AbstractContextManager[int]:
         timeout_s=_LOCK_TIMEOUT_S,
         busy=BusyError(
             f"another process has held {paths.claim_lock} for {_LOCK_TIMEOUT_S:.0f} s",
-            remedy="it should take milliseconds: see who it is with `fuser`, and end it",
+            remedy="it should take milliseconds: see which one with `fuser`, and end it",
         ),
     )
 
 
-class _Waiting:
-    """One claimer's place in the pool, over its attempts."""
+class _PendingClaim:
+    """A claim over its attempts: its ticket, and why it could not be served."""
 
     def __init__(self, paths: PoolPaths, request: Request) -> None:
         self.paths = paths
@@ -156,10 +71,10 @@ class _Waiting:
         self.problem: HostprepError | None = None
         self.refusals: dict[str, str] = {}
         self.unfit: set[str] = set()
-        """Regions that turned out bad when we had them: they cost themselves only."""
+        """Regions that turned out bad once they were locked: they cost only themselves."""
 
     def attempt(self, *, may_queue: bool) -> list[Lease] | None:
-        """Return the leases, or None if they cannot be had at this moment."""
+        """Return the leases, or None if they cannot be had now."""
         lease_id = new_lease_id()
         try:
             handoff = read_handoff(self.paths)
@@ -205,7 +120,7 @@ class _Waiting:
         return leases
 
     def why(self) -> Exception:
-        """Return the error that says why the wait was in vain."""
+        """Return the error for a wait in vain."""
         if self.problem is not None:
             return self.problem
         listed = "; ".join(
@@ -219,14 +134,14 @@ class _Waiting:
         )
 
     def leave(self) -> None:
-        """Give up the place in the queue."""
+        """Give the ticket up."""
         if self.ticket is not None:
             self.ticket.give_up()
             self.ticket = None
 
 
 def _by_whom(paths: PoolPaths, region: str, why: str) -> str:
-    """Add to a refusal who holds the region, as far as the small file beside it tells."""
+    """Add to a refusal which process holds the region, if the sidecar names it."""
     sidecar = read_sidecar(paths, region) if why == "leased" else None
     if sidecar is None:
         return why
@@ -236,7 +151,7 @@ def _by_whom(paths: PoolPaths, region: str, why: str) -> str:
 def _lease(
     paths: PoolPaths, handoff: Handoff, request: Request, held: Held, lease_id: str
 ) -> Lease:
-    # Whoever may write a region may also have shrunk it since it was verified: a mapping
+    # A process that may write a region may also have shrunk it since it was verified: a mapping
     # beyond its end would kill the engine with SIGBUS.
     check_region(held.region, held.fd)
     lease = Lease(
@@ -267,3 +182,88 @@ def _scrub(lease: Lease, request: Request) -> None:
         gid = os.fstat(lease.fd).st_gid
         owned = replace(sidecar, owner=request.owner.record())
         write_sidecar(lease.paths, lease.region.name, owned, gid=gid)
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A place in the queue; closing `fd` gives it up."""
+
+    number: int
+    path: str
+    fd: int
+
+    def give_up(self) -> None:
+        """Leave the queue."""
+        with contextlib.suppress(OSError):
+            # The pool may have been released and made again: then another has that number.
+            if os.stat(self.path).st_ino == os.fstat(self.fd).st_ino:
+                os.unlink(self.path)
+        os.close(self.fd)
+
+
+def draw_ticket(paths: PoolPaths, candidates: frozenset[str]) -> Ticket:
+    """Take the last place in the queue. Raises BadInputError without the right to write there."""
+    number = max((number for number, _ in _numbers(paths)), default=0) + 1
+    path = f"{paths.tickets}/{number:012d}"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660)
+    except OSError as error:
+        raise from_os_error(error, f"wait in {paths.tickets}") from error
+    try_lock(fd, exclusive=True)
+    os.fchmod(fd, 0o660)  # despite the umask: the rest of the group must be able to read it
+    os.write(fd, json.dumps(sorted(candidates)).encode())
+    return Ticket(number, path, fd)
+
+
+def left_by_earlier(
+    paths: PoolPaths, mine: Ticket | None, candidates: frozenset[str]
+) -> frozenset[str]:
+    """Return the candidates that no earlier, living waiter could use.
+
+    Only those may be taken: a large batch is not starved by small ones, and a claim that other
+    regions can serve need not wait. Tickets of dead processes are removed on the way.
+    """
+    left = candidates
+    for number, path in _numbers(paths):
+        if mine is not None and number >= mine.number:
+            break
+        wanted = _wanted_by(path)
+        if wanted is not None:
+            left = left - wanted if wanted else frozenset()
+    return left
+
+
+def has_waiters(paths: PoolPaths) -> bool:
+    """Tell whether a living process waits in this pool."""
+    return any(_wanted_by(path) is not None for _, path in _numbers(paths))
+
+
+def _wanted_by(path: str) -> frozenset[str] | None:
+    """Return the regions a living waiter can use (empty if unreadable: all); None if it is dead."""
+    try:
+        fd = open_state_file(path, os.O_RDONLY)
+    except PermissionError:
+        return frozenset()
+    except OSError:
+        return None
+    with closing_fd(fd):
+        if try_lock(fd, exclusive=True):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            return None
+        try:
+            return frozenset(str(name) for name in json.loads(read_limited(fd, 1 << 20)))
+        except (ValueError, TypeError, RecursionError, HostprepError):
+            return frozenset()
+
+
+def _numbers(paths: PoolPaths) -> list[tuple[int, str]]:
+    try:
+        names = os.listdir(paths.tickets)
+    except OSError:
+        return []
+    return sorted(
+        (int(name), f"{paths.tickets}/{name}")
+        for name in names
+        if name.isascii() and name.isdigit() and len(name) <= 18
+    )

@@ -1,4 +1,4 @@
-"""The variables by which `hostprep exec` tells a command what it holds."""
+"""The variables by which `hostprep exec` passes its leases to a command."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from hostprep.errors import NotReadyError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hostprep.client.lease import Lease
-
-__all__ = ["LeaseEnvironment"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class LeaseEnvironment:
 
     @classmethod
     def of(cls, leases: Sequence[Lease]) -> LeaseEnvironment:
-        """Return that of a batch's leases, of which there is at least one."""
+        """Return the variables' values for a batch of at least one lease."""
         first = leases[0]
         return cls(
             root=first.paths.root,

@@ -18,8 +18,8 @@ from hostprep.linux.files import (
     from_os_error,
     open_beneath,
     open_folder,
+    read_limited,
 )
-from hostprep.linux.files import read_limited as _read_limited
 from hostprep.linux.processes import boot_id as this_boot
 from hostprep.paths import PoolPaths, check_pool_name
 
@@ -28,6 +28,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 SCHEMA = "hostprep.dev/handoff/v1"
+
+MAX_BYTES = 4 << 20
+"""A region takes about 500 bytes: room for far more than MAX_REGIONS of them."""
+MAX_REGIONS = 4096
+
+_MAX_INT = (1 << 63) - 1
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,126}[a-z0-9])?", re.ASCII)
+_PLACEMENT = re.compile(r"interleave|node:(?:0|[1-9][0-9]{0,4})", re.ASCII)
+_REMEDY = "run `hostprep prepare` again"
+
+# O_NONBLOCK: a FIFO put in the file's place must not make the reader wait forever.
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+
+_WALK_BYTES = 64 << 20
+_WINDOW_BYTES = 1 << 30
+"""Mapped at once: page tables of 4 KiB pages count against the limit of the walker's cgroup, and
+go with the mapping only."""
 
 
 @dataclass(frozen=True)
@@ -118,21 +135,11 @@ class Handoff:
         return json.dumps(document, indent=1).encode() + b"\n"
 
 
-MAX_BYTES = 4 << 20
-"""A region takes about 500 bytes: room for far more than MAX_REGIONS of them."""
-MAX_REGIONS = 4096
-
-_MAX_INT = (1 << 63) - 1
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,126}[a-z0-9])?", re.ASCII)
-_PLACEMENT = re.compile(r"interleave|node:(?:0|[1-9][0-9]{0,4})", re.ASCII)
-_REMEDY = "run `hostprep prepare` again"
-
-
 def read_handoff(paths: PoolPaths, *, boot_id: str | None = None) -> Handoff:
     """Read and check the pool's handoff, and that it is of this boot and for this pool.
 
-    What the regions' files are is not looked at here: see `check_region`.
-    Raises NotReadyError with the reason, BadInputError for a root or name that cannot be.
+    The regions' files are not checked here: see `check_region`.
+    Raises NotReadyError with the reason, BadInputError for an invalid root or name.
     """
     check_pool_name(paths.pool)
     with closing_fd(open_folder(paths.root)) as root:
@@ -141,9 +148,9 @@ def read_handoff(paths: PoolPaths, *, boot_id: str | None = None) -> Handoff:
             with closing_fd(folder):
                 fd = os.open("handoff.json", _FLAGS, dir_fd=folder)
         except OSError as error:
-            raise _not_there(paths, error) from error
+            raise _missing_error(paths, error) from error
     with closing_fd(fd):
-        handoff = parse_handoff(_read_limited(fd, MAX_BYTES))
+        handoff = parse_handoff(read_limited(fd, MAX_BYTES))
     if handoff.pool != paths.pool:
         raise _bad(f"is for pool {handoff.pool!r}, not {paths.pool!r}", "OtherPool")
     if handoff.boot_id != (boot_id or this_boot()):
@@ -151,11 +158,7 @@ def read_handoff(paths: PoolPaths, *, boot_id: str | None = None) -> Handoff:
     return handoff
 
 
-# O_NONBLOCK: a FIFO put in the file's place must not make the reader wait for ever.
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-
-
-def _not_there(paths: PoolPaths, error: OSError) -> Exception:
+def _missing_error(paths: PoolPaths, error: OSError) -> Exception:
     if error.errno == errno.ENOENT:
         return NotReadyError(
             f"pool {paths.pool} is not prepared on this node (no {paths.handoff})",
@@ -251,7 +254,7 @@ def _parse_advice(fields: _Fields) -> AttachAdvice:
 
 
 class _Fields:
-    """A JSON object's members by type; unknown members are let pass (v1 grows by addition)."""
+    """A JSON object's members by type; unknown members are ignored (v1 grows by addition)."""
 
     def __init__(self, value: Any, where: str) -> None:
         if not isinstance(value, dict):
@@ -296,12 +299,6 @@ class _Fields:
         return _bad(f"is malformed: {key!r} of {self._where} is not {wanted}")
 
 
-_WALK_BYTES = 64 << 20
-_WINDOW_BYTES = 1 << 30
-"""Mapped at once: page tables of 4 KiB pages count against the limit of the walker's cgroup, and
-go with the mapping only."""
-
-
 def open_region(paths: PoolPaths, region: Region, *, writable: bool) -> int:
     """Open a region's file by its checked path. Raises NotReadyError, BadInputError."""
     flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK
@@ -309,7 +306,7 @@ def open_region(paths: PoolPaths, region: Region, *, writable: bool) -> int:
         try:
             return open_beneath(folder, region.path, flags)
         except FileNotFoundError as error:
-            raise _off(region, f"has no file at {region.path}", "RegionMissing") from error
+            raise _region_error(region, f"has no file at {region.path}", "RegionMissing") from error
         except PermissionError as error:
             raise _no_right(paths.region_of(region.path), region.path, folder) from error
         except OSError as error:
@@ -317,7 +314,7 @@ def open_region(paths: PoolPaths, region: Region, *, writable: bool) -> int:
 
 
 def _no_right(path: str, relative: str, folder: int) -> BadInputError:
-    """Say which group the user lacks, by the file, or by the folder where it is out of sight."""
+    """Name the group that the user lacks: the file's, or the folder's where it is not visible."""
     try:
         gid = os.stat(relative, dir_fd=folder, follow_symlinks=False).st_gid
     except OSError:
@@ -334,19 +331,21 @@ def check_region(region: Region, fd: int) -> None:
 
     st_blocks counts resident pages on hugetlbfs and tmpfs; swapped-out ones too, which is why
     `Base` and `THP` are never published without noswap or on a node with swap.
-    Raises NotReadyError with what is off.
+    Raises NotReadyError with what is wrong.
     """
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
-        raise _off(region, "is not a regular file", "RegionSwapped")
+        raise _region_error(region, "is not a regular file", "RegionSwapped")
     if (status.st_dev, status.st_ino) != (region.st_dev, region.st_ino):
-        raise _off(region, "is another file than the one published", "RegionSwapped")
+        raise _region_error(region, "is another file than the one published", "RegionSwapped")
     if status.st_size != region.size_bytes:
-        raise _off(region, f"has {status.st_size} bytes, not {region.size_bytes}", "RegionResized")
+        raise _region_error(
+            region, f"has {status.st_size} bytes, not {region.size_bytes}", "RegionResized"
+        )
     resident = status.st_blocks * 512
     if resident < region.size_bytes:
         missing = region.size_bytes - resident
-        raise _off(region, f"lacks {missing} bytes of its memory", "RegionNotResident")
+        raise _region_error(region, f"lacks {missing} bytes of its memory", "RegionNotResident")
 
 
 def verify_handoff(
@@ -380,7 +379,7 @@ def walk_region(region: Region, fd: int) -> None:
             bad.extend(start + offset for offset in found)
     if bad:
         shown = ", ".join(f"{offset:#x}" for offset in bad[:8])
-        raise _off(
+        raise _region_error(
             region,
             f"has {len(bad)} bad page(s) of {region.page_bytes} bytes, at offset {shown}",
             "PoisonedPage",
@@ -415,7 +414,7 @@ def bad_pages(address: int, size_bytes: int, page_bytes: int) -> Iterator[int]:
             ranges[:0] = [(offset, half), (offset + half, length - half)]
 
 
-def _off(region: Region, what: str, reason: str) -> NotReadyError:
+def _region_error(region: Region, what: str, reason: str) -> NotReadyError:
     return NotReadyError(
         f"region {region.name} {what}",
         reason=reason,

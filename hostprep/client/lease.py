@@ -26,8 +26,6 @@ from hostprep.linux.processes import may_scrub
 from hostprep.paths import PoolPaths
 from hostprep.units import format_bytes
 
-__all__ = ["Held", "Lease", "Taken", "join_lease", "open_users_lock", "take_all"]
-
 
 @dataclass(frozen=True)
 class Request:
@@ -137,14 +135,14 @@ class Held:
     region: Region
     fd: int
     users_fd: int
-    """The users lock, held exclusively until the region is ready: nobody joins or reads before."""
+    """The users lock, held exclusively until the region is ready: none joins or reads before."""
     must_scrub: bool
     contents_kept: bool = False
     discarded: str | None = None
 
 
 class Taken:
-    """The outcome of one attempt: all that was asked for, or none and why."""
+    """The outcome of one attempt: the whole batch, or nothing and why."""
 
     def __init__(self, refusals: dict[str, str] | None = None) -> None:
         self.held: list[Held] = []
@@ -184,7 +182,7 @@ def take_all(
                 taken.refusals[region.name] = outcome
         if len(taken.held) == request.wanted:
             for held in taken.held:
-                _sign(paths, request, held, lease_id)
+                _record_lease(paths, request, held, lease_id)
     except BaseException:
         taken.drop()
         raise
@@ -263,14 +261,14 @@ def _own_bytes(paths: PoolPaths, request: Request, region: Region) -> tuple[bool
     return difference is None, difference
 
 
-def _sign(paths: PoolPaths, request: Request, held: Held, lease_id: str) -> None:
+def _record_lease(paths: PoolPaths, request: Request, held: Held, lease_id: str) -> None:
     """Write the lease beside the region, while no process of an earlier lease can join.
 
-    Joiners hold the users lock shared while they compare the lease's id: with the exclusive one
-    in our hands, they see either the earlier lease (and are seen by us) or this one. The clean
+    Joiners hold the users lock shared while they compare the lease's id: while we hold it
+    exclusively, they see either the earlier lease (and we see them) or this one. The clean
     mark goes last of all and before the first byte can be written. A region that is yet to be
-    scrubbed gets no owner's name: killed before the end, we would be handed another's bytes as
-    our own the next time.
+    scrubbed gets no owner: killed before the end, we would get another's bytes as our own the next
+    time.
     """
     owner = request.owner.record() if request.owner and not held.must_scrub else None
     gid = os.fstat(held.fd).st_gid
@@ -304,15 +302,15 @@ def join_lease(
     users = open_users_lock(paths, region)
     try:
         if not try_lock(users, exclusive=False):
-            raise _over(region, lease_id)
+            raise _lease_over(region, lease_id)
         sidecar = read_sidecar(paths, region.name)
         if sidecar is None or sidecar.lease_id != lease_id:
-            raise _over(region, lease_id)
+            raise _lease_over(region, lease_id)
         fd = open_region(paths, region, writable=writable)
         try:
             with closing_fd(open_region(paths, region, writable=False)) as probe:
                 if try_lock(probe, exclusive=False):
-                    raise _over(region, lease_id)
+                    raise _lease_over(region, lease_id)
             check_region(region, fd)
             with contextlib.suppress(OSError):
                 add_member(paths, region.name)
@@ -327,9 +325,9 @@ def join_lease(
     )
 
 
-def _over(region: Region, lease_id: str) -> NotReadyError:
+def _lease_over(region: Region, lease_id: str) -> NotReadyError:
     return NotReadyError(
         f"lease {lease_id} of region {region.name} has ended",
         reason="LeaseOver",
-        remedy="claim a region anew",
+        remedy="claim a region again",
     )

@@ -11,7 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["Owner", "OwnerRecord"]
 
 _MIN_TOKEN = 16
 
@@ -29,7 +28,7 @@ class OwnerRecord:
 
     @classmethod
     def from_json(cls, value: Any) -> OwnerRecord | None:
-        """Read a record; None for anything that is none."""
+        """Read a record; None for anything else."""
         if not isinstance(value, dict):
             return None
         token, identity = value.get("token_sha256"), value.get("identity")
@@ -40,7 +39,7 @@ class OwnerRecord:
 
 @dataclass(frozen=True)
 class Owner:
-    """Who asks, and for which content.
+    """The claimer's identity, and that of its content.
 
     `token` is a secret of at least 16 characters, kept in the engine's own volume. `identity`
     names the content: model and revision, KV dtype, tokens per block, TP/PP rank and size,

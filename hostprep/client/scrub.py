@@ -12,7 +12,7 @@ from collections.abc import Callable
 from hostprep.client.handoff import Region, open_region
 from hostprep.client.sidecar import (
     MAX_MEMBERS_BYTES,
-    NOBODY,
+    NO_PROCESS,
     make_state_folder,
     read_members,
     read_sidecar,
@@ -25,15 +25,17 @@ from hostprep.linux.processes import current_process, first_alive
 from hostprep.linux.threads import run_pieces
 from hostprep.paths import PoolPaths
 
+_PIECE_BYTES = 64 << 20
+
 
 def why_not_quiescent(paths: PoolPaths, region: Region, *, repair: bool = True) -> str | None:
     """Return what keeps the region in use, or None if nothing does. For scrubbers only.
 
-    With `repair` a users lock that is gone is made anew; else that is the answer. Asked under the
-    claim lock. The order matters: a holder has the file open for writing, so
-    the locks are asked first to name it; then anybody at all who could write, in any namespace
-    (configuration-only engines hold no lock of ours); then processes on their way out, whose
-    pages a driver may still be unpinning after their files were closed.
+    With `repair` a users lock that is gone is made again; else that is the answer. Called under
+    the claim lock. The order matters: a holder has the file open for writing, so the locks are
+    tried first to name it; then any writer at all, in any namespace (configuration-only engines
+    hold no lock of ours); then exiting processes, whose pages a driver may still be unpinning
+    after their files were closed.
     """
     try:
         with closing_fd(open_region(paths, region, writable=False)) as fd:
@@ -48,9 +50,9 @@ def why_not_quiescent(paths: PoolPaths, region: Region, *, repair: bool = True) 
 
 
 def why_locked(paths: PoolPaths, region: Region) -> str | None:
-    """Return which lock is held on the region, or None: all that those can see who may not scrub.
+    """Return which lock is held on the region, or None, as seen without the right to scrub.
 
-    Asked under the claim lock.
+    Called under the claim lock.
     """
     try:
         with closing_fd(open_region(paths, region, writable=False)) as fd:
@@ -71,9 +73,9 @@ def _why_locked(paths: PoolPaths, region: Region, fd: int, *, repair: bool) -> s
 
 
 def _users_lock(paths: PoolPaths, region: Region, fd: int, *, repair: bool) -> int:
-    """Open the region's users lock; with `repair` made anew where something else is there.
+    """Open the region's users lock; with `repair` it is made again where another file is there.
 
-    Holders of one that was deleted are found all the same: they have the region open.
+    Holders of a deleted one are found all the same: they have the region open.
     """
     path = paths.users_lock(region.name)
     try:
@@ -97,18 +99,10 @@ def _process_left(paths: PoolPaths, region: Region) -> str | None:
     with contextlib.suppress(OSError):
         if os.stat(paths.users_lock(region.name)).st_size > MAX_MEMBERS_BYTES:
             return "more processes joined its leases than can be looked up"
-    alive = first_alive(last - {NOBODY, current_process()})
+    alive = first_alive(last - {NO_PROCESS, current_process()})
     if alive is None:
         return None
     return f"process {alive.pid} of its last lease has not ended yet"
-
-
-PIECE_BYTES = 64 << 20
-
-
-def usable_cpus() -> int:
-    """Return the number of CPUs that this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 def scrub_file(
@@ -137,15 +131,15 @@ def scrub_file(
         run_pieces(
             clear,
             size_bytes=region.size_bytes,
-            piece_bytes=PIECE_BYTES,
-            threads=threads or min(16, usable_cpus()),
+            piece_bytes=_PIECE_BYTES,
+            threads=threads or min(16, len(os.sched_getaffinity(0))),
             on_done=on_done,
             stop=stop,
         )
 
 
 def remove_stale_links(paths: PoolPaths, region: str) -> None:
-    """Take away the links of the region's earlier leases, where they still lead to them.
+    """Remove the links of the region's earlier leases, where they still lead there.
 
     Containers that got the region as a device write theirs to their view's `links`, which is the
     pool's to them.
@@ -167,9 +161,9 @@ def _links_of_views(paths: PoolPaths) -> list[str]:
 
 
 def _sweep(folder: str, prefix: str, leads_to: str) -> None:
-    """Delete what begins or leads there: containers may have no other place for links that lasts.
+    """Delete links of that name or target: containers may have no other lasting place for links.
 
-    Engines write here: something that cannot be deleted must not keep the rest.
+    Engines write here: an entry that cannot be deleted must not keep the rest.
     """
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
@@ -182,8 +176,8 @@ def _sweep(folder: str, prefix: str, leads_to: str) -> None:
 def _remove_link(link: str, leads_to: str) -> None:
     """Delete an engine's link, if it is one and still leads there.
 
-    Its path was written by whoever had the lease, and this may be root: no other link is
-    followed on the way to it, and the folder is held while it is looked at and deleted.
+    The lease's holder wrote its path, and this may be root: no other link is followed on the way
+    to it, and the folder stays open while the link is checked and deleted.
     """
     folder, name = os.path.split(link)
     with closing_fd(open_folder("/")) as top:

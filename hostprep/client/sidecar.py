@@ -1,4 +1,4 @@
-"""The small files beside a region: who holds it, who joined, and whether it is clean."""
+"""The small files beside a region: its holder, who joined, and whether it is clean or bad."""
 
 from __future__ import annotations
 
@@ -27,36 +27,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = [
-    "MAX_MEMBERS_BYTES",
-    "NOBODY",
-    "Sidecar",
-    "add_member",
-    "current_command",
-    "forget_members",
-    "is_clean",
-    "make_state_folder",
-    "mark_bad",
-    "mark_clean",
-    "mark_dirty",
-    "read_bad_mark",
-    "read_bad_size",
-    "read_members",
-    "read_sidecar",
-    "retire",
-    "short_command",
-    "write_sidecar",
-]
 
 MAX_MEMBERS_BYTES = 1 << 20
-_COMMAND_WORDS = 3
-_MAX_BAD_WORDS = 400
+_SHOWN_ARGUMENTS = 3
+_MAX_BAD_TEXT = 400
 _MAX_SIZE_DIGITS = 17
 
 
 @dataclass(frozen=True)
 class Sidecar:
-    """Who holds or last held a region: what a lock cannot tell, since it names nobody."""
+    """The holder, or last holder, of a region: a lock does not name it."""
 
     lease_id: str
     holder: ProcessId
@@ -70,8 +50,8 @@ class Sidecar:
 def make_state_folder(paths: PoolPaths, region: str) -> None:
     """Make the folder of a region's small files, or give it the access that it should have.
 
-    A pool's own folder tells: it is its group's, and closed to others, or it is everybody's to
-    read. Raises OSError.
+    As the pool's own folder: its group's, and closed to others, or readable by everybody. Raises
+    OSError.
     """
     pool = os.stat(paths.folder)
     shared = not pool.st_mode & stat.S_IXOTH
@@ -80,50 +60,50 @@ def make_state_folder(paths: PoolPaths, region: str) -> None:
 
 def new_sidecar(lease_id: str, owner: OwnerRecord | None, links: Sequence[str] = ()) -> Sidecar:
     """Return the sidecar of a lease that this process takes now."""
-    # The first words name the program; later ones may hold secrets, and this file stays.
-    command = " ".join(_words("self")[:_COMMAND_WORDS])[:120]
+    # The first arguments name the program; later ones may hold secrets, and this file stays.
+    command = " ".join(_arguments("self")[:_SHOWN_ARGUMENTS])[:120]
     return Sidecar(lease_id, current_process(), command, time.time(), owner, tuple(links))
 
 
 def current_command(sidecar: Sidecar) -> str:
     """Return what the holder runs now: `hostprep exec` has become something else since.
 
-    What was recorded, where the holder cannot be seen from here. All its words: they may hold
+    The recorded command, where the holder is not visible from here. All arguments: they may hold
     secrets, and are for this node alone.
     """
-    return " ".join(_present_words(sidecar)).strip() or sidecar.command
+    return " ".join(_live_arguments(sidecar)).strip() or sidecar.command
 
 
 def short_command(sidecar: Sidecar, *, limit: int = 60) -> str:
-    """Return the words that name what the holder runs now, fit to be published.
+    """Return the first arguments of what the holder runs now, fit to be published.
 
     At most `limit` characters, cut at the end of a word wherever there is one.
     """
-    words = " ".join(_present_words(sidecar)[:_COMMAND_WORDS]).split() or sidecar.command.split()
+    words = " ".join(_live_arguments(sidecar)[:_SHOWN_ARGUMENTS]).split() or sidecar.command.split()
     text = " ".join(words)
     if len(text) <= limit:
         return text
     return text[: limit + 1].rpartition(" ")[0] or text[:limit]
 
 
-def _present_words(sidecar: Sidecar) -> list[str]:
-    """Return the command line of a holder that lives and can be seen; else nothing."""
+def _live_arguments(sidecar: Sidecar) -> list[str]:
+    """Return the command line of a holder that lives and is visible; else nothing."""
     holder = sidecar.holder
     if not is_of_our_namespace(holder) or first_alive([holder]) is None:
         return []
     try:
-        return _words(str(holder.pid))
+        return _arguments(str(holder.pid))
     except OSError:
         return []
 
 
-def _words(entry: str) -> list[str]:
+def _arguments(entry: str) -> list[str]:
     with open(f"/proc/{entry}/cmdline", "rb") as file:
         return file.read(4096).decode("utf-8", "replace").split("\0")
 
 
 def write_sidecar(paths: PoolPaths, region: str, sidecar: Sidecar, *, gid: int) -> None:
-    """Replace the region's sidecar; by whoever holds the region's lock."""
+    """Replace the region's sidecar; the caller holds the region's lock."""
     document = {
         "lease_id": sidecar.lease_id,
         "pid": sidecar.holder.pid,
@@ -174,7 +154,7 @@ def add_member(paths: PoolPaths, region: str, *, leaving: bool = False) -> None:
 
 
 def forget_members(paths: PoolPaths, region: str) -> None:
-    """Forget who joined earlier leases: the region was found quiescent and is scrubbed."""
+    """Forget the processes that joined earlier leases: the region is quiescent and scrubbed."""
     with closing_fd(open_state_file(paths.users_lock(region), os.O_RDWR)) as fd:
         os.ftruncate(fd, 0)
 
@@ -199,17 +179,17 @@ def _is_number(text: str) -> bool:
 
 
 def retire(paths: PoolPaths, region: str, lease_id: str, *, gid: int) -> None:
-    """Record, while still holding the lease, that its holder unmapped and lets go of it.
+    """Record, while still holding the lease, that its holder unmapped and releases it.
 
     Otherwise the region would count as in use until the holder's process ends, as it must for
     one that died: a driver may then still be unpinning.
     """
     sidecar = read_sidecar(paths, region)
     if sidecar is not None and sidecar.lease_id == lease_id:
-        write_sidecar(paths, region, replace(sidecar, holder=NOBODY), gid=gid)
+        write_sidecar(paths, region, replace(sidecar, holder=NO_PROCESS), gid=gid)
 
 
-NOBODY = ProcessId(0, 0, 0)
+NO_PROCESS = ProcessId(0, 0, 0)
 
 
 def mark_clean(paths: PoolPaths, region: str, *, st_dev: int, st_ino: int, gid: int) -> None:
@@ -221,7 +201,7 @@ def mark_clean(paths: PoolPaths, region: str, *, st_dev: int, st_ino: int, gid: 
 
 
 def mark_dirty(paths: PoolPaths, region: str) -> None:
-    """Take the mark away; before the first byte can be written, so that a crash errs safely."""
+    """Remove the mark; before the first byte can be written, so that a crash errs safely."""
     remove_file(paths.clean_mark(region))
 
 
@@ -235,30 +215,30 @@ def is_clean(paths: PoolPaths, region: Region) -> bool:
 
 
 def mark_bad(paths: PoolPaths, region: str, why: str, *, size_bytes: int) -> None:
-    """State that the region may not be handed out: it is made anew once nobody is in it.
+    """State that the region may not be handed out: it is rebuilt once no process uses it.
 
-    `size_bytes` is what it was published with, which a file that was shrunk no longer tells.
+    `size_bytes` is its published size, which a file that was shrunk no longer has.
     Raises FailedError.
     """
-    words = " ".join(why.split())[:_MAX_BAD_WORDS]
-    atomic_write(paths.bad_mark(region), f"{words}\n{size_bytes}\n".encode())
+    text = " ".join(why.split())[:_MAX_BAD_TEXT]
+    atomic_write(paths.bad_mark(region), f"{text}\n{size_bytes}\n".encode())
 
 
 def read_bad_mark(paths: PoolPaths, region: str) -> str | None:
-    """Return what was found wrong with a region; None where nothing was."""
+    """Return what is wrong with a region that was marked bad; None for any other."""
     if not os.path.lexists(paths.bad_mark(region)):
         return None
     return _bad_lines(paths, region)[0].strip() or "a bad page"
 
 
 def read_bad_size(paths: PoolPaths, region: str) -> int:
-    """Return the size in bytes that a bad region was published with; 0 where that is not known."""
+    """Return a bad region's published size in bytes; 0 where it is not known."""
     text = _bad_lines(paths, region)[1]
     return int(text) if _is_number(text) and len(text) <= _MAX_SIZE_DIGITS else 0
 
 
 def _bad_lines(paths: PoolPaths, region: str) -> list[str]:
-    text = _read(paths.bad_mark(region))[: 2 * _MAX_BAD_WORDS].decode("utf-8", "replace")
+    text = _read(paths.bad_mark(region))[: 2 * _MAX_BAD_TEXT].decode("utf-8", "replace")
     return [*text.split("\n"), "", ""][:2]
 
 

@@ -28,7 +28,7 @@ from hostprep.cuda.board_view import (
     LONG_TORN_S,
     Announcer,
     BoardView,
-    look,
+    read_board,
     read_slot,
     read_whole,
     view_of,
@@ -39,11 +39,18 @@ from hostprep.linux.files import (
     closing_fd,
     from_os_error,
     give_name,
-    new_nameless,
     open_folder,
     open_state_file,
+    open_tmpfile,
 )
-from hostprep.linux.locks import close_own, is_own, is_range_locked, own, try_lock, try_lock_range
+from hostprep.linux.locks import (
+    close_tracked,
+    is_range_locked,
+    is_tracked,
+    track_fd,
+    try_lock,
+    try_lock_range,
+)
 from hostprep.linux.processes import current_process
 
 TYPE_CHECKING = False
@@ -53,35 +60,162 @@ if TYPE_CHECKING:
     from hostprep.client.attach import Attachment
 
 _MODE = 0o660
-JOIN_PAUSE_S = 0.01
+_JOIN_PAUSE_S = 0.01
 
 
-def join(
+def board_path(attachment: Attachment, region: str | None = None) -> str:
+    """Return where the board of an attachment's run lies.
+
+    All ranks must use the same one: with several regions a lease, name the first of them.
+    """
+    return pool_of(attachment).board(region or attachment.region.name)
+
+
+class RankBoard:
+    """One rank's slot on the board, for this process alone; a forked child has none.
+
+    Calls are safe from any thread. `failed` is final for the run.
+    """
+
+    def __init__(self, path: str, fd: int, header: Header, rank: int, slot: Slot) -> None:
+        """Use `RankBoard.open`."""
+        self.path = path
+        self.rank = rank
+        self.world = header.world
+        self._fd = fd
+        self._slot = slot
+        self._begun_s: float | None = None
+        self._lock = threading.Lock()
+        self._announcer = Announcer(fd)
+
+    @classmethod
+    def open(
+        cls, path: str, *, generation: str, world: int, rank: int, wait_s: float = 5.0
+    ) -> RankBoard:
+        """Join the board of a run; it is made where it is missing or an earlier run's.
+
+        `generation` is what all ranks of this run, and no other run, have in common: the lease's
+        id. Waits at most `wait_s` for ranks of an earlier run to end. Raises BadInputError for
+        another world size or a rank that was reported already, NotReadyError for a board of
+        another version whose ranks live, BusyError, FailedError.
+        """
+        _check(world, rank)
+        header = Header(world, generation_of(generation), time.time())
+        deadline_s = time.monotonic() + wait_s
+        while True:
+            try:
+                board = _join(path, header, rank, deadline_s)
+            except BusyError:
+                if time.monotonic() >= deadline_s:
+                    raise
+                board = None
+            except OSError as error:
+                raise _open_error(error, path) from error
+            if board is not None:
+                return cls(path, *board)
+            if time.monotonic() >= deadline_s + wait_s:
+                raise FailedError(f"{path} was taken away again and again while we joined")
+            time.sleep(_JOIN_PAUSE_S)
+
+    @staticmethod
+    def look(path: str) -> BoardView:
+        """Return a board's contents, for any process that may read it. Raises HostprepError."""
+        return read_board(path)
+
+    def initializing(self) -> None:
+        """Report that this rank registers. Raises FailedError, BadInputError."""
+        self._begun_s = time.monotonic()
+        self._write(state=INITIALIZING)
+
+    def ready(self) -> None:
+        """Report that this rank is done, the engine's own work after registering included."""
+        self._write(state=READY, took_s=self._elapsed_s())
+
+    def failed(self, reason: str) -> None:
+        """Report that this rank will not be ready in this run, and why: the gate stays closed."""
+        self._write(state=FAILED, reason=reason, took_s=self._elapsed_s())
+
+    def progress(self, done_bytes: int, size_bytes: int, longest_chunk_s: float = 0.0) -> None:
+        """Report how much is registered, for people; the gate does not use it."""
+        self._write(
+            done_bytes=done_bytes,
+            size_bytes=size_bytes,
+            longest_chunk_s=longest_chunk_s,
+            took_s=self._elapsed_s(),
+        )
+
+    def read(self) -> BoardView:
+        """Return what all ranks reported. Raises HostprepError."""
+        self._check_open()  # before the lock, which a forked child may find held forever
+        with self._lock:
+            self._check_open()
+            return view_of(self._fd, own_rank=self.rank, torn_s=LONG_TORN_S)
+
+    def announce(self, state: str, why: str = "") -> None:
+        """Write the gate's state into the board, for `hostprep status`, where that is possible."""
+        self._announcer.announce(state, why)
+
+    def close(self) -> None:
+        """Leave. A rank that left counts as ended: a gate that is not open yet stays closed."""
+        if is_tracked(self._fd):  # as in `read`
+            with self._lock:
+                close_tracked(self._fd)
+
+    def _elapsed_s(self) -> float:
+        return 0.0 if self._begun_s is None else time.monotonic() - self._begun_s
+
+    def _write(self, **changes: Any) -> None:
+        self._check_open()  # as in `read`
+        with self._lock:
+            self._check_open()
+            if self._slot.state == FAILED and changes.get("state", FAILED) != FAILED:
+                raise BadInputError(
+                    f"rank {self.rank} has failed, which is final for this run",
+                    reason="RankFailed",
+                    remedy="start the engine again: a new lease is a new run",
+                )
+            slot = replace(self._slot, sequence=self._slot.sequence + 1, **changes)
+            try:
+                os.pwrite(self._fd, pack_slot(slot), slot_offset(self.rank))
+            except OSError as error:
+                raise from_os_error(error, f"write {self.path}") from error
+            self._slot = slot
+
+    def _check_open(self) -> None:
+        if not is_tracked(self._fd):
+            raise FailedError(
+                "the rank board is closed, or belongs to the process that this one was forked from",
+                reason="BoardClosed",
+                remedy="open it in the process that registers",
+            )
+
+
+def _join(
     path: str, header: Header, rank: int, deadline_s: float
 ) -> tuple[int, Header, int, Slot] | None:
-    """Return our place; None where the file is another by now. Raises BusyError, OSError."""
+    """Take our rank's slot; None where the file is another by now. Raises BusyError, OSError."""
     opened = _open_or_make(path, header)
     if opened is None:
         return None
-    fd = own(opened)
+    fd = track_fd(opened)
     try:
         _lock_until(fd, deadline_s)
         try:
             if not _is_at(path, fd):
-                place = None
+                joined = None
             elif not _is_of_run(fd, header):
                 os.unlink(path)
-                place = None
+                joined = None
             else:
-                place = (fd, header, rank, _take_slot(fd, rank))
+                joined = (fd, header, rank, _take_slot(fd, rank))
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)
     except BaseException:
-        close_own(fd)
+        close_tracked(fd)
         raise
-    if place is None:
-        close_own(fd)
-    return place
+    if joined is None:
+        close_tracked(fd)
+    return joined
 
 
 def _open_or_make(path: str, header: Header) -> int | None:
@@ -91,9 +225,9 @@ def _open_or_make(path: str, header: Header) -> int | None:
         pass
     parent, name = os.path.split(path)
     with closing_fd(open_folder(parent)) as folder:
-        fd = new_nameless(folder, _MODE)
+        fd = open_tmpfile(folder, _MODE)
         try:
-            # All of it is written: where the file system is full, now is the time to learn it.
+            # All of it is written: a full file system must show now, not later.
             os.pwrite(fd, pack_header(header).ljust(board_size_bytes(header.world), b"\0"), 0)
             if give_name(folder, fd, name):
                 return fd
@@ -105,11 +239,11 @@ def _open_or_make(path: str, header: Header) -> int | None:
 
 
 def _lock_until(fd: int, deadline_s: float) -> None:
-    """Be the only one to join or to replace this file; others do for microseconds."""
+    """Lock out others that join or replace this file; each does so for microseconds."""
     while not try_lock(fd, exclusive=True):
         if time.monotonic() >= deadline_s:
             raise BusyError("another rank has been joining the board for too long")
-        time.sleep(JOIN_PAUSE_S)
+        time.sleep(_JOIN_PAUSE_S)
 
 
 def _is_at(path: str, fd: int) -> bool:
@@ -120,10 +254,10 @@ def _is_at(path: str, fd: int) -> bool:
 
 
 def _is_of_run(fd: int, header: Header) -> bool:
-    """Tell whether a board is of our run; one that is not may be replaced.
+    """Tell whether a board is of our run; another may be replaced, once no rank lives on it.
 
-    Whatever it is, it may not while ranks live on it: raises BusyError or NotReadyError then.
-    Raises BadInputError where it is of our run and for another world size.
+    Raises BusyError or NotReadyError while one does, and BadInputError where the board is of our
+    run and for another world size.
     """
     try:
         found = unpack_header(read_whole(fd))
@@ -149,7 +283,7 @@ def _is_of_run(fd: int, header: Header) -> bool:
 
 
 def _has_ranks(fd: int) -> bool:
-    """Tell whether any rank lives on a board; of whatever version: all lock their slots, from here.
+    """Tell whether a rank lives on a board, of any version: all lock their slots, from here on.
 
     A gate, whose slot is before, does not count: a scheduler may outlive its ranks.
     """
@@ -157,7 +291,7 @@ def _has_ranks(fd: int) -> bool:
 
 
 def _take_slot(fd: int, rank: int) -> Slot:
-    """Lock our slot for life and write our name into it. Raises BadInputError where it is taken."""
+    """Lock our slot for life and enter our process. Raises BadInputError where it is taken."""
     me = current_process()
     lives = not try_lock_range(fd, slot_offset(rank), SLOT_BYTES)
     before = read_slot(fd, rank)
@@ -172,133 +306,6 @@ def _take_slot(fd: int, rank: int) -> Slot:
     slot = before or Slot(1, JOINED, me, time.time())
     os.pwrite(fd, pack_slot(slot), slot_offset(rank))
     return slot
-
-
-def board_path(attachment: Attachment, region: str | None = None) -> str:
-    """Return where the board of an attachment's run lies.
-
-    All ranks must mean the same one: with several regions a lease, name the first of them.
-    """
-    return pool_of(attachment).board(region or attachment.region.name)
-
-
-class RankBoard:
-    """One rank's place on the board, for this process alone; a forked child has none.
-
-    Calls are safe from any thread. `failed` is final for the run.
-    """
-
-    def __init__(self, path: str, fd: int, header: Header, rank: int, slot: Slot) -> None:
-        """Use `RankBoard.open`."""
-        self.path = path
-        self.rank = rank
-        self.world = header.world
-        self._fd = fd
-        self._slot = slot
-        self._begun_s: float | None = None
-        self._lock = threading.Lock()
-        self._announcer = Announcer(fd)
-
-    @classmethod
-    def open(
-        cls, path: str, *, generation: str, world: int, rank: int, wait_s: float = 5.0
-    ) -> RankBoard:
-        """Join the board of a run, made where it is missing or an earlier run's.
-
-        `generation` is what all ranks of this run, and no other run, have in common: the lease's
-        id. Waits at most `wait_s` for ranks of an earlier run to end. Raises BadInputError for
-        another world size or a rank that was reported already, NotReadyError for a board of
-        another version whose ranks live, BusyError, FailedError.
-        """
-        _check(world, rank)
-        header = Header(world, generation_of(generation), time.time())
-        deadline_s = time.monotonic() + wait_s
-        while True:
-            try:
-                board = join(path, header, rank, deadline_s)
-            except BusyError:
-                if time.monotonic() >= deadline_s:
-                    raise
-                board = None
-            except OSError as error:
-                raise _cannot(error, path) from error
-            if board is not None:
-                return cls(path, *board)
-            if time.monotonic() >= deadline_s + wait_s:
-                raise FailedError(f"{path} was taken away again and again while we joined")
-            time.sleep(JOIN_PAUSE_S)
-
-    @staticmethod
-    def look(path: str) -> BoardView:
-        """Return what a board says, for anybody who may read it. Raises HostprepError."""
-        return look(path)
-
-    def initializing(self) -> None:
-        """Say that this rank registers. Raises FailedError, BadInputError."""
-        self._begun_s = time.monotonic()
-        self._write(state=INITIALIZING)
-
-    def ready(self) -> None:
-        """Say that this rank is done, the engine's own work after registering included."""
-        self._write(state=READY, took_s=self._so_far_s())
-
-    def failed(self, reason: str) -> None:
-        """Say that this rank will not be ready in this run, and why: the gate stays closed."""
-        self._write(state=FAILED, reason=reason, took_s=self._so_far_s())
-
-    def progress(self, done_bytes: int, size_bytes: int, longest_chunk_s: float = 0.0) -> None:
-        """Say how much is registered, for people; the gate does not look at it."""
-        self._write(
-            done_bytes=done_bytes,
-            size_bytes=size_bytes,
-            longest_chunk_s=longest_chunk_s,
-            took_s=self._so_far_s(),
-        )
-
-    def read(self) -> BoardView:
-        """Return what all ranks say. Raises HostprepError."""
-        self._check_open()  # before the lock, which a forked child may find held for ever
-        with self._lock:
-            self._check_open()
-            return view_of(self._fd, own_rank=self.rank, torn_s=LONG_TORN_S)
-
-    def announce(self, state: str, why: str = "") -> None:
-        """Write the gate's state into the board, for `hostprep status`; where that can be."""
-        self._announcer.announce(state, why)
-
-    def close(self) -> None:
-        """Leave. A rank that left counts as ended: a gate that is not open yet stays closed."""
-        if is_own(self._fd):  # as in `read`
-            with self._lock:
-                close_own(self._fd)
-
-    def _so_far_s(self) -> float:
-        return 0.0 if self._begun_s is None else time.monotonic() - self._begun_s
-
-    def _write(self, **changes: Any) -> None:
-        self._check_open()  # as in `read`
-        with self._lock:
-            self._check_open()
-            if self._slot.state == FAILED and changes.get("state", FAILED) != FAILED:
-                raise BadInputError(
-                    f"rank {self.rank} has failed, which is final for this run",
-                    reason="RankFailed",
-                    remedy="start the engine again: a new lease is a new run",
-                )
-            slot = replace(self._slot, sequence=self._slot.sequence + 1, **changes)
-            try:
-                os.pwrite(self._fd, pack_slot(slot), slot_offset(self.rank))
-            except OSError as error:
-                raise from_os_error(error, f"write {self.path}") from error
-            self._slot = slot
-
-    def _check_open(self) -> None:
-        if not is_own(self._fd):
-            raise FailedError(
-                "the rank board is closed, or belongs to the process that this one was forked from",
-                reason="BoardClosed",
-                remedy="open it in the process that registers",
-            )
 
 
 def _check(world: int, rank: int) -> None:
@@ -316,11 +323,11 @@ def _check(world: int, rank: int) -> None:
         )
 
 
-def _cannot(error: OSError, path: str) -> HostprepError:
+def _open_error(error: OSError, path: str) -> HostprepError:
     plain = from_os_error(error, f"open {path}")
     return type(plain)(
         plain.message,
         reason=plain.reason,
-        remedy="mount the pool's folder writable and run as its group, or tell the gate over the"
-        " engine's own channel: Gate.report",
+        remedy="mount the pool's folder writable and run as its group, or report to the gate over"
+        " the engine's own channel: Gate.report",
     )

@@ -16,34 +16,11 @@ from dataclasses import dataclass
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.linux.processes import ProcessId
 
-__all__ = [
-    "CLOSED",
-    "DEGRADED",
-    "FAILED",
-    "GATE",
-    "INITIALIZING",
-    "JOINED",
-    "MAX_BOARD_BYTES",
-    "MAX_WORLD",
-    "OPEN",
-    "READY",
-    "SLOT_BYTES",
-    "Header",
-    "Slot",
-    "board_size_bytes",
-    "generation_of",
-    "pack_header",
-    "pack_slot",
-    "slot_offset",
-    "unpack_header",
-    "unpack_slot",
-]
-
 VERSION = 1
 MAX_WORLD = 1024
 SLOT_BYTES = 512
 GATE = -1
-"""Stands for the gate where a rank's number is asked for."""
+"""The gate's number where a rank's is expected."""
 
 JOINED = "Joined"
 INITIALIZING = "Initializing"
@@ -73,7 +50,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Slot:
-    """What a rank (or the gate) says of itself."""
+    """A report of a rank, or of the gate."""
 
     sequence: int
     """How often it was written: a reader sees whether anything happened."""
@@ -172,7 +149,7 @@ def pack_slot(slot: Slot) -> bytes:
 def unpack_slot(data: bytes) -> Slot | None:
     """Return a slot; None for one that was never written.
 
-    Raises ValueError for one that is just being written, or was written by somebody else.
+    Raises ValueError for one that is being written, or that another program wrote.
     """
     if not any(data):
         return None

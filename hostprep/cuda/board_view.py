@@ -1,7 +1,7 @@
-"""Looking at a rank board, without being one of its ranks.
+"""Reading a rank board, without being one of its ranks.
 
-The file is read, never mapped: whoever may write to it may also cut it short, and a mapping would
-then end the engine with SIGBUS at its next look.
+The file is read, never mapped: a process that may write to it may also shrink it, and a mapping
+would then end the engine with SIGBUS at its next read.
 """
 
 from __future__ import annotations
@@ -26,23 +26,18 @@ from hostprep.cuda.board_layout import (
 )
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.linux.files import closing_fd, from_os_error, open_state_file
-from hostprep.linux.locks import close_own, is_own, is_range_locked, own, try_lock_range
+from hostprep.linux.locks import (
+    close_tracked,
+    is_range_locked,
+    is_tracked,
+    track_fd,
+    try_lock_range,
+)
 from hostprep.linux.processes import current_process
 
-__all__ = [
-    "LONG_TORN_S",
-    "BoardReader",
-    "BoardView",
-    "RankView",
-    "look",
-    "read_slot",
-    "read_whole",
-    "view_of",
-]
-
 _TORN_S = 0.02
-"""How long a slot that is being written may look torn to those who only look: a node's boards must
-not cost its agent more than that each. A write takes a microsecond."""
+"""How long a slot that is being written may look torn to a mere reader: a node's boards must not
+cost its agent more than that each. A write takes a microsecond."""
 LONG_TORN_S = 2.0
 """The same for a gate, which is closed for good by a board that cannot be read: a writer may lose
 its CPU in the middle, to its cgroup's quota or to another virtual machine."""
@@ -51,7 +46,7 @@ _TORN_PAUSE_S = 0.001
 
 @dataclass(frozen=True)
 class RankView:
-    """One rank as it was found."""
+    """One rank as observed."""
 
     rank: int
     slot: Slot
@@ -71,7 +66,7 @@ class RankView:
 
 @dataclass(frozen=True)
 class BoardView:
-    """All that a board says, at one moment."""
+    """A board's contents at one moment."""
 
     world: int
     generation: bytes
@@ -89,8 +84,8 @@ class BoardView:
         return any(rank.alive for rank in self.ranks)
 
 
-def look(path: str) -> BoardView:
-    """Return what a board says; changes nothing, and needs no right but to read.
+def read_board(path: str) -> BoardView:
+    """Return a board's contents; changes nothing, and needs no right but to read.
 
     Raises NotReadyError where there is none (NoBoard), or none that can be understood (BadBoard,
     OtherBoardVersion), HostprepError.
@@ -106,7 +101,7 @@ def look(path: str) -> BoardView:
 
 
 def view_of(fd: int, *, own_rank: int | None = None, torn_s: float = _TORN_S) -> BoardView:
-    """Return what an open board says. Raises NotReadyError for what is no board.
+    """Return an open board's contents. Raises NotReadyError for another file.
 
     `torn_s`: for how many seconds slots may look torn, as while they are being written.
     """
@@ -117,7 +112,7 @@ def view_of(fd: int, *, own_rank: int | None = None, torn_s: float = _TORN_S) ->
     for rank in range(header.world):
         slot = _slot_in(fd, data, rank, until_s)
         if slot is not None:
-            # Asked after the slot was read: a rank takes its lock before it writes.
+            # Checked after the slot was read: a rank takes its lock before it writes.
             alive = rank == own_rank or is_range_locked(fd, slot_offset(rank), SLOT_BYTES)
             ranks.append(RankView(rank, slot, alive))
     return BoardView(
@@ -131,7 +126,7 @@ def view_of(fd: int, *, own_rank: int | None = None, torn_s: float = _TORN_S) ->
 
 
 def read_whole(fd: int) -> bytes:
-    """Return a board's bytes, or as many as any board may have and one."""
+    """Return a board's bytes; at most one more than the largest board has."""
     try:
         return os.pread(fd, MAX_BOARD_BYTES + 1, 0)
     except OSError as error:
@@ -160,7 +155,7 @@ def read_slot(fd: int, rank: int, until_s: float | None = None) -> Slot | None:
             break
         time.sleep(_TORN_PAUSE_S)
     whose = "the gate" if rank == GATE else f"rank {rank}"
-    raise NotReadyError(f"what the rank board says of {whose} is damaged", reason="BadBoard")
+    raise NotReadyError(f"the rank board's entry of {whose} is damaged", reason="BadBoard")
 
 
 class BoardReader:
@@ -171,18 +166,18 @@ class BoardReader:
     """
 
     def __init__(self, path: str, *, generation: str) -> None:
-        """Touch nothing yet. Raises BadInputError for an empty generation."""
+        """Open nothing yet. Raises BadInputError for an empty generation."""
         self.path = path
         self._generation = generation_of(generation)
         self._fd: int | None = None
         self._announcer: Announcer | None = None
 
     def read(self) -> BoardView | None:
-        """Return what this run's board says; None where there is none yet.
+        """Return the contents of this run's board; None where there is none yet.
 
         Raises HostprepError once it was there and cannot be read any more.
         """
-        if self._fd is not None and is_own(self._fd):
+        if self._fd is not None and is_tracked(self._fd):
             return view_of(self._fd, torn_s=LONG_TORN_S)
         self._fd = None
         fd = self._open()
@@ -195,19 +190,19 @@ class BoardReader:
         if view is None or view.generation != self._generation:
             os.close(fd)
             return None
-        self._fd = own(fd)
+        self._fd = track_fd(fd)
         self._announcer = Announcer(self._fd)
         return view
 
     def announce(self, state: str, why: str = "") -> None:
-        """Write the gate's state into the board, for `hostprep status`; where that can be."""
+        """Write the gate's state into the board, for `hostprep status`, where that is possible."""
         if self._announcer is not None:
             self._announcer.announce(state, why)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd is not None:
-            close_own(self._fd)
+            close_tracked(self._fd)
         self._fd = self._announcer = None
 
     def _open(self) -> int | None:
@@ -226,9 +221,9 @@ class Announcer:
         self._since_s = time.time()
 
     def announce(self, state: str, why: str) -> None:
-        """Write it, unless another gate does, or the board may only be read."""
+        """Write the state, unless another gate does, or the board may only be read."""
         with contextlib.suppress(OSError, HostprepError):
-            if not is_own(self._fd) or not self._is_ours():
+            if not is_tracked(self._fd) or not self._is_ours():
                 return
             self._sequence = (self._sequence or 0) + 1
             made_at_s = unpack_header(read_whole(self._fd)).created_at_s

@@ -154,7 +154,7 @@ class Slice:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         end = self.offset_bytes + self.size_bytes
         return f"region {self.region.name}, slice [{self.offset_bytes}, {end})"
 

@@ -14,8 +14,6 @@ from hostprep.errors import BadInputError
 from hostprep.known_issues import ONE_TABLE_ALLOCATION, parse_driver_version
 from hostprep.units import format_bytes
 
-__all__ = ["Cost", "registration_cost"]
-
 _GPU_PAGE_BYTES = 4 * KIB
 """Registered memory is in entries of 4 KiB on the GPU and in the driver's tables, also where the
 host's pages are huge (uvm_map_external.c; nv.c and mem_desc.c)."""
@@ -45,12 +43,12 @@ class Cost:
     vram_bytes: int
     """The same, over all GPUs and processes."""
     kernel_bytes: int
-    """Memory of the host's kernel, over all GPUs and processes. Charged to nobody's limit."""
+    """Memory of the host's kernel, over all GPUs and processes. Charged to no cgroup's limit."""
     page_table_bytes: int
     """CPU page tables over all processes; counts in each one's own memory limit. 0 for huge
     pages."""
     notes: tuple[str, ...]
-    """What to know about these figures, in words."""
+    """What to know about these figures, as text."""
 
 
 def registration_cost(

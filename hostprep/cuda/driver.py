@@ -19,23 +19,6 @@ if TYPE_CHECKING:
 _GONE = frozenset({4, 201, 709, 713})
 """Driver shut down, no context, context destroyed, nothing registered there."""
 
-
-class DriverError(FailedError):
-    """A call that the driver refused. `code` and `name` are its own."""
-
-    def __init__(self, code: int, name: str, call: str) -> None:
-        reason, words, remedy = _MEANINGS.get(code, ("DriverFailed", "", _SEE_LOG))
-        message = f"{call} failed with {name} ({code})"
-        super().__init__(f"{message}: {words}" if words else message, reason=reason, remedy=remedy)
-        self.code = code
-        self.name = name
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether whatever was registered is not any more: there is nothing to undo."""
-        return self.code in _GONE
-
-
 _SEE_LOG = "see the kernel's log for lines of NVRM"
 _CONTEXT = (
     "ContextGone",
@@ -115,6 +98,43 @@ _INIT = {
     ),
 }
 
+_RELEASES_GIL = (12, 9, 1)
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})", re.ASCII)
+
+_MODULE = "cuda.bindings.driver"
+_LEAST_VERSION = 12000
+"""CUDA 12.0 (r525): the oldest driver that cuda-bindings 12 supports."""
+
+# cuda.h: CU_MEMHOSTREGISTER_*.
+_PORTABLE = 1
+_DEVICE_MAP = 2
+_READ_ONLY = 8
+
+_DEVICE_ATTRIBUTES = {
+    "host_register_supported": "HOST_REGISTER_SUPPORTED",
+    "read_only_supported": "READ_ONLY_HOST_REGISTER_SUPPORTED",
+    "uses_host_page_tables": "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES",
+    "can_use_host_pointer": "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM",
+    "can_map_host_memory": "CAN_MAP_HOST_MEMORY",
+    "unified_addressing": "UNIFIED_ADDRESSING",
+}
+
+
+class DriverError(FailedError):
+    """A call that the driver refused. `code` and `name` are its own."""
+
+    def __init__(self, code: int, name: str, call: str) -> None:
+        reason, words, remedy = _MEANINGS.get(code, ("DriverFailed", "", _SEE_LOG))
+        message = f"{call} failed with {name} ({code})"
+        super().__init__(f"{message}: {words}" if words else message, reason=reason, remedy=remedy)
+        self.code = code
+        self.name = name
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether what was registered is gone: there is nothing to undo."""
+        return self.code in _GONE
+
 
 def init_error(code: int) -> HostprepError:
     """Return the error for a driver that could not be initialised."""
@@ -124,10 +144,6 @@ def init_error(code: int) -> HostprepError:
         )
     kind, reason, words, remedy = _INIT[code]
     return kind(words, reason=reason, remedy=remedy)
-
-
-_RELEASES_GIL = (12, 9, 1)
-_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})", re.ASCII)
 
 
 class _ByCtypes:
@@ -158,16 +174,6 @@ def long_calls(api: Any) -> Any:
     found = _VERSION.match(str(getattr(package, "__version__", "")))
     version = tuple(int(part) for part in found.groups()) if found else (0,)
     return api if version >= _RELEASES_GIL else _ByCtypes()
-
-
-_MODULE = "cuda.bindings.driver"
-_LEAST_VERSION = 12000
-"""CUDA 12.0 (r525): the oldest driver that cuda-bindings 12 supports."""
-
-# cuda.h: CU_MEMHOSTREGISTER_*.
-_PORTABLE = 1
-_DEVICE_MAP = 2
-_READ_ONLY = 8
 
 
 @dataclass(frozen=True)
@@ -213,14 +219,81 @@ class DeviceTraits:
         return flags
 
 
-_DEVICE_ATTRIBUTES = {
-    "host_register_supported": "HOST_REGISTER_SUPPORTED",
-    "read_only_supported": "READ_ONLY_HOST_REGISTER_SUPPORTED",
-    "uses_host_page_tables": "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES",
-    "can_use_host_pointer": "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM",
-    "can_map_host_memory": "CAN_MAP_HOST_MEMORY",
-    "unified_addressing": "UNIFIED_ADDRESSING",
-}
+def load_driver(name: str | None = None) -> Driver:
+    """Load cuda-python's driver module (`name` for another one) and initialise the driver.
+
+    The import takes about 0.1 s, once in a process. Raises NotReadyError where cuda-python, the
+    driver or a device is missing, FailedError where the driver is there and cannot be used:
+    too old, or initialised by a parent that forked since. All with what to do.
+    """
+    if _initialised_in and os.getpid() not in _initialised_in:
+        raise forked_child_error()
+    try:
+        api = import_module(name or _MODULE)
+    except ImportError as error:
+        raise NotReadyError(
+            f"cuda-python cannot be imported: {error}",
+            reason="CudaPythonMissing",
+            remedy="in the engine's environment: pip install 'cuda-bindings>=12.8', of the CUDA "
+            "version that nvidia-smi shows or an earlier one",
+        ) from error
+    try:
+        code = int(api.cuInit(0)[0])
+    except (RuntimeError, OSError) as error:  # cuda-python: libcuda.so.1 cannot be loaded
+        raise NotReadyError(
+            f"the CUDA driver cannot be loaded: {error}",
+            reason="DriverMissing",
+            remedy="install the NVIDIA driver on the node, and give the container a GPU: its "
+            "runtime mounts libcuda.so.1",
+        ) from error
+    if code != 0:
+        raise init_error(code)
+    _initialised_in.add(os.getpid())
+    driver = Driver(api)
+    version = driver.version()
+    if version < _LEAST_VERSION:
+        raise FailedError(
+            f"the CUDA driver supports CUDA {version // 1000}.{version % 1000 // 10} at most",
+            reason="DriverTooOld",
+            remedy="update the NVIDIA driver to r525 (CUDA 12.0) or later",
+        )
+    return driver
+
+
+class CudaAccess:
+    """The driver and the context that use the memory; by default those of the calling thread.
+
+    An error is kept until `use`: what prevents registering must not keep an engine from being
+    built.
+    """
+
+    def __init__(self, driver: Driver | None, context: int | None) -> None:
+        self._driver = driver
+        self._context = context
+        self._error: HostprepError | None = None
+        if context is None:
+            try:
+                self._driver = driver or load_driver()
+                self._context = self._driver.current_context()
+            except HostprepError as error:
+                self._error = error
+
+    @property
+    def context(self) -> int:
+        """The context's handle; 0 where there is none."""
+        return self._context or 0
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[Driver]:
+        """Have the context current in this thread, and captures of other threads left alone.
+
+        Raises HostprepError: what prevented it when this was made, or does now.
+        """
+        if self._error is not None:
+            raise self._error
+        driver = self._driver = self._driver or load_driver()
+        with driver.using(self.context), driver.relaxed_capture():
+            yield driver
 
 
 class Driver:
@@ -266,7 +339,7 @@ class Driver:
         try:
             yield
         finally:
-            # Whatever the block raised is worth more than a context that was lost meanwhile.
+            # The error of the block counts more than a context that was lost meanwhile.
             with contextlib.suppress(DriverError):
                 self.set_current(before)
 
@@ -351,54 +424,9 @@ class Driver:
 _initialised_in: set[int] = set()
 
 
-def load_driver(name: str | None = None) -> Driver:
-    """Load cuda-python's driver module (`name` for another one) and initialise the driver.
-
-    The import takes about 0.1 s, once in a process. Raises NotReadyError where cuda-python, the
-    driver or a device is missing, FailedError where the driver is there and cannot be used:
-    too old, or initialised by a parent that forked since. All with what to do.
-    """
-    if _initialised_in and os.getpid() not in _initialised_in:
-        raise forked_child_error()
-    try:
-        api = import_module(name or _MODULE)
-    except ImportError as error:
-        raise NotReadyError(
-            f"cuda-python cannot be imported: {error}",
-            reason="CudaPythonMissing",
-            remedy="in the engine's environment: pip install 'cuda-bindings>=12.8', of the CUDA "
-            "version that nvidia-smi shows or an earlier one",
-        ) from error
-    try:
-        code = int(api.cuInit(0)[0])
-    except (RuntimeError, OSError) as error:  # cuda-python: libcuda.so.1 cannot be loaded
-        raise NotReadyError(
-            f"the CUDA driver cannot be loaded: {error}",
-            reason="DriverMissing",
-            remedy="install the NVIDIA driver on the node, and give the container a GPU: its "
-            "runtime mounts libcuda.so.1",
-        ) from error
-    if code != 0:
-        raise init_error(code)
-    _initialised_in.add(os.getpid())
-    driver = Driver(api)
-    _check_version(driver)
-    return driver
-
-
 def forked_child_error() -> HostprepError:
-    """Return the error for whoever works with its parent's CUDA."""
+    """Return the error for a process that uses CUDA of the parent it was forked from."""
     return init_error(3)
-
-
-def _check_version(driver: Driver) -> None:
-    version = driver.version()
-    if version < _LEAST_VERSION:
-        raise FailedError(
-            f"the CUDA driver supports CUDA {version // 1000}.{version % 1000 // 10} at most",
-            reason="DriverTooOld",
-            remedy="update the NVIDIA driver to r525 (CUDA 12.0) or later",
-        )
 
 
 def _number(handle: Any) -> int:
@@ -413,39 +441,3 @@ def _uuid_text(uuid: bytes) -> str:
     digits = uuid.hex()
     parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
     return "GPU-" + "-".join(parts)
-
-
-class CudaAccess:
-    """The driver and the context that use the memory; by default those of the calling thread.
-
-    Trouble is kept for the one who works: what stands in the way of registering must not keep
-    an engine from being built.
-    """
-
-    def __init__(self, driver: Driver | None, context: int | None) -> None:
-        self._driver = driver
-        self._context = context
-        self._trouble: HostprepError | None = None
-        if context is None:
-            try:
-                self._driver = driver or load_driver()
-                self._context = self._driver.current_context()
-            except HostprepError as error:
-                self._trouble = error
-
-    @property
-    def context(self) -> int:
-        """The context's handle; 0 where there is none."""
-        return self._context or 0
-
-    @contextlib.contextmanager
-    def use(self) -> Iterator[Driver]:
-        """Have the context current in this thread, and captures of other threads left alone.
-
-        Raises HostprepError: what stood in the way when this was made, or does now.
-        """
-        if self._trouble is not None:
-            raise self._trouble
-        driver = self._driver = self._driver or load_driver()
-        with driver.using(self.context), driver.relaxed_capture():
-            yield driver

@@ -1,8 +1,8 @@
 """The gate: while it is closed, the engine serves from GPU memory alone; all ranks ready open it.
 
-What the ranks of this node say comes by the board, what others say by the engine's own channel.
-The engine polls one attribute. Everything that takes a system call (the board, whether its ranks
-live, the deadline) is the work of a thread that ends as soon as the gate is decided.
+Ranks of this node report on the board, others over the engine's own channel. The engine polls one
+attribute. Everything that takes a system call (the board, whether its ranks live, the deadline) is
+the work of a thread that ends as soon as the gate is decided.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
     class Board(Protocol):
         """What a gate needs of a board: a rank's own, or a reader of one."""
 
-        def read(self) -> BoardView | None: ...
+        def read(self) -> BoardView | None:
+            """Return the board's contents; None where there is no board yet."""
 
-        def announce(self, state: str, why: str = "") -> None: ...
+        def announce(self, state: str, why: str = "") -> None:
+            """Write the gate's state into the board."""
 
 
-__all__ = ["Gate", "Report", "Verdict", "judge"]
-
-_LOOK_S = 0.02
+_POLL_S = 0.02
 _STATES = {state.upper(): state for state in (JOINED, INITIALIZING, READY, FAILED)}
 _SHOWN_RANKS = 8
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank said over the engine's own channel, last."""
+    """A rank's last report over the engine's own channel."""
 
     state: str
     reason: str = ""
@@ -57,17 +57,17 @@ class Report:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a gate is: Closed, Open or Degraded, and why in words."""
+    """A gate's state: Closed, Open or Degraded, and why, for people."""
 
     state: str
     why: str = ""
 
 
 def judge(world: int, reports: Mapping[int, Report], board: BoardView | None) -> Verdict:
-    """Return what follows from all that is known; pure.
+    """Return the verdict that follows from channel and board; pure.
 
-    A rank is ready if all that is known of it says so: a rank that is ready by the channel and
-    still at work by the board is not. One rank that failed, or ended, degrades the gate.
+    A rank is ready if both agree: one that is ready by the channel and still registers by the
+    board is not. One rank that failed, or ended, degrades the gate.
     """
     if board is not None and board.world != world:
         why = f"the rank board is for {board.world} ranks, this gate for {world}"
@@ -82,7 +82,7 @@ def judge(world: int, reports: Mapping[int, Report], board: BoardView | None) ->
         if view.trouble is not None:
             return Verdict(DEGRADED, view.trouble)
         states.setdefault(view.rank, []).append(view.slot.state)
-    ready = {rank for rank, said in states.items() if set(said) == {READY}}
+    ready = {rank for rank, reported in states.items() if set(reported) == {READY}}
     if len(ready) == world:
         return Verdict(OPEN)
     if board is not None and board.removed:
@@ -101,7 +101,7 @@ def _waiting(world: int, ready: set[int], states: Mapping[int, list[str]]) -> st
 
 
 class Gate:
-    """Polled by the engine; once open it stays open, once degraded it stays degraded.
+    """Polled by the engine. Once open it stays open, once degraded it stays degraded.
 
     `board` is this process's RankBoard, or a BoardReader in a process that is no rank; without
     one, `report` is all there is. `deadline_s`: seconds from now after which a gate that is not
@@ -118,7 +118,7 @@ class Gate:
         on_degraded: Callable[[str], object] | None = None,
         on_open: Callable[[], object] | None = None,
     ) -> None:
-        """Begin to watch. Raises BadInputError for a world that cannot be."""
+        """Begin to watch. Raises BadInputError for an invalid world size."""
         if not 1 <= world <= MAX_WORLD:
             raise BadInputError(
                 f"a gate for {world} ranks cannot be",
@@ -132,19 +132,19 @@ class Gate:
         self._reports: dict[int, Report] = {}
         self.deadline_s = deadline_s
         self.opened_after_s: float | None = None
-        """Seconds from the gate's making to its opening; None until then."""
+        """Seconds from the gate's creation to its opening; None until then."""
         self._begun_s = time.monotonic()
         self._on_degraded = on_degraded or _log
         self._on_open = on_open
         self._lock = threading.Lock()
-        self._reading = threading.Lock()
+        self._read_lock = threading.Lock()
         self._decided = threading.Event()
         _gates.add(self)
         if board is not None or deadline_s is not None:
             try:
                 threading.Thread(target=self._watch, name="hostprep-gate", daemon=True).start()
-            except RuntimeError as error:  # no thread to be had: a limit of the container
-                self._settle(Verdict(DEGRADED, f"nobody can watch the gate: {error}"))
+            except RuntimeError as error:  # no thread can be had: a limit of the container
+                self._decide(Verdict(DEGRADED, f"the gate cannot be watched: {error}"))
 
     @property
     def is_open(self) -> bool:
@@ -162,10 +162,10 @@ class Gate:
         return self._verdict.why
 
     def report(self, rank: int, state: str, reason: str = "") -> None:
-        """Take what a rank said over the engine's own channel: Initializing, Ready or Failed.
+        """Take a rank's report over the engine's own channel: Initializing, Ready or Failed.
 
         The last report of a rank counts, and none once the gate is decided. Raises BadInputError
-        for a rank or a state that cannot be.
+        for an invalid rank or state.
         """
         known = _STATES.get(str(state).upper())
         if known is None or not 0 <= rank < self._world:
@@ -176,7 +176,7 @@ class Gate:
             )
         with self._lock:
             self._reports[rank] = Report(known, reason)
-        self._look()
+        self._evaluate()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the gate is decided; tell whether it is open."""
@@ -184,33 +184,33 @@ class Gate:
         return self._is_open
 
     def close(self) -> None:
-        """Stop watching: a gate that is not open by now stays closed, without a word."""
-        self._settle(Verdict(DEGRADED, "the gate was closed by the engine"), silently=True)
+        """Stop watching: a gate that is not open by now stays closed, silently."""
+        self._decide(Verdict(DEGRADED, "the gate was closed by the engine"), silently=True)
 
     def _watch(self) -> None:
-        while not self._decided.wait(_LOOK_S):
-            self._look()
+        while not self._decided.wait(_POLL_S):
+            self._evaluate()
 
-    def _look(self) -> None:
-        """Judge anew, and act where that decides it."""
+    def _evaluate(self) -> None:
+        """Judge again, and act where that decides the gate."""
         if self._verdict.state != CLOSED:
             return
         with self._lock:
             reports = dict(self._reports)
         try:
-            with self._reading:
+            with self._read_lock:
                 board = self._board.read() if self._board is not None else None
             verdict = judge(self._world, reports, board)
         except (HostprepError, OSError) as error:
             verdict = Verdict(DEGRADED, getattr(error, "message", f"the rank board: {error}"))
-        if verdict.state == CLOSED and self._is_late():
+        is_late = (
+            self.deadline_s is not None and time.monotonic() - self._begun_s >= self.deadline_s
+        )
+        if verdict.state == CLOSED and is_late:
             verdict = Verdict(DEGRADED, f"not open within {self.deadline_s:g} s: {verdict.why}")
-        self._settle(verdict)
+        self._decide(verdict)
 
-    def _is_late(self) -> bool:
-        return self.deadline_s is not None and time.monotonic() - self._begun_s >= self.deadline_s
-
-    def _settle(self, verdict: Verdict, *, silently: bool = False) -> None:
+    def _decide(self, verdict: Verdict, *, silently: bool = False) -> None:
         with self._lock:
             if self._verdict.state != CLOSED:
                 return
@@ -229,9 +229,9 @@ class Gate:
             _call(lambda: self._on_degraded(verdict.why))
 
     def _close_in_child(self) -> None:
-        """In a forked child, where nobody watches: stay as it is, for good."""
+        """In a forked child, where no thread watches: stay as it is, for good."""
         self._lock = threading.Lock()
-        self._reading = threading.Lock()
+        self._read_lock = threading.Lock()
         if self._verdict.state == CLOSED:
             self._verdict = Verdict(DEGRADED, "this process was forked while the gate was closed")
         self._decided = threading.Event()
@@ -250,7 +250,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _call(callback: Callable[[], object] | None) -> None:
-    """Call what is the engine's. Its mistakes are shown, and do not become the gate's."""
+    """Call a callback of the engine; its errors are logged and do not become the gate's."""
     try:
         if callback is not None:
             callback()

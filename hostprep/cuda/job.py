@@ -44,6 +44,12 @@ if TYPE_CHECKING:
             """Hold a turn. Raises BusyError where none is to be had."""
 
 
+_SKIPPED = (
+    "not registered: the device uses the host's page tables (ATS) and would gain nothing; the "
+    "memory stays resident because the pool is pinned"
+)
+
+
 class CancelledError(FailedError):
     """The registration was cancelled, or closed before it was done."""
 
@@ -57,7 +63,7 @@ class Control:
         self.lock = threading.Condition()
         """Held while the outcome is decided: a cancellation comes before it, or too late."""
         self.interrupt = threading.Event()
-        """Set while there is a reason to stop waiting for whatever is waited for."""
+        """Set while there is a reason to stop waiting."""
         self._deadline_s = deadline_s
         self._ends_at_s: float | None = None
         self._is_paused = False
@@ -96,7 +102,7 @@ class Control:
         return max(0.0, self._ends_at_s - time.monotonic())
 
     def is_set(self) -> bool:
-        """Tell whether to look up from the work and ask `go_on`: interrupted, or out of time."""
+        """Tell whether to interrupt the work and ask `go_on`: interrupted, or out of time."""
         return self.interrupt.is_set() or self.left_s() == 0.0
 
     def go_on(self, on_pause: Callable[[], None]) -> None:
@@ -126,22 +132,22 @@ class Control:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a registration is. `state` is one of the words of `Registration.state`."""
+    """How far a registration is. `state` is as in `Registration.state`."""
 
     state: str
     done_bytes: int
-    """Registered now: none after a failure, which takes all back."""
+    """Registered now: none after a failure, which unregisters all."""
     size_bytes: int
     chunks: int
     """Calls made to register."""
     longest_chunk_s: float
     elapsed_s: float
     note: str = ""
-    """What else is worth knowing, for people."""
+    """More to know, for people."""
 
 
 class Counters:
-    """What the working thread writes down, for others to read; single fields, hence no lock."""
+    """Written by the working thread, read by others; single fields, hence no lock."""
 
     def __init__(self, size_bytes: int) -> None:
         self.state = "Idle"
@@ -174,7 +180,7 @@ class Counters:
         self._longest_s = max(self._longest_s, took_s)
 
     def progress(self) -> Progress:
-        """Return it as a value."""
+        """Return the progress as a value."""
         end_s = self._ended_s or time.monotonic()
         return Progress(
             state=self.state,
@@ -207,13 +213,13 @@ class RegisteredRange:
         return len(self._chunks)
 
     def claim(self) -> None:
-        """Take the range for ourselves. Raises BadInputError, naming it, if part of it is taken.
+        """Take the range. Raises BadInputError, naming the part, if part of it is taken.
 
         The driver would refuse the second registration of a byte as well, but only at that
         chunk, after having registered all before it.
         """
-        with _state.lock:
-            for other in _state.live:
+        with _live.lock:
+            for other in _live.ranges:
                 start, end = max(self.start, other.start), min(self.end, other.end)
                 if start < end:
                     raise BadInputError(
@@ -222,7 +228,7 @@ class RegisteredRange:
                         reason="Overlap",
                         remedy="close that one first, or register slices that share no page",
                     )
-            _state.live.append(self)
+            _live.ranges.append(self)
 
     def register(self, driver: Driver, offset_bytes: int, size_bytes: int, flags: int) -> None:
         """Register one chunk of the range. Raises DriverError."""
@@ -255,39 +261,39 @@ class RegisteredRange:
         return first_error
 
     def forget(self) -> None:
-        """Take all chunks as gone: their context is."""
+        """Treat all chunks as gone: their context is."""
         self._chunks = []
 
     def release(self) -> None:
-        """Let go of the range and its mapping; not while a chunk of it is registered."""
+        """Release the range and its mapping; not while a chunk of it is registered."""
         if self._chunks:
             return
         self._keep = None
-        with _state.lock:
-            if self in _state.live:
-                _state.live.remove(self)
+        with _live.lock:
+            if self in _live.ranges:
+                _live.ranges.remove(self)
 
 
-class _State:
-    """The ranges in hand. Strong references: what is registered is not forgotten by accident."""
+class _LiveRanges:
+    """The ranges in use. Strong references: a registered range is not collected by accident."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.live: list[RegisteredRange] = []
+        self.ranges: list[RegisteredRange] = []
 
 
-_state = _State()
-_of_parents: list[_State] = []
+_live = _LiveRanges()
+_of_parents: list[_LiveRanges] = []
 
 
 def _after_fork() -> None:
     """Start empty in a forked child: it has registered nothing, and these ranges are not mapped.
 
-    The parent's objects are kept as they are: nothing may be unmapped on their account here.
+    The parent's objects are kept as they are: the child must not unmap them.
     """
-    global _state  # noqa: PLW0603
-    _of_parents.append(_state)
-    _state = _State()
+    global _live  # noqa: PLW0603
+    _of_parents.append(_live)
+    _live = _LiveRanges()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -304,31 +310,31 @@ class ProgressReporter:
         self._show = show
 
     def initializing(self) -> None:
-        """Say that work begins."""
+        """Report that work begins."""
         if self._board is not None:
             self._board.initializing()
 
     def chunk(self) -> None:
-        """Say that one more chunk is registered."""
+        """Report one more registered chunk."""
         if self._board is not None:
             now = self._counters.progress()
             self._board.progress(now.done_bytes, now.size_bytes, now.longest_chunk_s)
         self.show()
 
     def ready(self) -> None:
-        """Say that all is registered, and that the engine has done its part."""
+        """Report that all is registered, and that the engine has done its part."""
         if self._board is not None:
             self._board.ready()
 
     def failed(self, reason: str) -> None:
-        """Say that it will not be ready in this run."""
+        """Report that it will not be ready in this run."""
         if self._board is not None:
             # The board may be what failed: the others see a rank that never got ready.
             with contextlib.suppress(Exception):
                 self._board.failed(reason)
 
     def withdrawn(self) -> None:
-        """Say that what was ready is not any more: a gate that is still closed must not open."""
+        """Report that what was ready no longer is: a gate that is still closed must not open."""
         if self._board is not None:
             with contextlib.suppress(Exception):  # as above; or the engine closed it before
                 self._board.initializing()
@@ -347,14 +353,8 @@ class ProgressReporter:
             logging.getLogger("hostprep.register").exception("on_progress failed: not called again")
 
 
-_SKIPPED = (
-    "not registered: the device uses the host's page tables (ATS) and would gain nothing; the "
-    "memory stays resident because the pool is pinned"
-)
-
-
 class Job:
-    """Done by one thread, with the context current and the thread's capture mode relaxed."""
+    """Registers one slice, in one thread, the context current and its capture mode relaxed."""
 
     def __init__(
         self,
@@ -376,7 +376,7 @@ class Job:
         self._on_chunk = on_chunk
 
     def register(self, driver: Driver, context: int) -> str:
-        """Register the slice; return the outcome's word. Raises HostprepError: undo then."""
+        """Register the slice; return the outcome's name. Raises HostprepError: undo then."""
         traits = driver.attributes(driver.device_of(context))
         if traits.uses_host_page_tables:
             self._counters.note = _SKIPPED
@@ -389,7 +389,7 @@ class Job:
         return "Registered"
 
     def undo(self, driver: Driver) -> HostprepError | None:
-        """Take all chunks back, the last one first; return why one of them could not be."""
+        """Unregister all chunks, the last one first; return why one of them could not be."""
         error = self._range.undo(driver)
         self._counters.done_bytes = 0
         if error is not None:
@@ -464,7 +464,7 @@ class Job:
             turn.enter_context(self._turnstile.turn(timeout_s=left_s, stop=stop))
         except BusyError:
             return False
-        if stop.is_set():  # paused or cancelled at the moment we were let in: let the next one in
+        if stop.is_set():  # paused or cancelled just as our turn began: let the next one in
             turn.close()
             return False
         self._counters.state = "Registering"

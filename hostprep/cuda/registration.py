@@ -25,15 +25,12 @@ from hostprep.errors import BadInputError, FailedError, HostprepError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import TypedDict, Unpack
 
-    from hostprep.cuda.chunks import ChunkPolicy
-    from hostprep.cuda.driver import Driver
-    from hostprep.cuda.job import Board, Progress, Turns
+    from hostprep.cuda.job import Board, Turns
 
     class Options(TypedDict, total=False):
-        """What Registration takes; see there."""
+        """The options of Registration."""
 
         driver: Driver | None
         context: int | None
@@ -65,8 +62,8 @@ class Registration:
     does `board` get READY, and its exception is a failure. `on_progress` gets a Progress after
     each chunk and at the end. `policy` bounds the chunks; their pages are the region's.
 
-    Raises BadInputError for a slice that cannot be. Whatever stands in the way of registering,
-    such as a missing driver, becomes Failed: it must not keep an engine from serving.
+    Raises BadInputError for an invalid slice. Anything that prevents registering, such as a
+    missing driver, becomes Failed: it must not keep an engine from serving.
     """
 
     def __init__(
@@ -113,7 +110,7 @@ class Registration:
 
     @property
     def state(self) -> str:
-        """Where it is now; no system call, no lock."""
+        """The current state; no system call, no lock."""
         return self._counters.state
 
     @property
@@ -123,7 +120,7 @@ class Registration:
 
     @property
     def progress(self) -> Progress:
-        """How far it is."""
+        """How far the registration is."""
         return self._counters.progress()
 
     def start(self) -> Registration:
@@ -138,15 +135,15 @@ class Registration:
             # Not threading.Thread, whose start() waits until the new thread was scheduled and has
             # let go of the GIL: milliseconds on a busy machine, in the engine's own thread.
             _thread.start_new_thread(self._work, ())
-        except RuntimeError as error:  # no thread to be had: a limit of the container
-            self._give_up(FailedError(f"{self._part.name}: {error}", reason="NoThread"))
+        except RuntimeError as error:  # no thread can be had: a limit of the container
+            self._fail(FailedError(f"{self._part.name}: {error}", reason="NoThread"))
             self._ended.set()
         return self
 
     def run(self) -> Registration:
         """Register before returning, in this thread, as engines do by themselves today.
 
-        Raises as `start` does, and what made it fail.
+        Raises as `start` does, and the error that made it fail.
         """
         self._begin()
         self._work()
@@ -173,7 +170,7 @@ class Registration:
         self._control.cancel()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it came to an end, good or bad; False if that took longer than `timeout_s`."""
+        """Wait for the end, good or bad; return False if that took longer than `timeout_s`."""
         self._refuse_child()
         return self._ended.wait(timeout_s)
 
@@ -200,7 +197,7 @@ class Registration:
                 self._ended.wait()
             if self.state in ("Registered", "Skipped"):
                 self._reporter.withdrawn()
-            error = self._take_back()
+            error = self._undo()
             self._counters.state = "Closed"
         if error is not None:
             raise error
@@ -214,7 +211,7 @@ class Registration:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if os.getpid() == self._pid:  # a forked child leaves the block too, and has nothing here
+        if os.getpid() == self._pid:  # a forked child leaves the block too, and holds nothing
             self.close()
 
     def __repr__(self) -> str:
@@ -237,30 +234,30 @@ class Registration:
         self._counters.begin()
 
     def _work(self) -> None:
-        """Do everything, in whichever thread, and leave an outcome."""
+        """Register in the calling thread and set the outcome."""
         self._worker = threading.get_ident()
         try:
             self._reporter.initializing()
             with self._cuda.use() as driver:
                 try:
                     outcome = self._job.register(driver, self._cuda.context)
-                    self._have_engine_join()
-                    self._arrive(outcome)
+                    self._call_on_registered()
+                    self._finish(outcome)
                 except BaseException:
                     self._job.undo(driver)
                     raise
         except BaseException as error:
-            self._give_up(error)
+            self._fail(error)
             if not isinstance(error, Exception) and not self._in_background:
                 raise  # Ctrl-C in `run`
         finally:
             try:
                 self._reporter.show()
             finally:
-                self._ended.set()  # come what may: `close` waits for it
+                self._ended.set()  # in any case: `close` waits for it
 
-    def _have_engine_join(self) -> None:
-        """Have the engine do its part, such as making the copy streams of its host tier."""
+    def _call_on_registered(self) -> None:
+        """Let the engine do its part, such as making the copy streams of its host tier."""
         if self._on_registered is None:
             return
         self._job.go_on()
@@ -274,15 +271,15 @@ class Registration:
                 remedy="see the engine's log; it serves from GPU memory alone",
             ) from error
 
-    def _arrive(self, outcome: str) -> None:
-        """Say READY, unless somebody cancelled before."""
+    def _finish(self, outcome: str) -> None:
+        """Report READY, unless the registration was cancelled before."""
         with self._control.lock:
             self._control.check()
             self._reporter.ready()
             self._counters.end(outcome)
 
-    def _give_up(self, error: BaseException) -> None:
-        """Leave Failed or Cancelled, and tell the other ranks why."""
+    def _fail(self, error: BaseException) -> None:
+        """Become Failed or Cancelled, and report to the other ranks why."""
         if isinstance(error, HostprepError):
             self._error = error
         else:
@@ -294,8 +291,8 @@ class Registration:
         self._reporter.failed(str(self._error))
         self._counters.end("Cancelled" if isinstance(error, CancelledError) else "Failed")
 
-    def _take_back(self) -> HostprepError | None:
-        """Undo what a finished registration holds; return why not all of it could be."""
+    def _undo(self) -> HostprepError | None:
+        """Unregister what a finished registration holds; return why that failed, if it did."""
         error = None
         if self._range.count:
             try:

@@ -1,12 +1,12 @@
-"""Taking turns with the driver, node-wide: one process registers one chunk, then the next does.
+"""The turnstile: the processes of a node take turns with the driver, chunk by chunk.
 
 While one process registers, the driver's locks stall the others' calls; a lock alone is not fair
 (flock(2) promises no order). Hence tickets, in order of arrival, for a small number of slots.
-Kernel locks only: what dies lets go, in whatever PID namespace, and no daemon has to be up.
+Kernel locks only: they go with their process, in any PID namespace, and no daemon has to be up.
 
-Registering unfairly is better than not registering: without a folder to write to, an engine says so
-once and goes on without taking turns. Who was stopped in its turn is alive to the kernel: after a
-while nobody waits for it any more, and the others take turns among themselves.
+Registering unfairly is better than not registering: without a folder to write to, an engine logs it
+once and registers without taking turns. A process that was stopped in its turn is alive to the
+kernel: after a while the others go past it and take turns among themselves.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hostprep.cuda.turnstile_files import (
-    Other,
     QueueTicket,
+    TicketId,
     draw,
+    is_held,
     living_ahead,
     open_turnstile,
     release_slot,
-    still_there,
     try_slots,
 )
 from hostprep.errors import BadInputError, BusyError, HostprepError
-from hostprep.linux.locks import close_own, own
+from hostprep.linux.locks import close_tracked, track_fd
 from hostprep.paths import TURNSTILE, default_root
 
 TYPE_CHECKING = False
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from threading import Event
 
-__all__ = ["PATIENCE_S", "Turnstile", "patience_for"]
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _MAX_WIDTH = 64
@@ -44,13 +43,13 @@ _HEAD_PAUSE_S = 0.001
 _PAUSE_S = 0.01
 _IMPATIENT_S = 1.0
 PATIENCE_S = 30.0
-"""Of who registers by chunks: hundreds of them could have had their turns."""
+"""Of processes that register by chunks: hundreds of them could have had their turns."""
 _SLOW_BYTES_PER_S = 2_800_000_000
 """Half of the slowest rate measured for memory that is present: 5.6 GB/s, 4 KiB pages, four
 processes at once (LightLLM issue 1527)."""
 _PATIENCES = 10
-"""How many times a turnstile's patience anybody waits at all: a queue that moves, and never lets
-us through, is somebody's who keeps drawing tickets before ours."""
+"""The longest wait, in multiples of the patience: where the queue moves and never lets us through,
+a process keeps drawing tickets before ours."""
 _OPEN_TRIES = 10
 
 
@@ -62,10 +61,10 @@ def patience_for(call_bytes: int) -> float:
 class Turnstile:
     """The turnstile of one GPU, or of the whole node: every process that uses the same key.
 
-    `width` at most are at work at once. `patience_s`: how long nothing may move before us until
-    we go past it, and ten times as long whatever moves; a turn takes milliseconds. `say` gets a
-    sentence for people, once; by default it is logged as a warning. Of several threads each may
-    take turns of its own.
+    At most `width` processes register at once. `patience_s`: how long the queue before us may
+    stand still until we go past it, and ten times as long in any case; a turn takes milliseconds.
+    `say` gets a sentence for people, once; by default it is logged as a warning. Each thread of a
+    process may take turns of its own.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Turnstile:
         patience_s: float = PATIENCE_S,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        """Raise BadInputError for a key or a width that cannot be; touches nothing."""
+        """Raise BadInputError for an invalid key or width; touches no file."""
         if _KEY.fullmatch(key) is None:
             raise BadInputError(
                 f"{key!r} cannot name a turnstile",
@@ -94,8 +93,8 @@ class Turnstile:
         self._key = key
         self._width = width
         self._patience_s = patience_s
-        self._stopped: frozenset[Other] = frozenset()
-        self._slot_is_theirs = False
+        self._stopped: frozenset[TicketId] = frozenset()
+        self._slot_is_stuck = False
         self._impatient = False
         self._say = say or _log
         self._without: str | None = None
@@ -107,31 +106,31 @@ class Turnstile:
 
     @property
     def without(self) -> str | None:
-        """What was said of turns that were not waited for, the first time; None where all were."""
+        """Why turns were not waited for, as reported the first time; None where all were."""
         return self._without
 
     @contextlib.contextmanager
     def turn(self, timeout_s: float | None = None, stop: Event | None = None) -> Iterator[None]:
-        """Wait for our turn, and have it while the block runs: for one chunk.
+        """Wait for our turn, and hold it while the block runs: for one chunk.
 
         Raises BusyError (TurnTimeout, TurnStopped) when `timeout_s` is over or `stop` is set
         while we wait: the block does not run then.
         """
-        place = self._take(_Wait(timeout_s, stop))
+        turn = self._begin(_WaitTimer(timeout_s, stop))
         try:
             yield
         finally:
-            if place is not None:
-                place.leave()
+            if turn is not None:
+                turn.end()
 
-    def _take(self, wait: _Wait) -> _Place | None:
-        """Return our place; None where there is no taking turns."""
+    def _begin(self, wait: _WaitTimer) -> _Turn | None:
+        """Return our turn; None where turns cannot be taken."""
         try:
             folder, ticket = self._draw()
             try:
-                return _Place(folder, ticket, self._queue(folder, ticket, wait))
+                return _Turn(folder, ticket, self._queue(folder, ticket, wait))
             except BaseException:
-                _Place(folder, ticket, None).leave()
+                _Turn(folder, ticket, None).end()
                 raise
         except BusyError:
             raise
@@ -141,39 +140,34 @@ class Turnstile:
             self._go_without(f"{self.path}: {error.strerror or error}")
         return None
 
-    def _queue(self, folder: int, ticket: QueueTicket, wait: _Wait) -> int | None:
+    def _queue(self, folder: int, ticket: QueueTicket, wait: _WaitTimer) -> int | None:
         """Wait until we are next, and return our slot; None for a turn without one."""
         self._forget_who_moved(folder)
         while True:
-            ahead = living_ahead(
-                folder, ticket.number, limit=self._width + 1, passing=self._stopped
-            )
+            ahead = living_ahead(folder, ticket.number, limit=self._width + 1, skip=self._stopped)
             is_next = len(ahead) < self._width
             slot = try_slots(folder, self._width) if is_next else None
             if slot is not None:
-                self._slot_is_theirs = self._impatient = False
+                self._slot_is_stuck = self._impatient = False
                 return slot
-            if is_next and self._slot_is_theirs:
-                return None  # in order still: whoever else knows of them waits for our ticket
+            if is_next and self._slot_is_stuck:
+                return None  # still in order: the others that went past it wait for our ticket
             is_stuck = wait.stands_still_s(ahead) > self._patience_now_s()
             if is_stuck or wait.waited_s() > self._patience_now_s() * _PATIENCES:
                 self._lose_patience(wait, is_stuck=is_stuck)
                 if is_next or not is_stuck:
-                    self._slot_is_theirs = is_next
+                    self._slot_is_stuck = is_next
                     return try_slots(folder, self._width)
-                # Those who could be at work. Others behind them wait for them as we do.
+                # Those that could be at work. Others behind them wait for them as we do.
                 self._stopped |= set(ahead[: self._width])
             wait.pause(_HEAD_PAUSE_S if len(ahead) <= self._width else _PAUSE_S)
 
-    def _lose_patience(self, wait: _Wait, *, is_stuck: bool) -> None:
-        """Wait no longer, and say so.
-
-        Stopped by a debugger or a frozen cgroup: alive to the kernel, and for how long?
-        """
+    def _lose_patience(self, wait: _WaitTimer, *, is_stuck: bool) -> None:
+        """Report that we go on: those before us may be stopped by a debugger or a frozen cgroup."""
         self._impatient = True
         what = "nothing moved" if is_stuck else "no turn"
         self._say_once(
-            f"{self.path}: {what} for {wait.waited_s():.1f} s: registering past whoever is stopped"
+            f"{self.path}: {what} for {wait.waited_s():.1f} s: registering past the process stopped"
             " there, whose call may stall ours; end that process, or let it go on"
         )
 
@@ -181,10 +175,10 @@ class Turnstile:
         return min(self._patience_s, _IMPATIENT_S) if self._impatient else self._patience_s
 
     def _forget_who_moved(self, folder: int) -> None:
-        """Wait for those again whose turn came to an end after all: they go on, or are dead."""
-        left = frozenset(other for other in self._stopped if still_there(folder, other))
+        """Wait again for processes whose turn has ended after all: they go on, or are dead."""
+        left = frozenset(other for other in self._stopped if is_held(folder, other))
         if left != self._stopped:
-            self._stopped, self._slot_is_theirs = left, False
+            self._stopped, self._slot_is_stuck = left, False
 
     def _go_without(self, why: str) -> None:
         self._say_once(
@@ -198,12 +192,12 @@ class Turnstile:
             self._say(text)
 
     def _draw(self) -> tuple[int, QueueTicket]:
-        """Return the folder of our key, made where it is missing, and our ticket in it.
+        """Return the folder of our key, made where missing, and our ticket in it.
 
         Raises OSError, HostprepError.
         """
         for _ in range(_OPEN_TRIES):
-            # Somebody may have made it an instant ago, and not yet opened it to everybody.
+            # Another process may have made it just now, and not yet opened it to everybody.
             with contextlib.suppress(PermissionError):
                 return self._draw_once()
             if self._without is not None:
@@ -212,44 +206,44 @@ class Turnstile:
         return self._draw_once()
 
     def _draw_once(self) -> tuple[int, QueueTicket]:
-        folder = own(open_turnstile(self._root, self._key))
+        folder = track_fd(open_turnstile(self._root, self._key))
         try:
             return folder, draw(folder)
         except BaseException:
-            close_own(folder)
+            close_tracked(folder)
             raise
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A turn that is had: its slot, unless that is a stopped one's, and the ticket it came by.
+class _Turn:
+    """A turn: its slot, unless a stopped process has that, and the ticket that led to it.
 
-    The ticket stays until the end: so those who wait can tell by it whether a turn moves on.
+    The ticket stays until the end: by it the waiting processes see whether the queue moves.
     """
 
     folder: int
     ticket: QueueTicket
     slot: int | None
 
-    def leave(self) -> None:
-        """End it; nothing in a forked child, where the descriptors are closed."""
+    def end(self) -> None:
+        """End the turn; does nothing in a forked child, where the descriptors are closed."""
         if self.slot is not None:
             release_slot(self.slot)
         self.ticket.give_up(self.folder)
-        close_own(self.folder)
+        close_tracked(self.folder)
 
 
-class _Wait:
-    """How long we have waited, and for how long nothing has moved before us."""
+class _WaitTimer:
+    """How long we have waited, and for how long the queue before us has stood still."""
 
     def __init__(self, timeout_s: float | None, stop: Event | None) -> None:
         self._timeout_s = timeout_s
         self._stop = stop
         self._since_s = self._moved_s = time.monotonic()
-        self._ahead: tuple[Other, ...] | None = None
+        self._ahead: tuple[TicketId, ...] | None = None
 
-    def stands_still_s(self, ahead: tuple[Other, ...]) -> float:
-        """Return for how many seconds the same ones have been before us."""
+    def stands_still_s(self, ahead: tuple[TicketId, ...]) -> float:
+        """Return for how many seconds the same tickets have been before ours."""
         if ahead != self._ahead:
             self._ahead = ahead
             self._moved_s = time.monotonic()
@@ -260,7 +254,7 @@ class _Wait:
         return time.monotonic() - self._since_s
 
     def pause(self, pause_s: float) -> None:
-        """Sleep. Raises BusyError where there is nothing to wait for any more."""
+        """Sleep. Raises BusyError when the time is over or `stop` is set."""
         if self._timeout_s is not None:
             left_s = self._since_s + self._timeout_s - time.monotonic()
             if left_s <= 0:
@@ -271,7 +265,7 @@ class _Wait:
         if self._stop is None:
             time.sleep(pause_s)
         elif self._stop.wait(pause_s):
-            raise BusyError("told to stop while waiting for a turn", reason="TurnStopped")
+            raise BusyError("stopped while waiting for a turn", reason="TurnStopped")
 
 
 def _log(text: str) -> None:

@@ -1,4 +1,4 @@
-"""The files of turnstiles: tickets of those who wait or work, slots of turns, and their folders."""
+"""The files of a turnstile: tickets of processes that wait or register, slots, and the folders."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from hostprep.errors import BadInputError, NotReadyError
-from hostprep.linux.files import closing_fd, give_name, new_nameless, open_folder
-from hostprep.linux.locks import close_own, is_own, own, try_lock
+from hostprep.linux.files import closing_fd, give_name, open_folder, open_tmpfile
+from hostprep.linux.locks import close_tracked, is_tracked, track_fd, try_lock
 from hostprep.paths import POOL_MARKS, TURNSTILE
 
 SLOT_MODE = 0o666
 _DIGITS = 12
 _LAST = 10**_DIGITS - 1
-"""Numbers begin anew whenever the queue is empty: nobody gets there but on purpose."""
+"""Numbers start again whenever the queue is empty: only malice gets there."""
 _MOST_ENTRIES = 4096
-"""Some 100 times what the processes of a node leave there. All of it is read a thousand times a
-second by whoever waits."""
+"""Some 100 times what the processes of a node leave there. Each waiting process reads all of it a
+thousand times a second."""
+
+_MODE = 0o1777
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_SLOT = "slot0"
 
 
 @dataclass(frozen=True)
@@ -33,16 +37,16 @@ class QueueTicket:
 
     def give_up(self, folder: int) -> None:
         """Leave the queue; nothing in a forked child, where the number may be another file's."""
-        if not is_own(self.fd):
+        if not is_tracked(self.fd):
             return
         with contextlib.suppress(OSError):
             _unlink_own(folder, self.name, self.fd)
-        close_own(self.fd)
+        close_tracked(self.fd)
 
 
 @dataclass(frozen=True)
-class Other:
-    """Another's ticket: the number comes again, the inode with it does not while it is known."""
+class TicketId:
+    """Another process's ticket. Its number may be used again, but not with the same inode."""
 
     number: int
     inode: int
@@ -51,66 +55,66 @@ class Other:
 def draw(folder: int) -> QueueTicket:
     """Take the last place in the queue. Raises OSError where nothing can be written.
 
-    Two who draw at once may get their places the other way round; nobody loses more than one
-    place to each other process that way, since later ones always draw behind.
+    Two processes that draw at once may swap places; a process loses at most one place to each
+    other that way, since later ones always draw behind.
     """
-    fd = own(new_nameless(folder, SLOT_MODE))
+    fd = track_fd(open_tmpfile(folder, SLOT_MODE))
     try:
-        # Not waiting: nobody else has a file without a name.
+        # Never waits: no other process has a file without a name.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        living = [number for number, name in _numbers(folder) if lives(folder, name)]
+        living = [number for number, name in _numbers(folder) if living_inode(folder, name)]
         number = 1 + max(living, default=0)
         while number <= _LAST:
             if give_name(folder, fd, name := _name(number)):
                 return QueueTicket(number, name, fd)
             number += 1
-        raise OSError(f"somebody holds the last ticket, {_LAST}")
+        raise OSError(f"the last ticket, {_LAST}, is taken")
     except BaseException:
-        close_own(fd)
+        close_tracked(fd)
         raise
 
 
 def living_ahead(
-    folder: int, number: int, *, limit: int, passing: Collection[Other] = ()
-) -> tuple[Other, ...]:
-    """Return the first `limit` tickets before ours whose drawers live, less those in `passing`.
+    folder: int, number: int, *, limit: int, skip: Collection[TicketId] = ()
+) -> tuple[TicketId, ...]:
+    """Return the first `limit` living tickets before ours, less those in `skip`.
 
-    Tickets of the dead are removed on the way, where this process may. Raises OSError.
+    Tickets of dead processes are removed on the way, where this process may. Raises OSError.
     """
-    found: list[Other] = []
+    found: list[TicketId] = []
     for other, name in _numbers(folder):
         if other >= number or len(found) == limit:
             break
-        inode = lives(folder, name)
-        if inode and Other(other, inode) not in passing:
-            found.append(Other(other, inode))
+        inode = living_inode(folder, name)
+        if inode and TicketId(other, inode) not in skip:
+            found.append(TicketId(other, inode))
     return tuple(found)
 
 
-def still_there(folder: int, other: Other) -> bool:
-    """Tell whether that very ticket is held still."""
-    return lives(folder, _name(other.number)) == other.inode
+def is_held(folder: int, other: TicketId) -> bool:
+    """Tell whether that very ticket is still held."""
+    return living_inode(folder, _name(other.number)) == other.inode
 
 
 def try_slots(folder: int, width: int) -> int | None:
     """Return a slot that was free, now locked; None where all are taken.
 
-    The slots alone keep more than `width` from being at work at once; tickets only tell who may
-    try next. A slot that cannot be opened is somebody's prank, and does without; raises OSError
-    where none can be.
+    The slots alone keep more than `width` processes from registering at once; tickets only say
+    which may try next. A slot that cannot be opened (malice) is passed over; raises OSError where
+    none can be.
     """
     problem: OSError | None = None
     usable = 0
     for index in range(width):
         try:
-            fd = own(_open_slot(folder, f"slot{index}"))
+            fd = track_fd(_open_slot(folder, f"slot{index}"))
         except OSError as error:
             problem = error
             continue
         usable += 1
         if try_lock(fd, exclusive=True) and os.fstat(fd).st_nlink > 0:
             return fd
-        close_own(fd)
+        close_tracked(fd)
     if problem is not None and not usable:
         raise problem
     return None
@@ -119,17 +123,17 @@ def try_slots(folder: int, width: int) -> int | None:
 def release_slot(fd: int) -> None:
     """End a turn. Unlocked as well as closed: a child that was just forked must not keep it.
 
-    Nothing in a forked child: it has no turn, and the number may be another file's there.
+    Does nothing in a forked child: it has no turn, and the number may be another file's there.
     """
-    if not is_own(fd):
+    if not is_tracked(fd):
         return
     with contextlib.suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_UN)
-    close_own(fd)
+    close_tracked(fd)
 
 
 def is_slot_name(name: str) -> bool:
-    """Tell whether a file of that name is a slot, of whatever width."""
+    """Tell whether a file of that name is a slot, of any width."""
     number = name.removeprefix("slot") if name.startswith("slot") else ""
     return number.isascii() and number.isdigit()
 
@@ -149,8 +153,8 @@ def open_plain(folder: int, name: str) -> int:
     return fd
 
 
-def lives(folder: int, name: str) -> int:
-    """Return the inode of a ticket whose drawer lives; 0, and it is removed, if that is dead."""
+def living_inode(folder: int, name: str) -> int:
+    """Return the inode of a ticket whose process lives; else remove the ticket and return 0."""
     try:
         fd = open_plain(folder, name)
     except OSError:
@@ -174,7 +178,7 @@ def _open_slot(folder: int, name: str) -> int:
         return open_plain(folder, name)
     except FileNotFoundError:
         pass
-    fd = new_nameless(folder, SLOT_MODE)
+    fd = open_tmpfile(folder, SLOT_MODE)
     try:
         give_name(folder, fd, name)
     finally:
@@ -183,7 +187,7 @@ def _open_slot(folder: int, name: str) -> int:
 
 
 def _numbers(folder: int) -> list[tuple[int, str]]:
-    """Return the tickets in order. Raises OSError where too much lies there to look through."""
+    """Return the tickets in order. Raises OSError where too many files lie there."""
     names = []
     with os.scandir(folder) as entries:
         for count, entry in enumerate(entries):
@@ -197,15 +201,10 @@ def _numbers(folder: int) -> list[tuple[int, str]]:
 def _unlink_own(folder: int, name: str, fd: int) -> None:
     """Remove a file that we have locked, if the name is still its.
 
-    Under its lock: two who find it dead would else remove its successor's as well.
+    Under its lock: else two processes that find it dead would remove its successor's as well.
     """
     if os.path.samestat(os.stat(name, dir_fd=folder, follow_symlinks=False), os.fstat(fd)):
         os.unlink(name, dir_fd=folder)
-
-
-_MODE = 0o1777
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_SLOT = "slot0"
 
 
 def open_turnstile(root: str, key: str) -> int:
@@ -219,10 +218,10 @@ def open_turnstile(root: str, key: str) -> int:
 
 
 def make_turnstiles(root: str, keys: tuple[str, ...] = ("node",)) -> None:
-    """Have the folders, for engines that may not make them; by whoever prepares the node.
+    """Make the folders, for engines that may not; called when the node is prepared.
 
-    Each with its first slot, which is ours then, so that nobody else can take it away; and without
-    whatever is no living ticket. Raises OSError, HostprepError.
+    Each gets its first slot, which is then ours, so that no other user can remove it; whatever is
+    neither a slot nor a living ticket is removed. Raises OSError, HostprepError.
     """
     with closing_fd(_open_all(root, make=True)) as folder:
         for key in keys:
@@ -230,16 +229,16 @@ def make_turnstiles(root: str, keys: tuple[str, ...] = ("node",)) -> None:
                 if not _is_ours(os.stat(key, dir_fd=folder, follow_symlinks=False)):
                     _clear(folder, key)
             with closing_fd(_open_or_make(folder, key)) as turnstile:
-                if _is_ours(os.fstat(turnstile)):  # else somebody was faster: the next time
+                if _is_ours(os.fstat(turnstile)):  # else another user was faster: the next time
                     _tidy(turnstile)
-                    _have_slot(turnstile)
+                    _make_first_slot(turnstile)
 
 
 def remove_turnstiles(root: str) -> None:
     """Remove the folders with all that is in them; by root, once no pool is left.
 
-    Whoever waits there goes on without taking turns. Links are removed, never followed; a folder
-    of that name that is not everybody's to write to is not ours.
+    Processes that wait there go on without taking turns. Links are removed, never followed; a
+    folder of that name that not everybody may write to is not ours.
     """
     folder = f"{root}/{TURNSTILE}"
     with contextlib.suppress(OSError):
@@ -254,22 +253,22 @@ def _is_ours(status: os.stat_result) -> bool:
 
 
 def _tidy(folder: int) -> None:
-    """Remove what is neither a slot nor a living ticket, dead ones of other users included."""
+    """Remove what is neither a slot nor a living ticket, other users' dead ones included."""
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if not is_slot_name(entry.name)]
     for name in names:
         is_plain = stat.S_ISREG(_mode(folder, name))
         if is_plain and is_ticket_name(name):
-            lives(folder, name)  # removes it if not
+            living_inode(folder, name)  # removes a dead one
         else:
             _clear(folder, name)
 
 
-def _have_slot(folder: int) -> None:
-    """Have the first slot, ours and open to everybody: the sticky bit then keeps it in place.
+def _make_first_slot(folder: int) -> None:
+    """Make the first slot, ours and open to everybody: the sticky bit then keeps it in place.
 
-    Another's is replaced once nobody has its turn there: under its lock, so that whoever is about
-    to take it sees that it has gone.
+    Another user's is replaced once no process has its turn there: under its lock, so that a
+    process that is about to take it sees that it has gone.
     """
     with contextlib.suppress(FileNotFoundError):
         try:
@@ -286,7 +285,7 @@ def _have_slot(folder: int) -> None:
                 if not try_lock(fd, exclusive=True):
                     return
                 os.unlink(_SLOT, dir_fd=folder)
-    fd = new_nameless(folder, SLOT_MODE)
+    fd = open_tmpfile(folder, SLOT_MODE)
     with closing_fd(fd):
         give_name(folder, fd, _SLOT)
 
@@ -299,7 +298,7 @@ def _mode(folder: int, name: str) -> int:
 
 
 def _clear(folder: int, name: str) -> None:
-    """Remove whatever it is; a link itself, never what it leads to. What resists stays.
+    """Remove an entry of any type; a link itself, never its target. What cannot be removed stays.
 
     In the open folder: its owner could lead a path elsewhere meanwhile.
     """
@@ -326,7 +325,7 @@ def _open_all(root: str, *, make: bool) -> int:
 
 
 def _refuse_pool(root: str, parent: int) -> None:
-    """Raise BadInputError for a pool of our name: it must not be opened to everybody."""
+    """Raise BadInputError for a pool of that name: it must not be opened to everybody."""
     for mark in POOL_MARKS:
         with contextlib.suppress(OSError):
             os.stat(f"{TURNSTILE}/{mark}", dir_fd=parent, follow_symlinks=False)

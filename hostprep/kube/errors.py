@@ -1,4 +1,4 @@
-"""What the API server, or the way to it, can answer instead of what was asked for.
+"""Errors of requests to the API server, by type.
 
 The reasons are label values of the operator's metrics: they stay as they are.
 """
@@ -15,7 +15,7 @@ _MAX_RETRY_AFTER_S = 30.0
 
 
 class ApiError(FailedError):
-    """Base of all of them."""
+    """The base class."""
 
     default_reason = "ApiError"
 
@@ -25,7 +25,7 @@ class ApiError(FailedError):
         answer = answer[:_MAX_ANSWER]
         super().__init__(f"{request}: {answer}" if request else answer)
         self.answer = answer
-        """What the server said, or what broke on the way."""
+        """The server's message, or what broke on the way."""
         self.status = status
         """HTTP status; 0 where no answer came."""
         self.retry_after_s = retry_after_s
@@ -76,13 +76,13 @@ class NoSuchResourceError(RefusedError):
 
 
 class ThrottledError(ApiError):
-    """429, and 503 with Retry-After: the server asks for patience."""
+    """429, and 503 with Retry-After: the server asks to wait."""
 
     default_reason = "TooMany"
 
 
 class UnreachableError(ApiError):
-    """No answer: connection refused, cut or too slow; or 5xx, or what no API server says."""
+    """No answer: connection refused, cut or too slow; or 5xx, or an answer of no API server."""
 
     default_reason = "Unreachable"
 

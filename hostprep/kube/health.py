@@ -16,7 +16,7 @@ WhyNot = Callable[[], str | None]
 
 @dataclass(slots=True)
 class HealthServer:
-    """Answers while it is started; the port stays open before and after."""
+    """Answers between `start` and `stop`; the port stays open before and after."""
 
     listener: Listener
     metrics: Callable[[], bytes]

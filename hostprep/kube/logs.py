@@ -15,7 +15,7 @@ _LIBRARIES = ("aiohttp", "asyncio", "grpc", "kopf", "kubernetes")
 
 
 class Logger(Protocol):
-    """What is used of a logger."""
+    """The methods of a logger that are used."""
 
     def info(self, event: str, **keys: Any) -> Any:
         """Log that something happened."""

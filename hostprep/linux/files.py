@@ -10,6 +10,18 @@ from collections.abc import Iterator
 
 from hostprep.errors import BadInputError, FailedError, HostprepError, NotReadyError
 
+_TAMPERED = "the handoff was not written by hostprep: run prepare again and see who writes there"
+
+_MEANINGS = {
+    errno.EACCES: ("NoPermission", "no permission", "run it as root, or as the pool's group"),
+    errno.EPERM: ("NoPermission", "not permitted", "run it as root"),
+    errno.EROFS: ("ReadOnly", "the file system is read-only", "choose another --root"),
+    errno.ENOSPC: ("NoSpace", "no space is left there", "free some, or choose another --root"),
+    errno.EDQUOT: ("NoSpace", "the quota is used up", "free some, or choose another --root"),
+    errno.ENOTDIR: ("BadRoot", "a part of the path is no folder", "choose another --root"),
+    errno.ENAMETOOLONG: ("BadRoot", "the path is too long", "choose another --root"),
+}
+
 
 @contextlib.contextmanager
 def closing_fd(fd: int) -> Iterator[int]:
@@ -54,9 +66,6 @@ def check_relative(path: str) -> tuple[str, ...]:
             f"path {path!r} leaves the pool's folder", reason="BadPath", remedy=_TAMPERED
         )
     return parts
-
-
-_TAMPERED = "the handoff was not written by hostprep: run prepare again and see who writes there"
 
 
 def open_beneath(folder: int, path: str, flags: int) -> int:
@@ -114,7 +123,9 @@ def atomic_write(path: str, data: bytes, *, mode: int = 0o644, gid: int | None =
         remove_file(temporary)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            _write_all(fd, data)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
             if gid is not None:
                 os.fchown(fd, -1, gid)
             os.fchmod(fd, mode)
@@ -122,29 +133,16 @@ def atomic_write(path: str, data: bytes, *, mode: int = 0o644, gid: int | None =
         finally:
             os.close(fd)
         os.rename(temporary, path)
-        _sync_folder(folder)
+        with closing_fd(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as parent:
+            os.fsync(parent)
     except OSError as error:
         raise from_os_error(error, f"write {path}") from error
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _sync_folder(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def make_folder(path: str, *, mode: int, gid: int | None) -> None:
-    """Have a folder with that mode and group; None leaves the group. Raises OSError.
+    """Make a folder with that mode and group; None leaves the group. Raises OSError.
 
-    Nothing is touched where it is right already. For folders whose parents are ours alone to
+    Nothing is changed where it is right already. For folders whose parents are ours alone to
     write to: links would be followed.
     """
     os.makedirs(path, exist_ok=True)
@@ -168,7 +166,7 @@ def open_state_file(path: str, flags: int) -> int:
 
 
 def remove_file(path: str) -> bool:
-    """Delete a file, or whatever the pool's group put in its place; False where nothing was.
+    """Delete a file, or what the pool's group put in its place; False where nothing was.
 
     Raises FailedError, BadInputError.
     """
@@ -177,7 +175,7 @@ def remove_file(path: str) -> bool:
     except FileNotFoundError:
         return False
     except IsADirectoryError:
-        import shutil  # late: it never comes to this but by malice
+        import shutil  # late: only malice leads here
 
         shutil.rmtree(path, ignore_errors=True)
         return True
@@ -186,34 +184,23 @@ def remove_file(path: str) -> bool:
     return True
 
 
-_WORDS = {
-    errno.EACCES: ("NoPermission", "no permission", "run it as root, or as the pool's group"),
-    errno.EPERM: ("NoPermission", "not permitted", "run it as root"),
-    errno.EROFS: ("ReadOnly", "the file system is read-only", "choose another --root"),
-    errno.ENOSPC: ("NoSpace", "no space is left there", "free some, or choose another --root"),
-    errno.EDQUOT: ("NoSpace", "the quota is used up", "free some, or choose another --root"),
-    errno.ENOTDIR: ("BadRoot", "a part of the path is no folder", "choose another --root"),
-    errno.ENAMETOOLONG: ("BadRoot", "the path is too long", "choose another --root"),
-}
-
-
 def from_os_error(error: OSError, doing: str) -> HostprepError:
-    """Return our error for the system's: what was done, what went wrong, what to do.
+    """Return our error for the system's: what was attempted, what went wrong, the remedy.
 
-    What the caller can mend by asking differently (no right, no room) is bad input.
+    What another request would avoid (no right, no room) is bad input.
     """
-    reason, words, remedy = _WORDS.get(
+    reason, words, remedy = _MEANINGS.get(
         error.errno or 0, ("Failed", error.strerror or str(error), "")
     )
     kind = BadInputError if remedy else FailedError
     return kind(f"cannot {doing}: {words}", reason=reason, remedy=remedy or None)
 
 
-def new_nameless(folder: int, mode: int) -> int:
+def open_tmpfile(folder: int, mode: int) -> int:
     """Return a file without a name in an open folder, of that mode whatever the umask.
 
-    open(2), O_TMPFILE: it goes with its last descriptor, so that nothing is left of a process that
-    is killed meanwhile. Raises OSError.
+    open(2), O_TMPFILE: it goes with its last descriptor, so that a killed process leaves nothing.
+    Raises OSError.
     """
     flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
     fd = os.open(".", flags, mode, dir_fd=folder)
@@ -226,7 +213,7 @@ def new_nameless(folder: int, mode: int) -> int:
 
 
 def give_name(folder: int, fd: int, name: str) -> bool:
-    """Give it a name in its folder; False where that is taken, whatever by. Raises OSError."""
+    """Name a tmpfile in its folder; False where the name is taken. Raises OSError."""
     try:
         os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=folder, follow_symlinks=True)
     except FileExistsError:

@@ -1,8 +1,8 @@
-"""Hearing at once that whoever wrote to a region has let go of it: a lease's end needs no polling.
+"""Watching for the last writer of a region to close it: a lease's end needs no polling.
 
 inotify(7): IN_CLOSE_WRITE comes when the last reference to an open file description that could
 write goes, mappings and inherited descriptors included, in whichever mount namespace it was
-opened. It is a hint to look sooner; what counts is the look.
+opened. It is a hint to observe sooner; what counts is the observation.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import ctypes
 import os
 import struct
 from collections.abc import Iterable
-
-__all__ = ["WriterWatch"]
 
 _IN_CLOSE_WRITE = 0x8  # linux/inotify.h
 _IN_Q_OVERFLOW = 0x4000  # the same: events were lost (max_queued_events)
@@ -29,7 +27,7 @@ class WriterWatch:
         self.fd = self._call(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def watch(self, paths: Iterable[str]) -> None:
-        """Watch these files; those that are watched already stay so. Missing ones are let pass.
+        """Watch these files; those that are watched already stay so. Missing ones are skipped.
 
         Raises OSError for others (max_user_watches). A watch goes with its inode.
         """
@@ -40,9 +38,9 @@ class WriterWatch:
                 )
 
     def was_closed(self) -> bool:
-        """Take what came; return whether any file was closed by one who could write to it.
+        """Read the events; return whether a writer closed any file.
 
-        One read only: whoever closes without end must not keep us here. More is a next call's.
+        One read only: a process that closes without end must not keep us here.
         """
         data = b""
         with contextlib.suppress(BlockingIOError):
@@ -55,7 +53,7 @@ class WriterWatch:
         return closed
 
     def close(self) -> None:
-        """Let go of all watches."""
+        """End all watches."""
         os.close(self.fd)
 
     @staticmethod

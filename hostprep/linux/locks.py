@@ -16,6 +16,9 @@ from hostprep.linux.files import from_os_error
 
 _F_SETSIG = 10  # linux/fcntl.h; named by the module fcntl only as of Python 3.11
 
+_FLOCK = struct.Struct("@hhqqi4x")
+"""struct flock of asm-generic/fcntl.h on 64-bit machines: type, whence, start, length, pid."""
+
 
 def try_lock(fd: int, *, exclusive: bool) -> bool:
     """Take a flock if it is free; never waits. Works on read-only descriptors."""
@@ -31,7 +34,7 @@ def try_lock(fd: int, *, exclusive: bool) -> bool:
 def hold_lock(path: str, *, timeout_s: float, busy: BusyError) -> Iterator[int]:
     """Hold an exclusive flock on a file while the block runs, waiting at most `timeout_s`.
 
-    Polls instead of blocking: a holder that was stopped must not hang everybody for good.
+    Polls instead of blocking: a holder that was stopped must not hang all others for good.
     Raises `busy` when the time is over.
     """
     try:
@@ -57,14 +60,14 @@ def hold_lock(path: str, *, timeout_s: float, busy: BusyError) -> Iterator[int]:
 
 
 def has_no_writer(fd: int) -> bool:
-    """Tell whether nobody, in any namespace, has the file open or mapped for writing.
+    """Tell whether no process, in any namespace, has the file open or mapped for writing.
 
     `fd` must be open read-only, and the caller own the file or have CAP_LEASE: the kernel grants
     a read lease (F_SETLEASE, F_RDLCK) only while no writable description of the inode exists,
     and a mapping keeps its description. Works on tmpfs and hugetlbfs. Raises OSError otherwise.
     """
-    # Whoever opens the file for writing while we hold the read lease makes the kernel signal us:
-    # by SIGIO, which ends a process, unless another signal is chosen. SIGURG is ignored.
+    # A process that opens the file for writing while we hold the read lease makes the kernel signal
+    # us: by SIGIO, which ends a process, unless another signal is chosen. SIGURG is ignored.
     fcntl.fcntl(fd, _F_SETSIG, signal.SIGURG)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
@@ -76,10 +79,6 @@ def has_no_writer(fd: int) -> bool:
     return True
 
 
-_FLOCK = struct.Struct("@hhqqi4x")
-"""struct flock of asm-generic/fcntl.h on 64-bit machines: type, whence, start, length, pid."""
-
-
 def try_lock_range(fd: int, offset_bytes: int, size_bytes: int) -> bool:
     """Take a part of the file for this description alone, if it is free; never waits.
 
@@ -88,7 +87,7 @@ def try_lock_range(fd: int, offset_bytes: int, size_bytes: int) -> bool:
     wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset_bytes, size_bytes, 0)
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
-    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: somebody else has it
+    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: another description has it
         return False
     return True
 
@@ -103,35 +102,35 @@ def is_range_locked(fd: int, offset_bytes: int, size_bytes: int) -> bool:
     return bool(answer[0] != fcntl.F_UNLCK)
 
 
-class _Own(int):
-    """A descriptor's number, of one opening of it: the same number may be another file's later."""
+class _TrackedFd(int):
+    """The number of one open descriptor: the same number may be another file's later."""
 
 
-_fds: dict[int, _Own] = {}
+_fds: dict[int, _TrackedFd] = {}
 
 
-def own(fd: int) -> int:
-    """Take note of a descriptor, and return what stands for it from then on."""
-    ours = _fds[fd] = _Own(fd)
+def track_fd(fd: int) -> int:
+    """Track a descriptor that a forked child must not keep; use the returned number afterwards."""
+    ours = _fds[fd] = _TrackedFd(fd)
     return ours
 
 
-def close_own(fd: int) -> None:
-    """Close such a descriptor; nothing where that was done, as in a forked child it was."""
-    if is_own(fd):
+def close_tracked(fd: int) -> None:
+    """Close a tracked descriptor; does nothing where it is closed, as in a forked child."""
+    if is_tracked(fd):
         del _fds[fd]
         with contextlib.suppress(OSError):
             os.close(fd)
 
 
-def is_own(fd: int) -> bool:
-    """Tell whether it is still open here: its number alone may be another file's by now."""
+def is_tracked(fd: int) -> bool:
+    """Tell whether it is still open: its number alone may be another file's by now."""
     return _fds.get(fd) is fd
 
 
 def _after_fork() -> None:
     for fd in tuple(_fds.values()):
-        close_own(fd)
+        close_tracked(fd)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -12,19 +12,6 @@ import os
 
 from hostprep.errors import FailedError, HostprepError, NotReadyError
 
-__all__ = [
-    "EHWPOISON",
-    "MADV_DONTFORK",
-    "MADV_POPULATE_READ",
-    "MADV_POPULATE_WRITE",
-    "address_of",
-    "advise",
-    "explain",
-    "map_shared",
-    "populate",
-    "zero",
-]
-
 # Values of asm-generic/mman-common.h and asm-generic/errno.h; Python 3.9 names few of them.
 MADV_DONTFORK = 10
 MADV_POPULATE_READ = 22
@@ -38,6 +25,35 @@ _memset = _libc.memset
 _memset.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
 _memset.restype = ctypes.c_void_p
 
+_MEANINGS = {
+    EHWPOISON: (
+        "PoisonedPage",
+        "the hardware reported a bad memory page",
+        "run `hostprep verify --pages` to name it; prepare rebuilds that region alone",
+    ),
+    errno.EFAULT: (
+        "OutOfPages",
+        "the kernel ran out of pages (huge-page pool exhausted or tmpfs full)",
+        "free memory on this NUMA node or ask for less, then run prepare again",
+    ),
+    errno.ENOSPC: (
+        "OutOfPages",
+        "the tmpfs or the memory behind it is full",
+        "free memory on this NUMA node or ask for less, then run prepare again",
+    ),
+    errno.EINVAL: (
+        "KernelTooOld",
+        "this kernel does not know MADV_POPULATE_WRITE",
+        "Linux 5.14 or later is needed",
+    ),
+    errno.ENOMEM: (
+        "OutOfMemory",
+        "no memory, or a limit of the cgroup is reached",
+        "see `hostprep doctor` for the limits that apply here",
+    ),
+}
+"""What an errno of mmap and madvise means here, where the manual's text would mislead."""
+
 
 def map_shared(
     fd: int, size_bytes: int, *, writable: bool = True, offset_bytes: int = 0
@@ -45,7 +61,7 @@ def map_shared(
     """Map `size_bytes` of an open file from the offset on, kept out of forked children.
 
     A forked child that kept the mapping would keep the lease alive after its parent's end.
-    Raises FailedError in plain words.
+    Raises FailedError.
     """
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     try:
@@ -98,42 +114,12 @@ def zero(address: int, size_bytes: int) -> None:
     _memset(address, 0, size_bytes)
 
 
-_TROUBLE = {
-    EHWPOISON: (
-        "PoisonedPage",
-        "the hardware reported a bad memory page",
-        "run `hostprep verify --pages` to name it; prepare rebuilds that region alone",
-    ),
-    errno.EFAULT: (
-        "OutOfPages",
-        "the kernel ran out of pages (huge-page pool exhausted or tmpfs full)",
-        "free memory on this NUMA node or ask for less, then run prepare again",
-    ),
-    errno.ENOSPC: (
-        "OutOfPages",
-        "the tmpfs or the memory behind it is full",
-        "free memory on this NUMA node or ask for less, then run prepare again",
-    ),
-    errno.EINVAL: (
-        "KernelTooOld",
-        "this kernel does not know MADV_POPULATE_WRITE",
-        "Linux 5.14 or later is needed",
-    ),
-    errno.ENOMEM: (
-        "OutOfMemory",
-        "no memory, or a limit of the cgroup is reached",
-        "see `hostprep doctor` for the limits that apply here",
-    ),
-}
-"""What an errno of mmap and madvise means here, where the manual's words would mislead."""
-
-
 def explain(code: int | None, doing: str) -> HostprepError:
     """Return the error to raise for an errno met while `doing` something with a region."""
-    if code not in _TROUBLE:
+    if code not in _MEANINGS:
         detail = os.strerror(code) if code else "the file is smaller than promised"
         return FailedError(f"{doing}: {detail}", reason="MemoryFailed")
-    reason, words, remedy = _TROUBLE[code]
+    reason, words, remedy = _MEANINGS[code]
     kind = NotReadyError if code == EHWPOISON else FailedError
     return kind(f"{doing}: {words}", reason=reason, remedy=remedy)
 

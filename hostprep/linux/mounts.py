@@ -8,8 +8,6 @@ import os
 
 from hostprep.linux.files import from_os_error
 
-__all__ = ["mount", "remount", "unmount"]
-
 # linux/mount.h
 _MS_NOSUID = 2
 _MS_NODEV = 4
@@ -51,8 +49,8 @@ def _call(fs_type: str, target: str, options: str, flags: int) -> None:
 def unmount(target: str) -> None:
     """Unmount; with a file on it still open or mapped it vanishes now and is freed at its end.
 
-    Only an empty one may vanish like that: its files were removed by name, which whoever holds
-    them was asked about. Raises HostprepError.
+    Only an empty one may vanish like that: its files were removed by name, once no process was
+    found to hold them. Raises HostprepError.
     """
     if _libc.umount2(os.fsencode(target), 0) == 0:
         return

@@ -18,6 +18,14 @@ _SYSCALL = {"x86_64": 238, "aarch64": 237}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
+MOVABLE = "Movable"
+"""The zone that long-term pins must first migrate out of (mm/gup.c)."""
+_HEAD = re.compile(r"(\d{1,5}), zone +(\w{1,32})", re.ASCII)
+_COUNT = re.compile(
+    r"^ +(?:pages )?(free|low|present|managed|nr_free_cma) +(\d{1,18}) *$",
+    re.ASCII | re.MULTILINE,
+)
+
 
 def bind_memory(nodes: Collection[int]) -> None:
     """Let the calling thread's later page faults take memory of these nodes only."""
@@ -43,7 +51,7 @@ def _set_policy(policy: int, nodes: Collection[int]) -> None:
     words = (ctypes.c_ulong * (bits // 64 + 1))()
     for node in nodes:
         words[node // 64] |= 1 << (node % 64)
-    # The kernel takes one bit less than it is told (mm/mempolicy.c, get_nodes).
+    # The kernel uses one bit less than the given number (mm/mempolicy.c, get_nodes).
     if _libc.syscall(number, policy, ctypes.byref(words), ctypes.c_ulong(bits + 1)) != 0:
         code = ctypes.get_errno()
         raise FailedError(
@@ -53,18 +61,9 @@ def _set_policy(policy: int, nodes: Collection[int]) -> None:
         )
 
 
-MOVABLE = "Movable"
-"""The zone that long-term pins must first migrate out of (mm/gup.c)."""
-_HEAD = re.compile(r"(\d{1,5}), zone +(\w{1,32})", re.ASCII)
-_COUNT = re.compile(
-    r"^ +(?:pages )?(free|low|present|managed|nr_free_cma) +(\d{1,18}) *$",
-    re.ASCII | re.MULTILINE,
-)
-
-
 @dataclass(frozen=True)
 class ZoneCounts:
-    """What /proc/zoneinfo says of one zone, in base pages."""
+    """The counts of one zone in /proc/zoneinfo, in base pages."""
 
     free: int = 0
     low: int = 0
@@ -76,7 +75,7 @@ class ZoneCounts:
 def parse_zoneinfo(text: str) -> dict[tuple[int, str], ZoneCounts]:
     """Return the counts of every zone, by NUMA node and name. Other lines are skipped.
 
-    What follows `pagesets` is left out unread: six lines for each CPU, a megabyte on big machines.
+    What follows `pagesets` is skipped: six lines for each CPU, a megabyte on big machines.
     """
     zones = {}
     for section in f"\n{text}".split("\nNode "):

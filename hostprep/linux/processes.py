@@ -11,6 +11,16 @@ from dataclasses import dataclass
 _HOST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of include/linux/proc_ns.h: the inode of the first PID namespace."""
 
+HOST_CGROUP_NAMESPACE = 0xEFFFFFFB
+"""PROC_CGROUP_INIT_INO of include/linux/proc_ns.h: the inode of the first one."""
+
+_CLONE_NEWCGROUP = 0x02000000  # linux/sched.h
+# Not /proc/self: that is the main thread, and each thread has a namespace of its own.
+_OWN = "/proc/thread-self/ns/cgroup"
+_FIRST = "/proc/1/ns/cgroup"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
 
 @dataclass(frozen=True)
 class ProcessId:
@@ -48,7 +58,7 @@ def may_scrub(owner_uid: int) -> bool:
 
 
 def first_alive(processes: Collection[ProcessId]) -> ProcessId | None:
-    """Return one of the processes that still exists; dying ones do until all is let go.
+    """Return one of the processes that still exists; dying ones do until all is released.
 
     Processes of other PID namespaces are looked up by the number that they have there
     (NSpid in /proc/PID/status) and by their start: one walk over /proc for all of them.
@@ -111,17 +121,6 @@ def _read(path: str) -> str:
             return file.read()
     except OSError:
         return ""
-
-
-HOST_CGROUP_NAMESPACE = 0xEFFFFFFB
-"""PROC_CGROUP_INIT_INO of include/linux/proc_ns.h: the inode of the first one."""
-
-_CLONE_NEWCGROUP = 0x02000000  # linux/sched.h
-# Not /proc/self: that is the main thread, and each thread has a namespace of its own.
-_OWN = "/proc/thread-self/ns/cgroup"
-_FIRST = "/proc/1/ns/cgroup"
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @contextlib.contextmanager

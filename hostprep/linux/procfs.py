@@ -4,16 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = [
-    "MAX_CPUS",
-    "parse_bracketed",
-    "parse_cpu_list",
-    "parse_huge_folder",
-    "parse_int",
-    "parse_keyed",
-    "parse_meminfo",
-]
-
 MAX_CPUS = 1 << 16
 """No kernel has more: NR_CPUS ends at 8192. Bounds what a broken list can make us build."""
 

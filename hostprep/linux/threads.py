@@ -14,25 +14,24 @@ if TYPE_CHECKING:
     class Stop(Protocol):
         """Tells whether to stop: a threading.Event, or what is asked like one."""
 
-        def is_set(self) -> bool: ...
+        def is_set(self) -> bool:
+            """Tell whether to stop."""
 
 
-__all__ = ["Halt", "Stopped", "run_pieces", "undisturbed"]
-
-_HEARD_WITHIN_S = 0.2
+_SIGNAL_WITHIN_S = 0.2
 """Seconds that a main thread waits for others at a time. A signal that comes between Python's last
-look for one and the wait's system call is heard only once that wait ends."""
+check for one and the wait's system call takes effect only once that wait ends."""
 
 Work = Callable[[int, int], None]
 """Called with offset and size in bytes of one piece; must release the GIL to be of use."""
 
 
 class Stopped(Exception):  # noqa: N818 - an outcome, not an error
-    """The caller said stop before all pieces were done."""
+    """The caller stopped it before all pieces were done."""
 
 
-class Halt(threading.Event):
-    """Set by those who work together, or by anybody outside who wants them to stop."""
+class CancelEvent(threading.Event):
+    """Set by one of several threads that work together, or from outside through `outer`."""
 
     def __init__(self, *outer: Stop) -> None:
         super().__init__()
@@ -43,8 +42,8 @@ class Halt(threading.Event):
         return super().is_set() or any(stop.is_set() for stop in self._outer)
 
 
-def undisturbed(work: Callable[[Stop], None]) -> None:
-    """Run `work` where Ctrl-C cannot come in between; it is told by what it is handed.
+def shielded(work: Callable[[Stop], None]) -> None:
+    """Run `work` where Ctrl-C cannot interrupt it; its argument says when to stop.
 
     KeyboardInterrupt is raised in the main thread only, and there at any step of Python's own code:
     within that of an Event it leaves its lock held, within Thread.join a thread counts as ended
@@ -53,9 +52,9 @@ def undisturbed(work: Callable[[Stop], None]) -> None:
     only once it has ended.
     """
     if threading.current_thread() is not threading.main_thread():
-        work(_Run(work))  # never stopped
+        work(_ShieldedRun(work))  # never stopped
         return
-    run = _Run(work)
+    run = _ShieldedRun(work)
     try:
         _thread.start_new_thread(run.do, ())
         while not run.is_over:
@@ -72,8 +71,8 @@ def undisturbed(work: Callable[[Stop], None]) -> None:
         raise run.error
 
 
-class _Run:
-    """Work in a thread of its own. Flags, since no lock is safe from Ctrl-C."""
+class _ShieldedRun:
+    """Work in a thread of its own. Plain flags, since no lock is safe from Ctrl-C."""
 
     def __init__(self, work: Callable[[Stop], None]) -> None:
         self._work = work
@@ -83,7 +82,7 @@ class _Run:
         self.error: BaseException | None = None
 
     def is_set(self) -> bool:
-        """Tell the work whether to stop."""
+        """Tell whether the work is to stop."""
         return self.is_stopped
 
     def do(self) -> None:
@@ -100,7 +99,7 @@ class _Run:
 
     def wait(self) -> None:
         """Wait for its end, for a while."""
-        self._over.acquire(timeout=_HEARD_WITHIN_S)
+        self._over.acquire(timeout=_SIGNAL_WITHIN_S)
 
 
 class _Pieces:
@@ -139,8 +138,8 @@ def run_pieces(
     """Run `work` over [0, size_bytes) in pieces of `piece_bytes` by `threads` threads.
 
     `cpus` binds the threads, `on_thread_start` runs in each of them first (memory policy),
-    `on_done` is told the bytes of every finished piece, from the thread that did it; `stop` is
-    asked before each piece.
+    `on_done` gets the bytes of every finished piece, in the thread that did it; `stop` is checked
+    before each piece.
     Raises the first error of a thread, after all have stopped; Stopped if `stop` was set.
     Ctrl-C stops after the pieces in flight.
     """
@@ -159,13 +158,15 @@ def run_pieces(
     count = max(1, min(threads, -(-size_bytes // piece_bytes)))
 
     def run(interrupted: Stop) -> None:
-        halt = Halt(interrupted) if stop is None else Halt(interrupted, stop)
-        _Crew(_Pieces(size_bytes, piece_bytes), do_piece, prepare_thread, halt).run(count)
+        cancelled = CancelEvent(interrupted) if stop is None else CancelEvent(interrupted, stop)
+        _ThreadGroup(_Pieces(size_bytes, piece_bytes), do_piece, prepare_thread, cancelled).run(
+            count
+        )
 
-    undisturbed(run)
+    shielded(run)
 
 
-class _Crew:
+class _ThreadGroup:
     """The threads of one run, and how they stop together."""
 
     def __init__(
@@ -173,13 +174,13 @@ class _Crew:
         pieces: _Pieces,
         do_piece: Work,
         prepare_thread: Callable[[], None],
-        halt: Halt,
+        cancelled: CancelEvent,
     ) -> None:
         self._pieces = pieces
         self._do_piece = do_piece
         self._prepare_thread = prepare_thread
         self._begin = threading.Event()
-        self._halt = halt
+        self._cancelled = cancelled
         self._errors: list[BaseException] = []
 
     def run(self, count: int) -> None:
@@ -195,14 +196,14 @@ class _Crew:
             for thread in started:
                 thread.join()
         except BaseException:
-            self._halt.set()
+            self._cancelled.set()
             self._begin.set()
             for thread in started:
                 thread.join()
             raise
         if self._errors:
             raise self._errors[0]
-        if self._halt.is_set():
+        if self._cancelled.is_set():
             raise Stopped
 
     def _worker(self) -> None:
@@ -210,9 +211,9 @@ class _Crew:
             self._prepare_thread()
             self._begin.wait()
             for offset, length in self._pieces:
-                if self._halt.is_set():
+                if self._cancelled.is_set():
                     return
                 self._do_piece(offset, length)
         except BaseException as error:
             self._errors.append(error)
-            self._halt.set()
+            self._cancelled.set()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hostprep.api.slot_layout import round_up
 from hostprep.sizing.config import DTYPES, CacheTypes, DType, ModelConfig
-from hostprep.sizing.model import Part, Store
+from hostprep.sizing.model import Store, Vectors
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
@@ -24,6 +24,12 @@ _PERIOD = {
 }
 """Every n-th layer sees all tokens, where the config does not list them: what transformers'
 configuration classes of these models fill in."""
+
+_SWA_ONLY = (0, 1)
+"""Ratios of layers that keep a window and nothing else; 0 in the published configs."""
+
+_OVERLAPPING = 4
+_FLOAT32 = DTYPES["float32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,7 @@ def attention_store(shape: Shape, types: CacheTypes, window: int | None = None) 
         name="full" if window is None else f"window-{window}",
         window=window,
         parts=tuple(
-            Part(heads=shape.kv_heads, elements=size, dtype=types.kv, name=shape.name)
+            Vectors(heads=shape.kv_heads, elements=size, dtype=types.kv, name=shape.name)
             for size in sizes
         ),
     )
@@ -156,10 +162,6 @@ def _period(config: ModelConfig, default: int) -> int:
     return default
 
 
-_SWA_ONLY = (0, 1)
-"""Ratios of layers that keep a window and nothing else; 0 in the published configs."""
-
-
 def latent_layers(config: ModelConfig, types: CacheTypes) -> tuple[tuple[Store, ...], ...]:
     """Return what multi-head latent attention keeps.
 
@@ -195,7 +197,7 @@ def compressed_layers(config: ModelConfig, types: CacheTypes) -> tuple[tuple[Sto
 
 
 def _compressed(
-    ratio: int, latent: tuple[Part, ...], config: ModelConfig, types: CacheTypes
+    ratio: int, latent: tuple[Vectors, ...], config: ModelConfig, types: CacheTypes
 ) -> tuple[Store, ...]:
     if ratio in _SWA_ONLY:
         return ()
@@ -206,7 +208,7 @@ def _compressed(
         widths.append(config.integer("index_head_dim"))
         parts.append(_whole(widths[-1], types.index))
     state = tuple(
-        Part(heads=2 * overlap * ratio, elements=overlap * width, dtype=_FLOAT32, split=False)
+        Vectors(heads=2 * overlap * ratio, elements=overlap * width, dtype=_FLOAT32, split=False)
         for width in widths
     )
     return (
@@ -215,11 +217,7 @@ def _compressed(
     )
 
 
-_OVERLAPPING = 4
-_FLOAT32 = DTYPES["float32"]
-
-
-def _latent(rank: int, config: ModelConfig, types: CacheTypes) -> tuple[Part, ...]:
+def _latent(rank: int, config: ModelConfig, types: CacheTypes) -> tuple[Vectors, ...]:
     """Return a latent's parts.
 
     As `fp8_ds_mla` 512 + 4 x 4 + 64 x 2 = 656 bytes: the rank in FP8 with a float32 scale for 128
@@ -231,7 +229,7 @@ def _latent(rank: int, config: ModelConfig, types: CacheTypes) -> tuple[Part, ..
     return (_whole(rank, DTYPES["fp8_block128"]), _whole(rope, DTYPES["bfloat16"]))
 
 
-def _latent_of_head(config: ModelConfig, types: CacheTypes) -> tuple[Part, ...]:
+def _latent_of_head(config: ModelConfig, types: CacheTypes) -> tuple[Vectors, ...]:
     """Return the parts of DeepSeek-V4's `head_dim`, of which qk_rope_head_dim carry positions.
 
     As `fp8_ds_mla` 448 + 64 x 2 + 8 = 584 bytes: an 8-bit scale for 64 elements, padded to 8.
@@ -252,6 +250,6 @@ def _latent_of_head(config: ModelConfig, types: CacheTypes) -> tuple[Part, ...]:
     )
 
 
-def _whole(elements: int, dtype: DType) -> Part:
+def _whole(elements: int, dtype: DType) -> Vectors:
     """Return a vector that every rank keeps whole."""
-    return Part(heads=1, elements=elements, dtype=dtype, split=False)
+    return Vectors(heads=1, elements=elements, dtype=dtype, split=False)

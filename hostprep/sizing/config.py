@@ -69,7 +69,7 @@ class ModelConfig:
     def per_layer(self, key: str, of: type, *, extra: bool = False) -> tuple[Any, ...] | None:
         """Return a list with one item of that type for each layer; None where there is none.
 
-        With `extra` further items (of layers that draft tokens) are let pass.
+        With `extra` further items (of layers that draft tokens) are ignored.
         """
         value = self._fields.get(key)
         if value is None:
@@ -221,7 +221,7 @@ _DEFAULT = "bfloat16"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeChoice:
-    """What the engine is told; `auto` leaves it to the model.
+    """The engine's data type options; `auto` leaves it to the model.
 
     Raises BadInputError, naming the option, for a data type that is not known.
     """
@@ -254,7 +254,7 @@ class CacheTypes:
     def of(cls, config: ModelConfig, choice: TypeChoice) -> CacheTypes:
         """Resolve `auto`. Raises BadInputError for a data type that is not known.
 
-        Keys and values have the model's type unless told otherwise; index keys follow them, as
+        Keys and values have the model's type by default; index keys follow them, as
         FP8 with a scale for 128 elements where those have 8 bits or fewer (vLLM and SGLang store
         128 + 4 bytes). States have the config's `mamba_ssm_dtype`, else float32, the larger of
         what engines choose (SGLang float32; vLLM the model's type).

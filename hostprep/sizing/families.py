@@ -1,4 +1,4 @@
-"""From a config to a model: each kind of model that is known, and who reads it."""
+"""From a config to a model: each known kind of model, and the function that reads it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from collections.abc import Callable
 
 from hostprep.errors import BadInputError
 from hostprep.sizing import attention, states
-from hostprep.sizing import attention as latent
 from hostprep.sizing.config import DS_MLA, CacheTypes, ModelConfig, TypeChoice
 from hostprep.sizing.model import Model, Store
-
-__all__ = ["FAMILIES", "read_model"]
 
 Layers = tuple[tuple[Store, ...], ...]
 
@@ -34,24 +31,24 @@ FAMILIES = {
     **dict.fromkeys(_MAMBA2, "mamba2"),
     "nemotron_h": "nemotron",
 }
-"""Kinds of models by `model_type`, and who reads their config."""
+"""Kinds of models by `model_type`; _READERS has the functions that read their configs."""
 
 _READERS: dict[str, Callable[[ModelConfig, CacheTypes, int], Layers]] = {
     "attention": lambda config, types, _: attention.attention_layers(config, types),
-    "latent": lambda config, types, _: latent.latent_layers(config, types),
-    "compressed": lambda config, types, _: latent.compressed_layers(config, types),
+    "latent": lambda config, types, _: attention.latent_layers(config, types),
+    "compressed": lambda config, types, _: attention.compressed_layers(config, types),
     "delta": states.delta_layers,
     "mamba1": lambda config, types, _: states.mamba1_layers(config, types),
     "mamba2": states.mamba2_layers,
     "nemotron": states.nemotron_layers,
 }
 _PLAIN = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
-_A_MODELS = ("model_type", "architectures", "num_hidden_layers")
-_TELLING = (
+_OF_A_MODEL = ("model_type", "architectures", "num_hidden_layers")
+_OTHER_CACHES = (
     "kv_lora_rank", "compress_ratios", "sliding_window", "layer_types", "hybrid_override_pattern",
     "linear_num_key_heads", "ssm_state_size", "state_size", "attention_chunk_size",
 )  # fmt: skip
-"""Fields that speak of another cache than keys and values of all tokens."""
+"""Fields of models whose cache is not keys and values of all tokens."""
 
 
 def read_model(
@@ -80,21 +77,21 @@ def read_model(
 
 
 def _unknown(config: ModelConfig, kind: str) -> BadInputError:
-    """Say which fields were missing to read it as the plainest kind, or which forbid that.
+    """Return the error: which fields are missing to read it as the plainest kind, or forbid that.
 
-    What has none of the fields that say of a file that it is a model's (a tokenizer's, or a
-    generation_config.json) is told to be no model's: what such a one lacks would not help.
+    A file without any of a model's fields (a tokenizer's, or a generation_config.json) is reported
+    as such: a list of what it lacks would not help.
     """
-    if not any(config.has(key) for key in _A_MODELS):
+    if not any(config.has(key) for key in _OF_A_MODEL):
         return BadInputError(
-            f"{config.source}: is no model's config.json: {', '.join(_A_MODELS)} are missing",
+            f"{config.source}: is no model's config.json: {', '.join(_OF_A_MODEL)} are missing",
             reason="UnknownArchitecture",
             remedy="give the model's own config.json, as its publisher wrote it",
         )
     missing = [key for key in _PLAIN if not config.has(key)]
     if config.has("hidden_size") and "head_dim" in missing:
         missing.remove("head_dim")  # hidden_size / num_attention_heads then
-    strange = [key for key in _TELLING if config.has(key)]
+    strange = [key for key in _OTHER_CACHES if config.has(key)]
     why = f"model_type {kind[:40]!r} is not known" if kind else "model_type is missing"
     if missing:
         why += f"; missing: {', '.join(missing)}"

@@ -8,18 +8,15 @@ from dataclasses import dataclass, replace
 from hostprep.api.slot_layout import GROUP_ALIGN_BYTES, SLOT_ALIGN_BYTES, round_up
 from hostprep.errors import BadInputError
 from hostprep.layout import MAX_SLOTS
-from hostprep.sizing.model import Model, Part, Store
+from hostprep.sizing.model import Model, Store, Vectors
 from hostprep.units import format_bytes
 
 LONGEST_TOKENS = 1 << 31
 
-
 MOST_TOKENS_PER_BLOCK = 1 << 20
 
-
 TOKENS_PER_BLOCK = 32
-"""Of a block, where nobody says otherwise."""
-
+"""The default."""
 
 _MOST = {
     "max_batch_size": 1 << 20,
@@ -32,8 +29,10 @@ _MOST = {
     "typical_seq_len": LONGEST_TOKENS,
 }
 
-
 _OPTIONS = {"tensor_parallel": "tp", "pipeline_parallel": "pp"}
+
+_STEPS = 256
+"""Fractions of a request that are divided: finer than any group's slots matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,13 +126,13 @@ def groups_of(model: Model, limits: Limits) -> tuple[CacheGroup, ...]:
             f"--pp: is {limits.pipeline_parallel} for {len(model.layers)} layers",
             remedy="give at most one stage a layer",
         )
-    found: dict[tuple[int | None, int, bool], _Found] = {}
+    found: dict[tuple[int | None, int, bool], _LayerSum] = {}
     for stage in _stages(model, limits.pipeline_parallel):
         here: dict[tuple[int | None, int, bool], int] = {}
         for store in (store for layer in stage for store in layer):
             key = _key(store, limits)
             here[key] = here.get(key, 0) + _store_bytes(store, limits)
-            known = found.setdefault(key, _Found(_name(store, key)))
+            known = found.setdefault(key, _LayerSum(_name(store, key)))
             known.layers += 1
         for key, size_bytes in here.items():
             found[key].slot_bytes = max(found[key].slot_bytes, size_bytes)
@@ -143,7 +142,9 @@ def groups_of(model: Model, limits: Limits) -> tuple[CacheGroup, ...]:
 
 
 @dataclass(slots=True)
-class _Found:
+class _LayerSum:
+    """A group while its layers are counted."""
+
     name: str
     layers: int = 0
     slot_bytes: int = 0
@@ -158,7 +159,7 @@ def _name(store: Store, key: tuple[int | None, int, bool]) -> str:
     return "full" if store.window is not None and key[0] is None else store.name
 
 
-def _group(key: tuple[int | None, int, bool], found: _Found) -> CacheGroup:
+def _group(key: tuple[int | None, int, bool], found: _LayerSum) -> CacheGroup:
     window, ratio, per_sequence = key
     return CacheGroup(
         name=found.name,
@@ -199,7 +200,7 @@ def _store_bytes(store: Store, limits: Limits) -> int:
     return entry * (limits.tokens_per_block // store.ratio)
 
 
-def _part_bytes(part: Part, ranks: int) -> int:
+def _part_bytes(part: Vectors, ranks: int) -> int:
     """Return the bytes of one entry, on one rank.
 
     Heads are dealt out evenly; where there are fewer than ranks, each is kept by several, as in
@@ -275,10 +276,6 @@ def _chunk_slots(window: int, limits: Limits) -> int:
     begun = min(limits.max_batch_size, free // first)
     further = (free - begun * first) // block
     return min(begun + further, limits.max_batch_size * room)
-
-
-_STEPS = 256
-"""Fractions of a request that are divided: finer than any group's slots matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,9 @@ from math import lcm
 
 from hostprep.sizing.config import DType
 
-__all__ = ["Model", "Part", "Store"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Vectors:
     """Vectors that are stored together: `heads` of them, each of `elements`, for each entry."""
 
     heads: int
@@ -29,7 +27,7 @@ class Store:
 
     name: str
     """Of the group: stores of one name, window, ratio and kind share slots."""
-    parts: tuple[Part, ...]
+    parts: tuple[Vectors, ...]
     window: int | None = None
     """Tokens that are kept; None for all of them."""
     ratio: int = 1

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from hostprep.sizing.attention import attention_store, head_shape
 from hostprep.sizing.config import CacheTypes, ModelConfig
-from hostprep.sizing.model import Part, Store
-
-__all__ = ["delta_layers", "mamba1_layers", "mamba2_layers", "nemotron_layers"]
+from hostprep.sizing.model import Store, Vectors
 
 _LINEAR = "linear_attention"
 _NEMOTRON = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -39,7 +37,7 @@ def delta_layers(
         parts=(
             _conv(2 * key_heads, key_size * kept, types, "linear_num_key_heads"),
             _conv(value_heads, value_size * kept, types, "linear_num_value_heads"),
-            Part(
+            Vectors(
                 heads=value_heads,
                 elements=key_size * value_size,
                 dtype=types.state,
@@ -69,8 +67,8 @@ def mamba1_layers(config: ModelConfig, types: CacheTypes) -> tuple[tuple[Store, 
         name="state",
         per_sequence=True,
         parts=(
-            Part(heads=inner, elements=kernel - 1, dtype=types.model, name="inner size"),
-            Part(heads=inner, elements=state, dtype=types.state, name="inner size"),
+            Vectors(heads=inner, elements=kernel - 1, dtype=types.model, name="inner size"),
+            Vectors(heads=inner, elements=state, dtype=types.state, name="inner size"),
         ),
     )
     if not config.has("attn_layer_period"):
@@ -145,7 +143,7 @@ def _mamba2_state(config: ModelConfig, types: CacheTypes, drafts: int) -> Store:
             _conv(heads, size * kept, types, name),
             # Few groups are repeated on ranks that would have none, as few heads of keys are.
             _conv(2 * groups, state * kept, types, "n_groups"),
-            Part(heads=heads, elements=size * state, dtype=types.state, name=name),
+            Vectors(heads=heads, elements=size * state, dtype=types.state, name=name),
         ),
     )
 
@@ -158,5 +156,5 @@ def _first(config: ModelConfig, *keys: str) -> str:
     raise config.missing(keys[0])
 
 
-def _conv(heads: int, elements: int, types: CacheTypes, name: str) -> Part:
-    return Part(heads=heads, elements=elements, dtype=types.model, name=name)
+def _conv(heads: int, elements: int, types: CacheTypes, name: str) -> Vectors:
+    return Vectors(heads=heads, elements=elements, dtype=types.model, name=name)

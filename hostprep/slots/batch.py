@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hostprep.slots.group import ABANDONED, PENDING, READY, SlotGroup
 from hostprep.slots.index import Keys
-from hostprep.slots.matching import Part, PartialMatches, match
+from hostprep.slots.matching import GroupMatch, PartialMatches, match
 from hostprep.slots.request import (
     OUTSIDE,
     REUSED,
@@ -31,7 +31,7 @@ class Draft:
         self,
         request: Request,
         keys: Keys,
-        parts: Sequence[Part],
+        parts: Sequence[GroupMatch],
         reused_tokens: int,
         partial: PartialMatch | None,
         *,
@@ -141,7 +141,7 @@ def _held(draft: Draft, group: int) -> Sequence[int]:
 
 
 def _give_up(groups: Sequence[SlotGroup], drafts: Sequence[Draft]) -> None:
-    """Take the first phase back: it only counted, so the order of eviction is as it was."""
+    """Undo the first phase: it only counted, so the order of eviction is as it was."""
     for draft in drafts:
         for index, group in enumerate(groups):
             group.unclaim(_held(draft, index))
@@ -176,7 +176,7 @@ def allocate(
 
     A block that several requests of the batch lack gets one slot: the first of them writes it,
     for the others it is SHARED. All of them compute it, as they would if they came one by one
-    before it is written; what is written once is loaded by whoever comes later. A request's blocks
+    before it is written; what is written once is loaded by later requests. A request's blocks
     lie in rows as far as they can.
     """
     for index, group in enumerate(groups):
@@ -246,7 +246,7 @@ class _TakenSlots:
         return end - begin, self._hashes[begin:end]
 
 
-def _fill(group: SlotGroup, part: Part, keys: Keys, taken: _TakenSlots) -> None:
+def _fill(group: SlotGroup, part: GroupMatch, keys: Keys, taken: _TakenSlots) -> None:
     """Each missing block gets a slot of its own."""
     slots = taken.take(keys.count)
     group.fill(keys, slots)
@@ -257,7 +257,7 @@ def _fill(group: SlotGroup, part: Part, keys: Keys, taken: _TakenSlots) -> None:
         part.slots[block] = slot
 
 
-def _fill_or_share(group: SlotGroup, part: Part, keys: Keys, taken: _TakenSlots) -> None:
+def _fill_or_share(group: SlotGroup, part: GroupMatch, keys: Keys, taken: _TakenSlots) -> None:
     """As `_fill`, where an earlier block may be the same one."""
     for number, block in enumerate(part.missing):
         key = keys.part(number, number + 1)
@@ -271,7 +271,7 @@ def _fill_or_share(group: SlotGroup, part: Part, keys: Keys, taken: _TakenSlots)
         part.slots[block] = slot
 
 
-def _take_abandoned(group: SlotGroup, part: Part) -> None:
+def _take_abandoned(group: SlotGroup, part: GroupMatch) -> None:
     """Make the request the writer of what was left unwritten, unless one before it did."""
     if part.kinds.count(WRITE) == len(part.missing):
         return
@@ -286,7 +286,7 @@ def _take_abandoned(group: SlotGroup, part: Part) -> None:
 
 
 def take_over(group: SlotGroup, use: GroupUse, unwritten: list[int]) -> tuple[GroupUse, Counts]:
-    """Look again at a claim's SHARED blocks in one group; what has no writer becomes its own.
+    """Check a claim's SHARED blocks in one group again; what has no writer becomes its own.
 
     Returns the use as it is now, and what that adds to the claim's counts.
     """

@@ -11,11 +11,10 @@ from hostprep.slots.rows import EvictionOrder, FreeSlots, Listed, in_a_row, runs
 
 MISSING = 0
 PENDING = 1
-"""Somebody is writing it."""
+"""A claim is writing it."""
 READY = 2
 ABANDONED = 3
-"""Its writer let go of it unwritten, and others claim it still: the next one to ask writes it."""
-
+"""Its writer released it unwritten, and others still claim it: the next one to ask writes it."""
 
 _READY = bytes([READY])
 
@@ -126,7 +125,7 @@ class SlotGroup:
         self.mark(slots, PENDING)
 
     def written(self, slots: Sequence[int]) -> None:
-        """Say that the contents are there: others match them from now on."""
+        """Mark the contents as written: others match them from now on."""
         self.index.settle(slots)
         self.mark(slots, READY)
 
@@ -155,7 +154,7 @@ class SlotGroup:
         self.gapless = self.gapless and not self._may_gap
 
     def note_gaps(self, blocks: Sequence[int]) -> None:
-        """Take note of the order of a claim's blocks, before it lets go of their slots."""
+        """Note the order of a claim's blocks, before it releases their slots."""
         if self.gapless and READY in self.states(blocks).lstrip(_READY):
             self._may_gap = True
 

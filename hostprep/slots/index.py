@@ -4,7 +4,7 @@ A dict of a million entries rebuilds itself now and then, 30 to 50 ms at a time,
 a million objects for the garbage collector's lists; this has a fixed size and no objects. Chains
 hang off four times as many buckets as there are slots, so that few have a second entry.
 
-A look at a random place of a table of this size costs as much as many steps of Python. So a key
+A read at a random place of a table of this size costs as much as many steps of Python. So a key
 gets its entry when its content is there, not when a claim begins to write it (`settle`), and
 loses it when the slot gets another one, not when it is evicted (`forget`).
 """
@@ -60,12 +60,11 @@ class HashIndex:
     """At most one key a slot; a key may be at several slots (`find_all`). Not thread-safe.
 
     Keys are bytes of one length: the caller has checked it. An entry is a number: a slot, `_MORE`,
-    and bits of its key's hash, so that other keys of the bucket are passed by without a look at
-    them.
+    and bits of its key's hash, so that other keys of the bucket are skipped without reading them.
     """
 
     def __init__(self, slots: int, key_bytes: int) -> None:
-        """Make an empty one. Raises BadInputError for slots or keys of a senseless number."""
+        """Make an empty index. Raises BadInputError for an invalid number of slots or key bytes."""
         if not 0 < slots <= MAX_SLOTS:
             raise BadInputError(f"a group has {slots} slots: it must be 1 to {MAX_SLOTS}")
         if key_bytes < 1:
@@ -92,7 +91,7 @@ class HashIndex:
         """Return a slot for each key, -1 where none has it.
 
         The next key is looked for in the next slot first: keys that were inserted together are
-        compared at once, without a look at their buckets. `until_missing` ends with the first key
+        compared at once, without reading their buckets. `until_missing` ends with the first key
         that no slot has.
         """
         found: list[int] = []

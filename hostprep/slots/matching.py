@@ -11,6 +11,14 @@ from hostprep.slots.index import HashIndex, Keys
 from hostprep.slots.request import OUTSIDE, REUSED, SHARED, STORED, WRITE, PartialMatch, Request
 from hostprep.slots.rows import in_a_row
 
+_READY = bytes([READY])
+_KIND_OF_STATE = bytes.maketrans(
+    bytes([MISSING, PENDING, READY, ABANDONED]), bytes([WRITE, SHARED, STORED, WRITE])
+)
+_MOST_COMPARED = 16
+"""Blocks that follow one and the same block; no more are compared: the time is bounded."""
+_TOKEN_BYTES = 4
+
 
 def needed_from(group: Group, tokens_per_block: int, blocks: int) -> int:
     """Return the first block that the group needs to go on after so many full blocks.
@@ -26,7 +34,7 @@ def needed_from(group: Group, tokens_per_block: int, blocks: int) -> int:
 
 
 def stored_range(group: Group, tokens_per_block: int, blocks: int, tokens: int) -> tuple[int, int]:
-    """Return the blocks, first and end, that are worth keeping for whoever comes again.
+    """Return the blocks, first and end, that are worth keeping for later requests.
 
     Of a window: what is needed after the last block, and one more to the left, since a prompt
     that ends on a block's edge is resumed a block earlier (its last token has to be computed):
@@ -39,15 +47,7 @@ def stored_range(group: Group, tokens_per_block: int, blocks: int, tokens: int) 
     return needed_from(group, tokens_per_block, max(0, blocks - 1)), blocks
 
 
-_KIND_OF_STATE = bytearray(range(256))
-_KIND_OF_STATE[MISSING] = WRITE
-_KIND_OF_STATE[PENDING] = SHARED
-_KIND_OF_STATE[READY] = STORED
-_KIND_OF_STATE[ABANDONED] = WRITE
-_READY = bytes([READY])
-
-
-class Part:
+class GroupMatch:
     """One request in one group, while its batch is being claimed."""
 
     def __init__(self, slots: list[int], kinds: bytearray, present: Sequence[int]) -> None:
@@ -72,7 +72,7 @@ class Part:
 
 def match(
     groups: Sequence[SlotGroup], tokens_per_block: int, request: Request, keys: Keys
-) -> tuple[int, list[Part]]:
+) -> tuple[int, list[GroupMatch]]:
     """Return how many of the request's blocks are behind it after reuse, and its parts.
 
     All groups reuse up to the same block. Every block before it is there in a group without a
@@ -133,7 +133,7 @@ class _FullLookup:
         wanted = self._states[begin:end]
         return end - len(wanted.lstrip(_READY))
 
-    def part(self, begin: int, end: int) -> Part:
+    def part(self, begin: int, end: int) -> GroupMatch:
         count = len(self._slots)
         if self._store:
             kinds = bytearray(self._states.translate(_KIND_OF_STATE))
@@ -144,7 +144,7 @@ class _FullLookup:
             present = in_a_row(reused)
             slots = [-1] * begin + reused + [-1] * (count - end)
         kinds[begin:end] = bytes([REUSED]) * (end - begin)
-        return Part(slots, kinds, present)
+        return GroupMatch(slots, kinds, present)
 
 
 class _WindowLookup:
@@ -185,7 +185,7 @@ class _WindowLookup:
             self._states[low : self._known] = states
             self._known = low
 
-    def part(self, begin: int, end: int) -> Part:
+    def part(self, begin: int, end: int) -> GroupMatch:
         request, count = self._request, len(self._request.hashes)
         slots, kinds = [-1] * count, bytearray(count)
         if request.store:
@@ -197,7 +197,7 @@ class _WindowLookup:
             low = self._needed_from(begin, end)
             slots[low:end], _, _ = self._group.find(self._keys.part(low, end))
             kinds[low:end] = bytes([REUSED]) * (end - low)
-        return Part(slots, kinds, [slot for slot in slots if slot >= 0])
+        return GroupMatch(slots, kinds, [slot for slot in slots if slot >= 0])
 
     def _stored(self, slots: list[int], kinds: bytearray) -> None:
         request, first = self._request, self._request.first_block
@@ -207,11 +207,6 @@ class _WindowLookup:
         low, high = max(0, low - first), max(0, high - first)
         slots[low:high], states, _ = self._group.find(self._keys.part(low, high))
         kinds[low:high] = states.translate(_KIND_OF_STATE)
-
-
-_MOST_LOOKED_AT = 16
-"""Blocks that follow one and the same block; more are not looked at: the time is bounded."""
-_TOKEN_BYTES = 4
 
 
 class PartialMatches:
@@ -249,7 +244,7 @@ class PartialMatches:
                 self._by_parent.settle((slot,))
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Drop what was known of slots that are used again."""
+        """Forget the tokens of slots that are used again."""
         self._by_parent.remove(slots)
 
     def match(self, request: Request, block: int) -> PartialMatch | None:
@@ -260,7 +255,7 @@ class PartialMatches:
             return None
         wanted = self._tokens_of(request, block)[: limit * _TOKEN_BYTES]
         best: PartialMatch | None = None
-        for slot in self._by_parent.find_all(parent, _MOST_LOOKED_AT):
+        for slot in self._by_parent.find_all(parent, _MOST_COMPARED):
             at = slot * self._width
             tokens = _common(wanted, self._tokens[at : at + len(wanted)])
             if tokens > (best.tokens if best else 0):
@@ -273,8 +268,8 @@ class PartialMatches:
         begin = (request.first_block + block) * self._tokens_per_block
         if begin < request.computed_tokens:
             return 0
-        given = request.reuse_limit_tokens
-        most = request.tokens - 1 if given is None else min(given, request.tokens)
+        limit = request.reuse_limit_tokens
+        most = request.tokens - 1 if limit is None else min(limit, request.tokens)
         return min(self._tokens_per_block, most - begin)
 
     def _parent(self, request: Request, block: int) -> bytes | None:

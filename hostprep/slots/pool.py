@@ -29,6 +29,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hostprep.client.attach import Attachment
 
+_FORGOTTEN_AT_ONCE = 4096
+_COMMITTED_AT_ONCE = 512
+"""Some 3 µs each, with the lock held."""
+SPARE = 1 / 32
+"""Of a group's slots. With 1/64, 512 blocks of a pool long in use lie in twice as many rows."""
+
 
 class Claim:
     """Slots of one request, none of which is evicted before `release`.
@@ -105,13 +111,6 @@ class BatchClaim:
             raise released_before
 
 
-_FORGOTTEN_AT_ONCE = 4096
-_COMMITTED_AT_ONCE = 512
-"""Some 3 µs each, with the lock held."""
-SPARE = 1 / 32
-"""Of a group's slots. With 1/64, 512 blocks of a pool long in use lie in twice as many rows."""
-
-
 @dataclass(frozen=True)
 class GroupUsage:
     """One group's slots, now."""
@@ -180,8 +179,8 @@ class SlotPool:
         `compute_tokens` fits; the first that does not fit and all after it are `deferred`:
         nothing of theirs is claimed.
 
-        Raises ShortageError, saying what each group lacks, with nothing changed; BadInputError
-        for a request that makes no sense, or for a chunk of a prompt where states are kept.
+        Raises ShortageError, naming what each group lacks, with nothing changed; BadInputError
+        for an invalid request, or for a chunk of a prompt where states are kept.
         """
         with self._lock:
             self._check_process()
@@ -232,7 +231,7 @@ class SlotPool:
         self._open.update(claims)
 
     def commit(self, claim: Claim, blocks: int | None = None) -> None:
-        """Say that the claim's blocks were written: all, or those of its first `blocks` hashes.
+        """Mark the claim's blocks as written: all, or those of its first `blocks` hashes.
 
         From now on others match them: of many blocks the first ones first, in steps between which
         others may claim. Raises BadInputError for a claim that was released.
@@ -258,7 +257,7 @@ class SlotPool:
         return left
 
     def take_over(self, claim: Claim) -> int:
-        """Look again at what others were to write for this claim (its SHARED blocks).
+        """Check again what others were to write for this claim (its SHARED blocks).
 
         What is written by now becomes STORED; what its writer gave up becomes this claim's to
         WRITE. Returns how many blocks are still being written by others.
@@ -334,7 +333,7 @@ class SlotPool:
 
     @property
     def memory_bytes(self) -> int:
-        """What the index takes, for all groups."""
+        """Bytes of the index, for all groups."""
         partial = self._partial.memory_bytes if self._partial is not None else 0
         return partial + sum(slots.memory_bytes for slots in self._groups)
 
@@ -352,7 +351,7 @@ class SlotPool:
             raise FailedError(
                 f"the index of these slots is process {self._pid}'s",
                 reason="OtherProcess",
-                remedy="claim in the process that leads the region's lease, and tell the others",
+                remedy="claim in the process that leads the region's lease, and send slot numbers",
             )
 
 

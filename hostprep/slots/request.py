@@ -1,4 +1,4 @@
-"""What is asked of a pool, what it answers, and which requests it refuses."""
+"""A pool's requests and answers, and which requests it refuses."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Request:
     """One for each full block from `first_block` on. A hash stands for its block and for all
     before it (a chain), and for nothing else: model, adapter and salt belong into it."""
     computed_tokens: int = 0
-    """So many from the start the engine has already (on the GPU): not looked for here."""
+    """Tokens from the start that the engine has already (on the GPU): not looked up here."""
     prompt_tokens: int | None = None
     """Length of the whole sequence known so far; None where it is `tokens`."""
     first_block: int = 0
-    """Blocks before it are not asked for: for what a sequence got since its last claim."""
+    """Blocks before it are not requested: for what a sequence got since its last claim."""
     reuse_limit_tokens: int | None = None
     """Reuse at most so many; None for all but the last, whose output the engine needs."""
     token_ids: Sequence[int] | None = None
@@ -46,7 +46,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Counts:
-    """What was done for one request, or for all together. Blocks are counted in every group.
+    """Counts of one request, or of all together. Blocks are counted in every group.
 
     reused + stored + shared + written + outside == blocks, and
     computed_tokens + reused_tokens + compute_tokens == tokens.
@@ -63,7 +63,7 @@ class Counts:
     """Blocks of others that made room for this request's."""
     tokens: int = 0
     computed_tokens: int = 0
-    """What the engine said it had."""
+    """What the engine had, by its request."""
     reused_tokens: int = 0
     """What it can load: whole blocks, and the tokens of a partial match."""
     compute_tokens: int = 0

@@ -9,13 +9,25 @@ from functools import cached_property, partial
 _WORTH_IT = 8
 """Slots in a row, on average, from which slices of arrays beat loops."""
 
+_TAKEN = b"\0"
+_FREE = b"\1"
+_LONG = 32
+"""Shorter rows are left to grow, where there are others not far ahead."""
+_AHEAD = 1 << 16
+_AHEAD_EACH = 128
+"""How many slots are looked through for long rows: so many, and so many for each one wanted. Where
+there is none, all of the map would be looked through at each batch: milliseconds."""
+
+_FEW = 8
+"""Slots that are worth trying to take at once."""
+
 
 class Listed(list[int]):
-    """Slots that several steps work on, and none changes: their runs are looked for once."""
+    """Slots that several steps use, and none changes: their runs are computed once."""
 
     @cached_property
     def runs(self) -> list[tuple[int, int]] | None:
-        """What `runs` says of them."""
+        """The result of `runs`."""
         return _runs(self)
 
 
@@ -54,16 +66,6 @@ def _runs(slots: Sequence[int]) -> list[tuple[int, int]] | None:
         expected = slot + 1
     found.append((first, expected))
     return found
-
-
-_TAKEN = b"\0"
-_FREE = b"\1"
-_LONG = 32
-"""Shorter rows are left to grow, where there are others not far ahead."""
-_AHEAD = 1 << 16
-_AHEAD_EACH = 128
-"""How many slots are looked through for long rows: so many, and so many for each one wanted. Where
-there is none, all of the map would be looked through at each batch: milliseconds."""
 
 
 class FreeSlots:
@@ -126,10 +128,6 @@ class FreeSlots:
     def memory_bytes(self) -> int:
         """What the map takes."""
         return len(self._free)
-
-
-_FEW = 8
-"""Slots that are worth a try to take them at once."""
 
 
 class EvictionOrder:

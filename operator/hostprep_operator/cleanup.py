@@ -1,7 +1,7 @@
-"""`hostprep-operator cleanup`: memory given back, and no trace left on any node.
+"""`hostprep-operator cleanup`: releases all memory, and leaves no trace on any node.
 
 It uses the operator's own pure core on a cluster in which no pool exists. So it does the same
-whether an operator runs beside it or not: both come to the same writes, and a conflict only means
+whether an operator runs beside it or not: both compute the same writes, and a conflict only means
 that the other was faster.
 """
 
@@ -38,7 +38,7 @@ _RUNNING_SHOWS_WITHIN_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanupOptions:
-    """The command line."""
+    """The command line's options."""
 
     keep_memory: bool = False
     dry_run: bool = False
@@ -60,14 +60,14 @@ class CleanupResult:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What there is to clean."""
+    """The objects to clean up."""
 
     nodes: dict[str, NodeRecord]
     holders: dict[str, HostMemoryNodeRecord]
 
     @property
     def marked(self) -> list[str]:
-        """Nodes that carry anything of ours."""
+        """Nodes with any of our marks."""
         return sorted(name for name, node in self.nodes.items() if strip_node(node))
 
 
@@ -119,7 +119,7 @@ class _Cleanup:
         await self._strip()
         if self._options.keep_memory:
             await self._check_that_it_lasts()
-        # Whoever did it, this command or an operator beside it: this is what has gone.
+        # Done by this command or by an operator beside it: this is what is gone.
         after = await self._state()
         gone = before.holders.keys() - after.holders.keys()
         self.result.host_memory_nodes_deleted = sorted(gone)
@@ -170,11 +170,11 @@ class _Cleanup:
             changes = reconcile_node(replace(view, gone_pools=changes.unknown_pools))
         try:
             await self._write(name, changes.writes)
-        except RefusedError as error:  # without the right to it an operator has to do it
+        except RefusedError as error:  # without the right an operator has to do it
             _log.info("left to the operator", node=name, error=str(error))
 
     async def _strip(self) -> None:
-        """Take away what is left on nodes, except on those that still hold memory."""
+        """Remove the marks that are left on nodes, except on those that still hold memory."""
         state = await self._state()
         names = [name for name in state.marked if name not in self.result.still_holding]
         await self._each(names, lambda name: self._strip_one(state.nodes[name]))
@@ -211,7 +211,7 @@ class _Cleanup:
         return True
 
     async def _each(self, names: list[str], work: Callable[[str], Awaitable[None]]) -> None:
-        """Do it for all, several at once; the first failure is raised when all have ended."""
+        """Run `work` for all, several at once; raise the first failure when all have ended."""
         slots = asyncio.Semaphore(_AT_ONCE)
 
         async def one(name: str) -> None:

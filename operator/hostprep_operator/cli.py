@@ -95,24 +95,24 @@ def cli() -> None:
 @_log_format
 @_log_level
 @_kubeconfig
-def run(**given: Any) -> int:
+def run(**options: Any) -> int:
     """Run the operator until SIGTERM."""
     from hostprep_operator.reconcile.changes import Settings
     from hostprep_operator.run import Options, run_operator
 
-    set_up_logs(style=given["log_format"], level=given["log_level"])
-    options = Options(
-        namespace=given["namespace"],
-        settings=Settings(liveness=given["agent_liveness"], agent_grace_s=given["agent_grace"]),
-        workers=given["workers"],
-        leader_elect=given["leader_elect"],
-        lease_name=given["lease_name"],
-        listen=given["listen"],
-        resync_s=given["resync"],
-        kubeconfig=given["kubeconfig"],
+    set_up_logs(style=options["log_format"], level=options["log_level"])
+    operator = Options(
+        namespace=options["namespace"],
+        settings=Settings(liveness=options["agent_liveness"], agent_grace_s=options["agent_grace"]),
+        workers=options["workers"],
+        leader_elect=options["leader_elect"],
+        lease_name=options["lease_name"],
+        listen=options["listen"],
+        resync_s=options["resync"],
+        kubeconfig=options["kubeconfig"],
         identity=os.environ.get("POD_NAME", ""),
     )
-    return asyncio.run(run_operator(options))
+    return asyncio.run(run_operator(operator))
 
 
 @cli.command()

@@ -1,4 +1,4 @@
-"""The workers: a key, what is known about it, the pure core, and its writes."""
+"""The workers: each reconciles a key by the pure core and carries out its writes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Controller:
         metrics.queue_depth.set_function(lambda: float(len(queue)))
 
     async def work(self) -> None:
-        """Be one worker, until the queue is closed."""
+        """Work as one worker, until the queue is closed."""
         while True:
             try:
                 key = await self._queue.get()
@@ -131,7 +131,7 @@ class Controller:
             hmn=self._cache.host_memory_nodes.get(name),
             pools=tuple(self._cache.pools),
             gone_pools=frozenset(self._handler.gone_pools),
-            agent=_best(self._cache.agents_of(name)),
+            agent=_current_agent(self._cache.agents_of(name)),
             agent_missing_since_s=self._handler.agent_gone_s.get(name),
             granted=frozenset(p for p, nodes in self._grants.items() if name in nodes),
             settings=self._settings,
@@ -145,7 +145,7 @@ class Controller:
                 self._queue.add_after(key, wait_s)
 
     async def _refresh(self, name: str) -> None:
-        """Read again what a conflict showed to be out of date."""
+        """Read again what is out of date, as a conflict showed."""
         for kind, resource in ((Kind.NODE, NODES), (Kind.HOST_MEMORY_NODE, HOST_MEMORY_NODES)):
             known = self._cache.store(kind).get(name)
             document = await self._kube.get(resource, name)
@@ -157,7 +157,7 @@ class Controller:
                 )
 
     async def _write(self, key: Key, changes: NodeChanges) -> None:
-        """Write what is to be, and report it once the write that it is about has succeeded.
+        """Carry out the writes, and report a change once its write has succeeded.
 
         In a storm of reboots all taints come before all the rest: a key with writes left goes
         back to the queue, and its next reconcile finds what is still to be done.
@@ -167,7 +167,7 @@ class Controller:
             return
         reported_after, last = _write_to_report_after(changes.writes), changes.writes[-1]
 
-        def go_on(write: Write) -> bool:
+        def after(write: Write) -> bool:
             if write is reported_after:
                 self._report_node(key, changes)
             if write is last or not self._queue.has_urgent():
@@ -175,7 +175,7 @@ class Controller:
             self._queue.add(key)
             return False
 
-        await self._writer.carry_out(key.name, changes.writes, go_on=go_on)
+        await self._writer.carry_out(key.name, changes.writes, go_on=after)
 
     def _report_node(self, key: Key, changes: NodeChanges) -> None:
         node = self._cache.nodes.get(key.name)
@@ -250,8 +250,8 @@ def _write_to_report_after(writes: tuple[Write, ...]) -> Write:
     return writes[-1]
 
 
-def _best(agents: list[AgentRecord]) -> AgentRecord | None:
-    """Return the one that lives of several Pods on a node: an update leaves two for a while."""
+def _current_agent(agents: list[AgentRecord]) -> AgentRecord | None:
+    """Return the living one of a node's agent Pods: an update leaves two for a while."""
     return max(
         agents, key=lambda a: (not a.deleting, a.ready, a.ready_since_s, a.name), default=None
     )

@@ -1,7 +1,7 @@
-"""Events that people read with `kubectl describe`: posted aside, never in a reconcile's way.
+"""Events that people read with `kubectl describe`: posted in the background.
 
 The same event about the same object within ten minutes is counted, not posted again. When there are
-more than the server should get, the oldest are dropped: conditions hold the truth anyway.
+more than the server should get, the oldest are dropped: the conditions are complete anyway.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Regarding:
 
 @dataclass(slots=True)
 class _Posted:
-    """Since when and how often it was recorded, and under which name the server has it."""
+    """An event that the server has: its name, and since when and how often it was recorded."""
 
     name: str
     first_s: float
@@ -59,7 +59,7 @@ _Event = tuple[Regarding, EventType, str, str]
 
 
 class Recorder:
-    """Takes events at once, and posts them as fast as the server should get them."""
+    """Queues events and posts them at a bounded rate."""
 
     def __init__(self, kube: KubeClient, *, identity: str) -> None:
         self._kube = kube
@@ -71,7 +71,7 @@ class Recorder:
         self._paced_s = 0.0
 
     def record(self, about: Regarding, kind: EventType, reason: str, note: str) -> None:
-        """Have the event posted; never waits."""
+        """Queue the event; never waits."""
         self._waiting.append((about, kind, reason, _cut(note)))
         self._more.set()
 

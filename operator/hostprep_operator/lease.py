@@ -1,8 +1,8 @@
 """Which of several replicas works: the one that holds the Lease.
 
 Other holders' clocks are not trusted: a Lease counts as abandoned when it has not changed for its
-whole duration by our own clock. Whoever cannot renew in time ends its process, since from then on
-another replica may be writing.
+whole duration by our own clock. A replica that cannot renew in time ends its process, since from
+then on another one may be writing.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class LeaseTimes:
     """Seconds; the defaults are those of Kubernetes' own components."""
 
     duration_s: float = 15.0
-    """Others may take over when nothing was renewed for so long."""
+    """Others may take over when the Lease was not renewed for so long."""
     renew_within_s: float = 10.0
-    """Whoever could not renew for so long gives up, well before others take over."""
+    """A holder that could not renew for so long gives up, well before others take over."""
     retry_s: float = 2.0
 
 
 @dataclass(slots=True)
-class _Seen:
-    """The last version of the Lease that we saw, and when we first saw it, by our clock."""
+class _Observation:
+    """The Lease's latest version, and when it was first read, by our clock."""
 
     version: str = ""
     since_s: float = 0.0
@@ -57,7 +57,7 @@ class Leader:
         self._name = name
         self._identity = identity
         self._times = times or LeaseTimes()
-        self._seen = _Seen()
+        self._observed = _Observation()
         self._renewed_s = 0.0
         self._held: Json | None = None
 
@@ -121,11 +121,11 @@ class Leader:
         if holder in ("", self._identity):
             return True
         version = lease["metadata"]["resourceVersion"]
-        if version != self._seen.version:
-            self._seen = _Seen(version, self._now())
+        if version != self._observed.version:
+            self._observed = _Observation(version, self._now())
             return False
         duration_s = float(spec.get("leaseDurationSeconds") or self._times.duration_s)
-        return self._now() - self._seen.since_s > duration_s
+        return self._now() - self._observed.since_s > duration_s
 
     def _body(self, lease: Json | None, *, holder: str) -> dict[str, Any]:
         now = micro_time()

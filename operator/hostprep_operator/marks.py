@@ -35,7 +35,7 @@ class Marks:
     hmn: str = ""
     """`<uid>/<resourceVersion>` of the HostMemoryNode that the opening rested on."""
     deadline: bool = False
-    """The deadline passed in this closing, and that was said."""
+    """The deadline passed in this closing, and was reported."""
 
     @property
     def is_open(self) -> bool:
@@ -92,7 +92,7 @@ class Marks:
 
 
 def _ours(labels: object) -> tuple[str, ...]:
-    """Return the keys of ready labels: whatever else stands there is not ours to take away."""
+    """Return the keys of ready labels: any other label there is not ours to remove."""
     keys = labels if isinstance(labels, list) else ()
     return tuple(sorted(key for key in keys if isinstance(key, str) and _OURS.fullmatch(key)))
 

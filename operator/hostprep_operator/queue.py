@@ -20,7 +20,7 @@ _FIRST_BACKOFF_S = 0.2
 _LONGEST_BACKOFF_S = 120.0
 
 
-class QueueClosed(Exception):  # noqa: N818 - no error, an end
+class QueueClosed(Exception):  # noqa: N818 - an end, not an error
     """No more keys are handed out."""
 
 
@@ -92,7 +92,7 @@ class KeyedQueue(Generic[K]):
         self._backoffs.pop(key, None)
 
     def close(self) -> None:
-        """Hand out no more keys: whoever waits for one, or asks, gets QueueClosed."""
+        """Hand out no more keys: get() raises QueueClosed, for waiting callers too."""
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()

@@ -1,6 +1,6 @@
-"""What the operator keeps of each object: slim, frozen, and equal where nothing of ours changed.
+"""The operator's record of each object: slim, frozen, and equal where nothing relevant changed.
 
-Two equal records mean that nothing is to be done. `resource_version` takes no part in the
+Two equal records mean that there is nothing to do. `resource_version` takes no part in the
 comparison, so the cache stores every record and only wakes a worker for one that differs:
 heartbeats, kubelet's image lists and an agent's progress all compare equal. Strings that repeat
 from node to node are interned, policies are shared.
@@ -213,7 +213,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolReport:
-    """What an agent says of one pool, less its progress and its list of regions."""
+    """An agent's report of one pool, less its progress and its list of regions."""
 
     name: str
     uid: str = ""

@@ -1,10 +1,10 @@
-"""What the API server itself says: the lists, compared with the cache; and whether a pool exists.
+"""Reads of the API server: lists, compared with the cache; and whether a pool exists.
 
-The cache is filled by lists at the start. Kopf reports nothing of objects that vanished while its
+The cache is filled by lists at the start. Kopf does not report objects that vanished while its
 watch was broken. So whenever it reads a list again, and every ten minutes anyway (the pools: every
 minute), names and versions are compared with the server's.
 
-That a pool is deleted releases memory, so only a read of the API server says so.
+A pool's deletion releases memory, so only a read of the API server proves it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FORGET_S = 60.0
 
 
 class Resync:
-    """Keeps the cache true."""
+    """Keeps the cache in sync."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class Resync:
         self._metrics = metrics
         self._every_s = every_s
         self._all_due_s = self._next_due_s()
-        self._wanted = asyncio.Event()
-        handler.on_relisted = self._wanted.set
+        self._requested = asyncio.Event()
+        handler.on_relisted = self._requested.set
         self._kinds: dict[Kind, tuple[Resource, str]] = {
             Kind.POOL: (POOLS, ""),
             Kind.HOST_MEMORY_NODE: (HOST_MEMORY_NODES, ""),
@@ -99,24 +99,24 @@ class Resync:
                 _log.warning("cannot compare", error=str(error))
                 self._handler.relisted |= kinds
                 await asyncio.sleep(_RETRY_S)
-                self._wanted.set()
+                self._requested.set()
                 continue
             if len(kinds) == len(self._kinds):
                 self._metrics.last_sync.set(time.time())
 
     async def _next(self) -> set[Kind]:
-        """Wait until there is something to compare; the pools, which are few, come every time."""
+        """Wait until a comparison is due; the pools, which are few, are compared every time."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(min(self._all_due_s, loop.time() + _POOLS_EVERY_S)):
-                await self._wanted.wait()
+                await self._requested.wait()
         except TimeoutError:
             if loop.time() < self._all_due_s:
                 return {Kind.POOL}
             self._all_due_s = self._next_due_s()
             return set(self._kinds)
         await asyncio.sleep(_SETTLE_S)
-        self._wanted.clear()
+        self._requested.clear()
         kinds, self._handler.relisted = self._handler.relisted, set()
         return kinds | {Kind.POOL}
 
@@ -191,9 +191,9 @@ class DeletionCheck:
         self._lock = asyncio.Lock()
 
     async def check(self, name: str) -> float:
-        """Find out about a pool; returns in how many seconds to check again, 0 once it is known.
+        """Check a pool; returns in how many seconds to check again, 0 once it is known.
 
-        Raises ApiError when the server gives no answer that means anything.
+        Raises ApiError when the server's answer is inconclusive.
         """
         async with self._lock:  # thousands of nodes may ask for the same one
             if name in self._handler.gone_pools:

@@ -1,4 +1,4 @@
-"""`hostprep-operator run`: everything put together, started in order and stopped in order."""
+"""`hostprep-operator run`: starts and stops the parts of the operator in order."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from hostprep_operator.watch import Watches, connection_info
 
 _log = structlog.get_logger("operator")
 _FINISH_S = 5.0
-"""For the writes that are under way when the process is to stop."""
+"""For writes that are in flight when the process stops."""
 _STUCK_S = 300.0
-"""A key that waits for a worker for so long: all of them are stuck, a restart helps."""
+"""A key that waited so long for a worker: all workers are stuck, and a restart helps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The command line."""
+    """The command line's options."""
 
     namespace: str
     settings: Settings = field(default_factory=Settings)
@@ -51,14 +51,14 @@ class Options:
 
     @property
     def watch_agents(self) -> bool:
-        """Whether agents' Pods say who lives."""
+        """Whether the readiness of agents' Pods is watched."""
         return self.settings.liveness == "pods"
 
 
 async def run_operator(options: Options) -> int:
     """Run until SIGTERM or SIGINT. Returns the exit code.
 
-    Raises BadInputError where the API server cannot be addressed or the port is none, and
+    Raises BadInputError where the API server or the port cannot be addressed, and
     FailedError where it cannot listen.
     """
     parse_listen(options.listen)
@@ -93,14 +93,14 @@ class Health:
 
     synced: bool = False
     standby: bool = False
-    """Another replica holds the Lease, and we wait for it: ready, not working."""
+    """Another replica holds the Lease, and this one waits for it: ready, not working."""
     stopping: bool = False
     watching: bool = True
     """False while kopf's watches are down and wait to be started again."""
     oldest_key_s: Callable[[], float] = field(default=lambda: 0.0)
 
     def alive(self) -> str:
-        """Return what is wrong, or nothing. That we answer at all proves that the loop turns."""
+        """Return what is wrong, or nothing. Any answer proves that the event loop runs."""
         oldest_s = self.oldest_key_s()
         if oldest_s > _STUCK_S:
             return f"a key has waited {oldest_s:.0f} s for a worker"
@@ -139,7 +139,7 @@ class _Operator:
         )
 
     async def run(self) -> int:
-        """Lead if asked to, work, stop in order. Returns the exit code."""
+        """Become the leader if configured, work, stop in order. Returns the exit code."""
         self._catch_signals()
         if not await self._lead():
             return 0
@@ -151,7 +151,7 @@ class _Operator:
             _log.info("stopped")
 
     async def _lead(self) -> bool:
-        """Become the one that works; False when stopped before that."""
+        """Become the leader; False when stopped before that."""
         if self._options.leader_elect:
             self._health.standby = True
             if not await self._unless_stopped(self._leader.acquire()):
@@ -193,7 +193,7 @@ class _Operator:
             metrics=self.metrics,
             settings=self._options.settings,
         )
-        # All of our tasks start before kopf: it cancels whatever was started after it.
+        # All of our tasks start before kopf: it cancels tasks that were started after it.
         self._start(recorder.run(), "events")
         self._start(resync.run(), "sync")
         workers = [
@@ -207,7 +207,7 @@ class _Operator:
         return code
 
     async def _watch(self, handler: EventHandler) -> int:
-        """Have kopf watch until stopped. Returns 1 when a part of ours ended by itself."""
+        """Let kopf watch until stopped. Returns 1 when one of our tasks ended by itself."""
         watches = Watches(
             handler,
             namespace=self._options.namespace,
@@ -231,7 +231,7 @@ class _Operator:
     async def _finish(
         self, queue: KeyedQueue[Key], workers: list[asyncio.Task[Any]], recorder: Recorder
     ) -> None:
-        """Let the writes under way end, post the events that wait, stop the rest."""
+        """Let writes in flight end, post the events that wait, stop the rest."""
         queue.close()
         await asyncio.wait(workers, timeout=_FINISH_S)
         for task in self._tasks:
@@ -269,7 +269,7 @@ class _Operator:
 
 
 def _report(done: set[asyncio.Task[Any]]) -> bool:
-    """Log what ended although it never should; whether anything did."""
+    """Log the tasks that ended although they never should; return whether any did."""
     for task in done:
         error = None if task.cancelled() else task.exception()
         _log.error("a part ended by itself", part=task.get_name(), error=repr(error))

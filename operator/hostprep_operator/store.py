@@ -1,10 +1,10 @@
-"""The cluster's objects as last seen, and the keys that a change of one leads to.
+"""The cache of the cluster's objects, and the keys that a change of one leads to.
 
 Watches, lists and the answers to our own writes all come in through the EventHandler, in any order;
 a version that is older than the known one changes nothing.
 
 A cache is never proof that something does not exist: it may not be filled, or a watch may have
-missed it. Whatever releases memory asks the API server first (see `resync.DeletionCheck`).
+missed it. Code that releases memory asks the API server first (see `resync.DeletionCheck`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Record(Protocol):
 
     @property
     def uid(self) -> str:
-        """Unique for ever."""
+        """Unique forever."""
 
     @property
     def resource_version(self) -> str:
@@ -78,7 +78,7 @@ class Change(Generic[R]):
 
     @property
     def matters(self) -> bool:
-        """Whether anything differs that we act upon."""
+        """Whether old and new differ in anything that the operator acts upon."""
         return self.old != self.new
 
     @property
@@ -253,7 +253,7 @@ class EventHandler:
         }
         self._pool_due_s: dict[str, float] = {}
         self.gone_pools: set[str] = set()
-        """Pools of which the API server itself said that they do not exist."""
+        """Pools that do not exist, by a read of the API server."""
         self.agent_gone_s: dict[str, float] = {}
         """Node to when its agent's last Pod went, by the wall clock."""
         self.relisted: set[Kind] = set()
@@ -261,7 +261,7 @@ class EventHandler:
         self.on_relisted: Callable[[], None] = lambda: None
 
     def open(self) -> None:
-        """Let changes lead to keys from now on; before, the cache is not complete.
+        """Let changes add keys from now on; before, the cache is not complete.
 
         Everything that is known is reconciled once.
         """
@@ -282,7 +282,7 @@ class EventHandler:
             self._changed(kind, store.apply(_RECORDS[kind].from_json(document)))
 
     def deleted(self, kind: Kind, document: Mapping[str, Any]) -> None:
-        """Take note that an object was deleted; the document is its last version."""
+        """Record that an object was deleted; the document is its last version."""
         metadata = document["metadata"]
         self.vanished(
             kind,
@@ -292,17 +292,17 @@ class EventHandler:
         )
 
     def vanished(self, kind: Kind, name: str, *, uid: str, resource_version: str) -> None:
-        """Take note that this very object is gone as of that version."""
+        """Record that this very object is gone as of that version."""
         store = self._cache.store(kind)
         self._changed(kind, store.remove(name, uid=uid, resource_version=resource_version))
 
     def listed(self, kind: Kind) -> None:
-        """Have that kind compared soon: kopf does not report what vanished before its list."""
+        """Request a comparison of that kind: kopf does not report what vanished before its list."""
         self.relisted.add(kind)
         self.on_relisted()
 
     def enqueue_pool(self, name: str) -> None:
-        """Have a pool reconciled soon, and not more than once a second."""
+        """Add a pool's key soon, and not more than once a second."""
         if not self._open:
             return
         due_s = self._pool_due_s.get(name, 0.0)
@@ -310,7 +310,7 @@ class EventHandler:
         self._queue.add_after(Key("pool", name), delay_s)
 
     def pool_reconciled(self, name: str, took_s: float) -> None:
-        """Take note that a pool was reconciled, and how long that kept the processor."""
+        """Record that a pool was reconciled, and how much processor time that took."""
         pause_s = max(_POOL_EVERY_S, took_s * _POOL_SHARE)
         self._pool_due_s[name] = asyncio.get_running_loop().time() + pause_s
 
@@ -354,7 +354,7 @@ class EventHandler:
             if self._cache.agents_of(node):
                 self.agent_gone_s.pop(node, None)
             elif self._open and self._cache.nodes.get(node) is not None:
-                # Of a node that went first it would never be asked for, and never be forgotten.
+                # For a node that went first it would never be read, and never be dropped.
                 self.agent_gone_s[node] = self._wall_clock()
             self._enqueue_node(node)
 
@@ -368,7 +368,7 @@ class EventHandler:
                 self.enqueue_pool(name)
 
     def _is_known_to_lack_an_agent(self, name: str) -> bool:
-        """Whether the node says so already: then it has been so for long enough."""
+        """Whether the node's condition says so already: then the grace is over."""
         node = self._cache.nodes.get(name)
         return node is not None and any(c.reason == "NoAgent" for c in node.conditions.values())
 

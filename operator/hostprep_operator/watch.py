@@ -1,6 +1,6 @@
-"""Kopf's part: it watches and hands every event over.
+"""Watching by kopf, which passes every event to the EventHandler.
 
-Its handlers only take a record and return: an error in one is logged by kopf and never retried, so
+Its handlers only store a record and return: kopf logs an error in one and never retries it, so
 nothing that can fail belongs there. Only `on.event` is used: every other kind of handler makes kopf
 write to the objects that it handles.
 """
@@ -68,7 +68,7 @@ class Watches:
     async def run(self) -> None:
         """Watch until stop().
 
-        Returns before stop() only where a signal came in the moment in which kopf's handlers stood.
+        Returns before stop() only where a signal came while kopf's own handlers were installed.
         """
         backoff = Backoff(first_s=0.5, most_s=30.0)
         while not self._stop.is_set():
@@ -85,11 +85,11 @@ class Watches:
                     await self._stop.wait()
 
     def stop(self) -> None:
-        """Have run() return."""
+        """Make run() return."""
         self._stop.set()
 
     async def _run_once(self) -> bool:
-        """Run kopf; whether it was asked to end, by us or by a signal, rather than failed."""
+        """Run kopf; return whether it was stopped, by us or by a signal, rather than failed."""
         ready = asyncio.Event()
         notify = asyncio.create_task(self._notify(ready))
         try:
@@ -149,7 +149,7 @@ def _on_event(handler: EventHandler, kind: Kind) -> Callable[..., Awaitable[None
 
 
 async def connection_info(configuration: Configuration) -> kopf.ConnectionInfo:
-    """Return kopf's form of it; called again whenever the server refuses the token."""
+    """Return the configuration as kopf has it; called again when the server refuses the token."""
     header = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
     scheme, _, token = (header or "").rpartition(" ")
     return _ConnectionInfo(

@@ -1,4 +1,4 @@
-"""Carries out what the pure core wants written: in order, guarded by versions."""
+"""Carries out the pure core's writes: in order, guarded by versions."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Writer:
     async def carry_out(
         self, name: str, writes: Iterable[Write], *, go_on: Callable[[Write], bool] = _always
     ) -> None:
-        """Write all of it, or stop at the first that fails, or when `go_on` says no after one.
+        """Carry out the writes; stop at one that fails, or when `go_on` returns False after one.
 
-        Raises ConflictError when something is not as it was when this was computed, gone
-        included; and ApiError.
+        Raises ConflictError when an object has changed since the writes were computed, or is
+        gone; and ApiError.
         """
         node_version = ""
         for write in writes:

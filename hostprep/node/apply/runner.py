@@ -20,7 +20,7 @@ from hostprep.client.handoff import Region
 from hostprep.client.sidecar import make_state_folder
 from hostprep.errors import BusyError
 from hostprep.linux.files import remove_file
-from hostprep.linux.threads import Halt, Stopped, undisturbed
+from hostprep.linux.threads import CancelEvent, Stopped, shielded
 from hostprep.node.apply.folder import (
     ensure_mount,
     make_pool,
@@ -109,29 +109,29 @@ class Runner:
         queues: dict[object, list[CreateRegion]] = {}
         for action in actions:
             queues.setdefault(action.placement, []).append(action)
-        undisturbed(lambda interrupted: self._run_queues(list(queues.values()), interrupted))
+        shielded(lambda interrupted: self._run_queues(list(queues.values()), interrupted))
 
     def _run_queues(self, queues: Sequence[Sequence[CreateRegion]], interrupted: Stop) -> None:
-        halt = Halt(self.stop, interrupted)
+        cancelled = CancelEvent(self.stop, interrupted)
         with ThreadPoolExecutor(max_workers=len(queues)) as pool:
             try:
-                futures = [pool.submit(self._run_queue, queue, halt) for queue in queues]
+                futures = [pool.submit(self._run_queue, queue, cancelled) for queue in queues]
             except BaseException:
-                halt.set()
+                cancelled.set()
                 raise
         errors = [error for future in futures if (error := future.exception())]
         if errors:
             # The cause, not the Stopped of those that it stopped.
             raise next((error for error in errors if not isinstance(error, Stopped)), errors[0])
 
-    def _run_queue(self, actions: Sequence[CreateRegion], halt: threading.Event) -> None:
+    def _run_queue(self, actions: Sequence[CreateRegion], cancelled: threading.Event) -> None:
         try:
             for action in actions:
-                with self._progress_of(action, halt):
+                with self._progress_of(action, cancelled):
                     new = _NewBytes(action.there_bytes, self._advance(action))
-                    create_region(self._paths(action), action, on_done=new.done, stop=halt)
+                    create_region(self._paths(action), action, on_done=new.done, stop=cancelled)
         except BaseException:
-            halt.set()
+            cancelled.set()
             raise
 
     @contextlib.contextmanager

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hostprep.client.sidecar import read_sidecar
 from hostprep.cuda.board_layout import OPEN, READY, generation_of
-from hostprep.cuda.board_view import BoardView, look
+from hostprep.cuda.board_view import BoardView, read_board
 from hostprep.cuda.gate import Verdict, judge
 from hostprep.paths import PoolPaths
 
@@ -34,7 +34,7 @@ def observe_gate(paths: PoolPaths, region: str, *, leased: bool) -> GateFacts:
     Raises NotReadyError where there is no board (NoBoard), or none that can be understood
     (BadBoard, OtherBoardVersion), HostprepError.
     """
-    view = look(paths.board(region))
+    view = read_board(paths.board(region))
     verdict = _verdict(view)
     is_running = view.alive or (leased and _is_of_lease(paths, region, view))
     return GateFacts(verdict.state, verdict.why, is_running, view)

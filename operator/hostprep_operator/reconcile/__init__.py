@@ -1,1 +1,1 @@
-"""The pure core: from what is there to what is to be written. No clock, no I/O, no logging."""
+"""The pure core: from observed objects to the writes they need. No clock, no I/O, no logging."""

@@ -1,7 +1,7 @@
 """Pools × node × entries → entries: what one node must hold, and what it must give back.
 
 Only an `Absent` entry releases memory, so it is made only of what is certain: labels that no
-longer match, or a pool of which the API server itself said that it is gone.
+longer match, or a pool that is gone by a read of the API server.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolReco
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What the entries are to be."""
+    """A node's desired entries."""
 
     entries: tuple[PoolEntry, ...] = ()
     unknown: frozenset[str] = frozenset()
@@ -32,7 +32,7 @@ class Assignment:
     released: tuple[str, ...] = ()
     """Pools whose memory the node has given back: their entries go."""
     write: Write | None = None
-    """The one write of the HostMemoryNode that brings this about; None where it stands."""
+    """The one write of the HostMemoryNode that this takes; None where it is up to date."""
 
     def entry(self, name: str) -> PoolEntry | None:
         """Return the entry of that pool."""
@@ -51,7 +51,7 @@ def usable(node: NodeRecord, hmn: HostMemoryNodeRecord | None) -> HostMemoryNode
 
 
 def is_current(entry: PoolEntry | None, pool: PoolRecord) -> bool:
-    """Whether the entry tells the node what the pool says now."""
+    """Whether the entry is the pool's as it is now."""
     return (
         entry is not None
         and not entry.absent
@@ -96,7 +96,7 @@ def _kept(
     hmn: HostMemoryNodeRecord | None,
     chosen: dict[str, PoolRecord],
 ) -> tuple[list[PoolEntry], list[str], list[str]]:
-    """Return what becomes of the entries there are, the unknown pools and the released ones."""
+    """Return the existing entries as they are to be, the unknown pools and the released ones."""
     kept: list[PoolEntry] = []
     unknown: list[str] = []
     released: list[str] = []

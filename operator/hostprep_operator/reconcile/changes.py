@@ -1,4 +1,4 @@
-"""What a reconcile is given, and what it returns: values only."""
+"""The input and output of a reconcile: values only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """All that one reconcile of a node sees.
+    """The input of one reconcile of a node.
 
     Made only when the first lists of pools, nodes, HostMemoryNodes and agents are complete: a
     cache that is not filled yet looks like a cluster in which everything was deleted.
@@ -36,7 +36,7 @@ class NodeView:
     pools: tuple[PoolRecord, ...] = ()
     """All pools that exist, selecting this node or not."""
     gone_pools: frozenset[str] = frozenset()
-    """Names that the API server, asked itself, said do not exist."""
+    """Names that do not exist, by a read of the API server."""
     agent: AgentRecord | None = None
     agent_missing_since_s: float | None = None
     """Since when no agent Pod is on the node; None: since the node joined."""
@@ -125,7 +125,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChanges:
-    """What to do about a node: the writes in this order, stopping at the first that fails."""
+    """The result for a node: its writes in order, stopping at the first that fails."""
 
     writes: tuple[Write, ...] = ()
     events: tuple[EventNote, ...] = ()
@@ -142,7 +142,7 @@ class NodeChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolChanges:
-    """What to do about a pool."""
+    """The result for a pool."""
 
     status_patch: Mapping[str, Any] | None = None
     """Merge patch of the status subresource; None where it says all already."""

@@ -1,4 +1,4 @@
-"""What the Node's three conditions say: HostMemoryReady, MemoryAccounted, HugePagesAccounted.
+"""The Node's three conditions: HostMemoryReady, MemoryAccounted, HugePagesAccounted.
 
 HostMemoryReady follows the table of docs/control-plane.md: the first row that holds.
 
@@ -136,8 +136,8 @@ def unreachable_at_s(view: NodeView, node: NodeRecord) -> float | None:
     return min((end for end in ends_s if end > view.now_s), default=None)
 
 
-def reboot_seen(context: NodeContext) -> str:
-    """Return the id of a boot that came after the one the marks speak of, or nothing.
+def detect_reboot(context: NodeContext) -> str:
+    """Return the id of a boot that came after the one in the marks, or nothing.
 
     Kubelet or the agent may be the first to report it: either closes the node.
     """
@@ -175,7 +175,7 @@ def _rebooted(context: NodeContext) -> bool:
     if context.status_boot == boot_id:
         return False
     others = {marks.opened_boot, marks.closed_boot} - {"", boot_id}
-    return bool(others) or bool(reboot_seen(context))
+    return bool(others) or bool(detect_reboot(context))
 
 
 def _settled(context: NodeContext) -> bool:

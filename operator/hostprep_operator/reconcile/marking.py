@@ -33,7 +33,7 @@ from hostprep_operator.reconcile.conditions import (
     NodeContext,
     accounting_conditions,
     derive_ready,
-    reboot_seen,
+    detect_reboot,
     unaccounted,
     unreachable,
 )
@@ -222,7 +222,7 @@ def _open(view: NodeView, context: NodeContext) -> Transition:
 def _closing_cause(context: NodeContext, condition: Condition) -> Cause | None:
     """Return why the node is to be closed now; None where it is closed, or stays as it is."""
     marks = context.marks
-    if reboot_seen(context):
+    if detect_reboot(context):
         return "reboot"
     if marks.is_open:
         return _change_cause(context) if condition.status == "False" else None
@@ -251,7 +251,7 @@ def _close(view: NodeView, context: NodeContext, cause: Cause) -> Transition:
     readiness, marks, node = context.readiness, context.marks, context.node
     closed = marks.closed(
         now_s=view.now_s,
-        boot_id=reboot_seen(context) or node.boot_id,
+        boot_id=detect_reboot(context) or node.boot_id,
         taint=readiness.taint or "",
     )
     if cause != "join":

@@ -18,7 +18,7 @@ from hostprep_operator.reconcile.changes import (
     NodeFacts,
     NodeView,
 )
-from hostprep_operator.reconcile.conditions import NodeContext, reboot_seen, unreachable_at_s
+from hostprep_operator.reconcile.conditions import NodeContext, detect_reboot, unreachable_at_s
 from hostprep_operator.reconcile.marking import (
     Marking,
     closed_since_s,
@@ -106,7 +106,7 @@ def _facts(view: NodeView, context: NodeContext, marking: Marking) -> NodeFacts:
         closed_since_s=(None if move.marks.is_open else _closed_since_s(view, context, marking)),
         seconds_to_ready=seconds,
         deadline_exceeded=move.deadline,
-        reboot_detected=reboot_seen(context) != "",
+        reboot_detected=detect_reboot(context) != "",
     )
 
 

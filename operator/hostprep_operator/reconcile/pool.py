@@ -41,7 +41,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What was counted over a pool's nodes."""
+    """Counts over a pool's nodes."""
 
     counts: Mapping[str, int]
     ready_bytes: int = 0
@@ -61,10 +61,10 @@ def reconcile_pool(
     grants: frozenset[str],
     now_s: float,
 ) -> PoolChanges:
-    """Return the pool's status, if it says something new, and the nodes that may change now.
+    """Return the pool's status, if it changed, and the nodes that may change now.
 
     `members` are the nodes that the pool selects and those with an entry of its name; others
-    are passed over. `pools` are all pools, this one among them or not.
+    are skipped. `pools` are all pools, this one among them or not.
     """
     selected: list[tuple[NodeRecord, Member]] = []
     releasing = 0
@@ -127,7 +127,7 @@ def _state(member: Member) -> str:
 def _ruled_by(
     pool: PoolRecord, nodes: Iterable[NodeRecord], pools: Iterable[PoolRecord]
 ) -> Counter[str]:
-    """Return which pools rule nodes of this one in another way; the nodes are mostly not asked."""
+    """Return which pools rule nodes of this one in another way; rarely reads the nodes."""
     ruled: Counter[str] = Counter()
     above = sorted(
         (p for p in pools if p.readiness.required and p.rank < pool.rank), key=lambda p: p.rank
@@ -143,7 +143,7 @@ def _ruled_by(
 
 
 def _events(pool: PoolRecord, counters: Counters) -> tuple[EventNote, ...]:
-    """Say what is new since the status that the pool shows."""
+    """Return the events for what changed since the pool's current status."""
     conditions = {condition.type: condition for condition in conditions_of(counters)}
     notes: list[EventNote] = []
     was, now = pool.conditions.get("Progressing"), conditions["Progressing"]
@@ -192,7 +192,7 @@ def member_of(pool: PoolRecord, node: NodeRecord, hmn: HostMemoryNodeRecord | No
 
 
 def grant(pool: PoolRecord, members: Iterable[Member], grants: frozenset[str]) -> frozenset[str]:
-    """Return all nodes that may change now: those in the midst of it, and as many more as fit.
+    """Return all nodes that may change now: those that are changing, and as many more as fit.
 
     A node keeps its grant until the pool is Ready there as it is to be. Those that change without
     a grant in memory (the operator was restarted) are found by what they are doing.

@@ -21,7 +21,7 @@ def mutate(mutant: str) -> None:
     if mutant == "no-order":
         replace(turnstile, living_ahead=lambda *_, **__: ())
     elif mutant == "children-keep":
-        replace(tickets, own=lambda fd: fd, close_own=os.close)
+        replace(tickets, track_fd=lambda fd: fd, close_tracked=os.close)
     else:
         assert mutant == "none", mutant
 

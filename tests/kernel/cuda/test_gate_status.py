@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hostprep.client.sidecar import NOBODY, new_sidecar, write_sidecar
+from hostprep.client.sidecar import NO_PROCESS, new_sidecar, write_sidecar
 from hostprep.cuda.board import RankBoard
 from hostprep.cuda.board_view import BoardReader
 from hostprep.cuda.gate import Gate
@@ -94,7 +94,7 @@ def test_what_the_engines_gate_announced_goes_first(paths: PoolPaths) -> None:
 
 
 def test_a_lease_all_of_whose_ranks_ended_is_shown(paths: PoolPaths) -> None:
-    sidecar = replace(new_sidecar("lease1", None), holder=NOBODY)
+    sidecar = replace(new_sidecar("lease1", None), holder=NO_PROCESS)
     write_sidecar(paths, "node0-0", sidecar, gid=os.getgid())
     with a_rank(paths.board("node0-0"), "lease1", 2, 0):
         pass

@@ -14,8 +14,8 @@ from hostprep.cuda import turnstile_files as tickets
 from hostprep.cuda.turnstile import PATIENCE_S, Turnstile, patience_for
 from hostprep.cuda.turnstile_files import remove_turnstiles
 from hostprep.errors import BadInputError, BusyError
-from hostprep.linux.files import give_name, new_nameless
-from hostprep.linux.locks import own, try_lock
+from hostprep.linux.files import give_name, open_tmpfile
+from hostprep.linux.locks import track_fd, try_lock
 from tests.kernel.cuda.turns import HANG_S, a_turn, entries, run_all
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parallel]
@@ -40,7 +40,7 @@ def test_without_order_the_same_witness_tells(root: Path) -> None:
 
 def _draw_the_first_number(folder: int) -> tickets.QueueTicket:
     """Draw as one does who looked at the queue while it was empty, and was held up since."""
-    fd = own(new_nameless(folder, 0o666))
+    fd = track_fd(open_tmpfile(folder, 0o666))
     assert try_lock(fd, exclusive=True)
     assert give_name(folder, fd, "000000000000")
     return tickets.QueueTicket(0, "000000000000", fd)
@@ -54,7 +54,7 @@ def test_a_ticket_before_that_of_who_is_at_work_lets_nobody_in(
         monkeypatch.setattr(turnstile, "draw", _draw_the_first_number)
         with pytest.raises(BusyError):
             a_turn(root, timeout_s=0.2)
-        any_file = own(os.open("/dev/null", os.O_RDONLY))
+        any_file = track_fd(os.open("/dev/null", os.O_RDONLY))
         monkeypatch.setattr(turnstile, "try_slots", lambda *_: any_file)
         a_turn(root, timeout_s=0.2)
 

@@ -15,7 +15,7 @@ import pytest
 from hostprep.cuda import turnstile_files as tickets
 from hostprep.cuda.turnstile import Turnstile
 from hostprep.errors import BusyError
-from hostprep.linux.files import give_name, new_nameless
+from hostprep.linux.files import give_name, open_tmpfile
 from hostprep.linux.locks import try_lock
 from hostprep.paths import TURNSTILE
 from tests.kernel.cuda.turns import HANG_S, wait_for, workers
@@ -106,7 +106,7 @@ def test_who_keeps_drawing_tickets_before_ours_does_not_hold_us_up(root: Path) -
         number = 0
         while not enough.is_set():
             number += 1
-            fd = new_nameless(folder, 0o666)
+            fd = open_tmpfile(folder, 0o666)
             assert try_lock(fd, exclusive=True)
             name = f"{number:012d}"
             assert give_name(folder, fd, name)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.linux.threads import Stopped, run_pieces, undisturbed
+from hostprep.linux.threads import Stopped, run_pieces, shielded
 
 if TYPE_CHECKING:
     from hostprep.linux.threads import Stop
@@ -129,7 +129,7 @@ def test_what_the_work_raises_comes_out() -> None:
         raise ValueError("in there")
 
     with pytest.raises(ValueError, match="in there"):
-        undisturbed(fail)
+        shielded(fail)
 
 
 def test_undisturbed_work_is_told_of_ctrl_c(ctrl_c: CtrlC) -> None:
@@ -144,5 +144,5 @@ def test_undisturbed_work_is_told_of_ctrl_c(ctrl_c: CtrlC) -> None:
 
     ctrl_c.after(0.05)
     with pytest.raises(KeyboardInterrupt):
-        undisturbed(work)
+        shielded(work)
     assert seen == [True]
