@@ -24,11 +24,11 @@ from testbed.cache import Say, builder_lock, cache_folder
 from testbed.container_images import build_store
 from testbed.control_plane import ControlPlane
 from testbed.credentials import HOST_FROM_GUEST, write_private
-from testbed.guest import Guest, Hardware
 from testbed.node_image import NodeImage, build_node_image
 from testbed.processes import free_port
 from testbed.qemu import Qemu, ensure_qemu
 from testbed.versions import NODE_PROGRAMS
+from testbed.virtual_machine import Guest, Hardware
 
 NODE = "node-a"
 _ADDRESS = "10.0.2.15"

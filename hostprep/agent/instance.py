@@ -1,4 +1,4 @@
-"""One agent at a time on a node: two locks and the port. A new agent stands by until the old ends.
+"""One agent at a time on a node: two locks and the port. A new agent stands by until the old one exits.
 
 An upgrade with `maxSurge` starts the new Pod beside the old one and ends the old one only once the
 new one is Ready. So an agent that stands by is Ready for the same reason as any agent: it observes
@@ -20,7 +20,7 @@ from hostprep.agent.metrics import Metrics
 from hostprep.agent.settings import Settings
 from hostprep.agent.verification import verify_node
 from hostprep.errors import BadInputError
-from hostprep.kube.health import HealthServer
+from hostprep.kube.health_server import HealthServer
 from hostprep.kube.listener import Listener
 from hostprep.kube.logs import Logger
 from hostprep.linux.files import closing_fd, from_os_error

@@ -22,7 +22,7 @@ from hostprep.agent.state import AgentState
 from hostprep.agent.supervisor import Supervisor
 from hostprep.api.node_resource import NodeStatus
 from hostprep.errors import BadInputError, HostprepError
-from hostprep.kube.health import HealthServer
+from hostprep.kube.health_server import HealthServer
 from hostprep.kube.logs import Logger
 
 _API_PATIENCE_S = 10.0
@@ -282,7 +282,7 @@ class _Agent:
 
     def _why_not_healthy(self) -> str | None:
         late_s = time.monotonic() - self._turned_s
-        return f"the loop last turned {late_s:.0f} s ago" if late_s > _WORKER_PATIENCE_S else None
+        return f"the loop last ran {late_s:.0f} s ago" if late_s > _WORKER_PATIENCE_S else None
 
     def _why_not_ready(self) -> str | None:
         if self._stop.is_set():

@@ -6,8 +6,9 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from hostprep.layout import ATTENTION, Group
+from hostprep.slots.eviction import EvictionOrder
 from hostprep.slots.index import HashIndex, Keys
-from hostprep.slots.rows import EvictionOrder, FreeSlots, Listed, in_a_row, runs
+from hostprep.slots.rows import FreeSlots, Listed, in_a_row, runs
 
 MISSING = 0
 PENDING = 1

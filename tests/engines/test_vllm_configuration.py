@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hostprep.backing import MIB, Backing
-from hostprep.engines.vllm.command_line import (
+from hostprep.engines.vllm.command_parser import (
     CONFIG,
     local_ranks,
     parse_config,

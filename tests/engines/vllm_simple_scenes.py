@@ -13,6 +13,10 @@ import os
 import sys
 import traceback
 
+from tests.engines import (  # noqa: F401 - importing them is what registers their scenes
+    simple_scenes_gate,
+    simple_scenes_memory,
+)
 from tests.engines.simple_scene import SAID, SCENES
 from tests.engines.vllm_on_cpu import have_streams
 

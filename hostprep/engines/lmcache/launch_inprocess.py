@@ -18,7 +18,7 @@ from hostprep.engines.lmcache.settings import (
     requested_size,
 )
 from hostprep.engines.vllm import launch as vllm_launch
-from hostprep.engines.vllm.command_line import (
+from hostprep.engines.vllm.command_parser import (
     CommandLine,
     local_worker_count,
     parse_config,

@@ -10,7 +10,7 @@ import copy
 import re
 from dataclasses import dataclass
 
-from hostprep.engines.vllm.command_line import CONFIG, human_number
+from hostprep.engines.vllm.command_parser import CONFIG, human_number
 from hostprep.engines.vllm.settings import has_slots
 from hostprep.errors import BadInputError
 from hostprep.units import format_bytes

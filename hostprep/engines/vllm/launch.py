@@ -11,7 +11,7 @@ from hostprep.engines.catalogue import Integration, integration_of
 from hostprep.engines.installation import installed_version, python_path, release_notes
 from hostprep.engines.launching import Launch, Options, Requirements
 from hostprep.engines.options import key_in_file
-from hostprep.engines.vllm.command_line import (
+from hostprep.engines.vllm.command_parser import (
     CommandLine,
     Ranks,
     local_ranks,

@@ -19,7 +19,7 @@ from hostprep_operator.reconcile.changes import (
     NodeView,
 )
 from hostprep_operator.reconcile.conditions import NodeContext, detect_reboot, unreachable_at_s
-from hostprep_operator.reconcile.marking import (
+from hostprep_operator.reconcile.taint_and_labels import (
     Marking,
     closed_since_s,
     mark,

@@ -9,11 +9,11 @@ import pytest
 
 from hostprep.slots import Request, ShortageError, SlotPool, batch, matching
 from hostprep.slots.batch import Draft
+from hostprep.slots.eviction import EvictionOrder
 from hostprep.slots.group import READY, SlotGroup
 from hostprep.slots.index import HashIndex, Keys
 from hostprep.slots.pool import BatchClaim
 from hostprep.slots.request import Counts
-from hostprep.slots.rows import EvictionOrder
 from tests.unit.slots.play import play_at_random
 
 pytestmark = pytest.mark.unit

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, strategies
 from hypothesis.strategies import DataObject
 
+from hostprep.slots.eviction import EvictionOrder
 from hostprep.slots.index import HashIndex, Keys
-from hostprep.slots.rows import EvictionOrder, FreeSlots, in_a_row, runs
+from hostprep.slots.rows import FreeSlots, in_a_row, runs
 
 pytestmark = pytest.mark.unit
 

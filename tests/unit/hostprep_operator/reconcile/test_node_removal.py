@@ -13,7 +13,7 @@ from hostprep_operator.reconcile.changes import (
     PatchNode,
     PatchNodeStatus,
 )
-from hostprep_operator.reconcile.marking import strip_node
+from hostprep_operator.reconcile.taint_and_labels import strip_node
 from tests.unit.hostprep_operator.reconcile.cluster_model import Cluster
 from tests.unit.hostprep_operator.reconcile.write_checks import joining, labels, opened
 

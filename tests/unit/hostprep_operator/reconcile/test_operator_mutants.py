@@ -16,7 +16,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from hostprep.api.conditions import Condition
 from hostprep.api.names import HOST_MEMORY_READY
 from hostprep.api.node_resource import Phase as PoolPhase
-from hostprep_operator.reconcile import assign, conditions, marking, node, pool
+from hostprep_operator.reconcile import assign, conditions, node, pool
+from hostprep_operator.reconcile import taint_and_labels as marking
 from tests.unit.hostprep_operator.reconcile.operator_life import Life
 
 pytestmark = pytest.mark.unit

@@ -1,4 +1,4 @@
-"""What is written on a Node: label, taint, annotation and conditions; and how they go again.
+"""What is written on a Node: label, taint, annotation and conditions; and how they are removed.
 
 First what becomes of a node (opened, kept open, closed, kept closed, or let go unprepared), then
 the writes. Closing: taint, labels and marks first, the condition after. Opening: the condition

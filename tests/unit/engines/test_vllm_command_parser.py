@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.engines.vllm.command_line import CONFIG, parse_config, read_command
+from hostprep.engines.vllm.command_parser import CONFIG, parse_config, read_command
 from hostprep.engines.vllm.configuration import (
     OFFLOADING,
     SIMPLE,
