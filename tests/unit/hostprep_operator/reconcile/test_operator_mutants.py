@@ -16,15 +16,14 @@ from hypothesis.stateful import run_state_machine_as_test
 from hostprep.api.conditions import Condition
 from hostprep.api.names import HOST_MEMORY_READY
 from hostprep.api.node_resource import Phase as PoolPhase
-from hostprep_operator.reconcile import assign, conditions, node, pool
-from hostprep_operator.reconcile import taint_and_labels as marking
+from hostprep_operator.reconcile import assign, conditions, node, rollout, taint_and_labels
 from tests.unit.hostprep_operator.reconcile.operator_life import Life
 
 pytestmark = pytest.mark.unit
 
 
 def _patch_ready(monkeypatch: pytest.MonkeyPatch, ready: Callable[..., bool]) -> None:
-    for module in (assign, conditions, pool):
+    for module in (assign, conditions, rollout):
         monkeypatch.setattr(module, "pool_ready", ready)
 
 
@@ -59,7 +58,7 @@ def _absence_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
     def reversed_(view: Any, judged: Any, chosen: Any) -> Any:
-        marked = marking.mark(view, judged, chosen)
+        marked = taint_and_labels.mark(view, judged, chosen)
         return replace(marked, writes=tuple(reversed(marked.writes)))
 
     monkeypatch.setattr(node, "mark", reversed_)
@@ -74,12 +73,12 @@ def _no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _all_taints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marking, "without_taints", lambda node, *keys: ())
+    monkeypatch.setattr(taint_and_labels, "without_taints", lambda node, *keys: ())
 
 
 def _forgets_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    labels = marking._labels
-    monkeypatch.setattr(marking, "_labels", lambda *args: (labels(*args)[0], ()))
+    labels = taint_and_labels._labels
+    monkeypatch.setattr(taint_and_labels, "_labels", lambda *args: (labels(*args)[0], ()))
 
 
 def _retains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +87,7 @@ def _retains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _opens_when_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = Condition(type=HOST_MEMORY_READY, status="True", reason="Ready")
-    monkeypatch.setattr(marking, "unreachable", lambda view, record: ready)
+    monkeypatch.setattr(taint_and_labels, "unreachable", lambda view, record: ready)
 
 
 @pytest.mark.parametrize(
