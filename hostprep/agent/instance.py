@@ -1,4 +1,4 @@
-"""One agent at a time on a node: two locks and the port. A new one stands by until the old one exits.
+"""One agent at a time on a node: two locks and the port. A new one stands by until the old exits.
 
 An upgrade with `maxSurge` starts the new Pod beside the old one and ends the old one only once the
 new one is Ready. So an agent that stands by is Ready for the same reason as any agent: it observes
