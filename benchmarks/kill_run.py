@@ -10,10 +10,11 @@ import sys
 import time
 from collections import Counter
 
-from benchmarks.machine import BenchmarkError, huge_pages_total, own_node, wait_until_quiet
+from benchmarks.machine import BenchmarkError, own_node, wait_until_quiet
 from hostprep.console import print_table
 from testbed.kill_harness import _TARGETS as TARGETS
 from testbed.kill_harness import KillRun, Tally, kill_spec
+from testbed.machine import huge_pages_total
 
 _LEAST_HITS = 10
 _BAR_CHARS = 40

@@ -14,6 +14,7 @@ from pathlib import Path
 from hostprep.backing import MIB
 from hostprep.node.apply.service import Node
 from hostprep.node.observe.pools import observe_pools
+from testbed.machine import huge_pages_total
 
 _HUGE_BYTES = 2 * MIB
 _POOL_FILE = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
@@ -46,11 +47,6 @@ def release_all(node: Node) -> None:
     names = [pool.name for pool in observe_pools(node.root)]
     if names:
         node.release(names, force=True)
-
-
-def huge_pages_total() -> int:
-    """Return this machine's number of 2 MiB pages."""
-    return int(_POOL_FILE.read_text(encoding="ascii"))
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ import hostprep
 from hostprep.agent.messages import GateObservation, Observation, PoolObservation
 from hostprep.agent.verification import GATE_UNKNOWN
 from hostprep.api.node_resource import NodeStatus, Phase
-from hostprep.backing import GIB, MIB
 from hostprep.cuda.board_layout import CLOSED, DEGRADED, OPEN
 from hostprep.deviceplugin.devices import HEALTHY, UNHEALTHY
+from hostprep.units import format_quantity
 
 _PREPARE_BUCKETS_S = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 900)
 _VERIFY_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
@@ -105,7 +105,7 @@ class Metrics:
         self._verified.set(now_s)
         self._gates.show(observation)
         for size in observation.huge_pages:
-            label = _page_label(size.page_bytes)
+            label = format_quantity(size.page_bytes)  # as in `hugepages-2Mi`
             self._pages.labels(label, "total").set(size.total)
             self._pages.labels(label, "held").set(size.held)
         for pool in observation.pools:
@@ -133,14 +133,6 @@ class Metrics:
 
 def _problems(pool: PoolObservation | None) -> set[tuple[str, str]]:
     return {(problem.region, problem.reason) for problem in pool.problems} if pool else set()
-
-
-def _page_label(page_bytes: int) -> str:
-    """Return the size as Kubernetes writes it in `hugepages-2Mi`."""
-    for unit, suffix in ((GIB, "Gi"), (MIB, "Mi")):
-        if page_bytes % unit == 0:
-            return f"{page_bytes // unit}{suffix}"
-    return f"{page_bytes // 1024}Ki"
 
 
 class GateMetrics:

@@ -29,7 +29,7 @@ class Logger(Protocol):
 
 def set_up_logs(*, style: Style, level: str) -> None:
     """Send lines of that level and up to standard error; libraries' only from warnings up."""
-    import structlog  # late: the agent reads it after it has started its worker
+    import structlog  # late: most importers need the type of a logger only
 
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,

@@ -139,6 +139,15 @@ def atomic_write(path: str, data: bytes, *, mode: int = 0o644, gid: int | None =
         raise from_os_error(error, f"write {path}") from error
 
 
+def write_control_file(path: str, data: bytes) -> None:
+    """Write to a file of sysfs or cgroupfs in one call. Raises OSError.
+
+    os.write reports the error that a buffered file's destructor would swallow.
+    """
+    with closing_fd(os.open(path, os.O_WRONLY | os.O_CLOEXEC)) as fd:
+        os.write(fd, data)
+
+
 def make_folder(path: str, *, mode: int, gid: int | None) -> None:
     """Make a folder with that mode and group; None leaves the group. Raises OSError.
 

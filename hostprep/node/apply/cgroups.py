@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hostprep.errors import FailedError
+from hostprep.linux.files import write_control_file
 from hostprep.linux.processes import first_cgroup_namespace
 from hostprep.node.facts import CgroupFacts, Facts
 from hostprep.node.observe.cgroups import parse_own_paths
@@ -98,12 +99,7 @@ def _return_to(folder: str, on_return_failed: Callable[[str], None]) -> None:
 
 def _move_to(folder: str) -> None:
     """Move this process, with all its threads. Raises OSError."""
-    # os.write reports the error that a buffered file's destructor would swallow.
-    fd = os.open(f"{folder}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, b"0")
-    finally:
-        os.close(fd)
+    write_control_file(f"{folder}/cgroup.procs", b"0")
 
 
 def _hierarchies(version: int) -> list[_Hierarchy]:

@@ -7,13 +7,13 @@ succeeds and gives less: only reading back tells.
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hostprep.errors import BusyError, FailedError, HostprepError
+from hostprep.linux.files import write_control_file
 from hostprep.linux.locks import hold_lock
 from hostprep.node.ledger import Ledger, LedgerWriter, PendingChange
 from hostprep.units import format_bytes
@@ -110,12 +110,7 @@ class HugePageControl:
     def _write(self, folder: str, pages: int) -> None:
         path = f"{folder}/nr_hugepages"
         try:
-            # os.write reports the error that a buffered file's destructor would swallow.
-            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.write(fd, str(pages).encode())
-            finally:
-                os.close(fd)
+            write_control_file(path, str(pages).encode())
         except OSError as error:
             raise FailedError(
                 f"cannot write {path}: {error.strerror}",

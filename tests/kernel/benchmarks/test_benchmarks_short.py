@@ -11,9 +11,9 @@ import pytest
 from benchmarks import adopt, attach, fragmented, memory, populate_2m, populate_4k, startup
 from benchmarks.fragment import fragmented_memory
 from benchmarks.kill_run import missed, run, show
-from benchmarks.machine import huge_pages_total
 from benchmarks.report import print_results
 from hostprep.backing import MIB
+from testbed.machine import huge_pages_total
 
 pytestmark = pytest.mark.kernel
 
