@@ -361,8 +361,9 @@ def _usage(slots: SlotGroup) -> GroupUsage:
 
 
 _lock = threading.Lock()
-_taken: weakref.WeakValueDictionary[tuple[int, int], SlotPool] = weakref.WeakValueDictionary()
-"""By the file's device and inode: what this process has an index over."""
+_pools: weakref.WeakKeyDictionary[Attachment, weakref.ref[SlotPool]] = weakref.WeakKeyDictionary()
+"""By attachment, not by the file's inode: a pool that outlives its attachment is no reason to
+refuse the next, and a file system mounted anew starts its inodes again."""
 
 
 def over(
@@ -399,9 +400,9 @@ def over(
         )
     chosen = layout or Layout.parse(region.layout or {}, region.size_bytes)
     chosen.check_fits(region.size_bytes)
-    key = (region.st_dev, region.st_ino)
     with _lock:
-        if key in _taken:
+        earlier = _pools.get(attachment)
+        if earlier is not None and earlier() is not None:
             raise BusyError(
                 f"this process has a pool over region {region.name}",
                 reason="PoolExists",
@@ -414,5 +415,5 @@ def over(
             keep_evicted=keep_evicted,
             spare=spare,
         )
-        _taken[key] = pool
+        _pools[attachment] = weakref.ref(pool)
     return pool

@@ -50,3 +50,11 @@ def test_a_process_that_joined_or_reads_hands_out_nothing(node: Node) -> None:
                 over(reader, layout=_LAYOUT)
         with pytest.raises(BadInputError, match="has no layout"):
             over(memory)
+
+
+def test_a_pool_that_outlives_its_attachment_refuses_no_later_one(node: Node) -> None:
+    node.prepare([pool_of()])
+    with hostprep.attach(POOL, root=node.root) as memory:
+        earlier = over(memory, layout=_LAYOUT)
+    with hostprep.attach(POOL, root=node.root) as memory:
+        assert over(memory, layout=_LAYOUT) is not earlier

@@ -102,10 +102,15 @@ def test_a_share_of_spare_slots_that_cannot_be_is_refused(spare: float) -> None:
         SlotPool(Layout(3, (Group("kv", 4, 1),)), spare=spare)
 
 
-def _attachment(**changes: Any) -> Any:
-    region = {"name": "r0", "layout": _LAYOUT, "size_bytes": 1000, "st_dev": 1, "st_ino": 2}
-    leader = changes.pop("is_leader", True)
-    return SimpleNamespace(is_leader=leader, region=SimpleNamespace(**{**region, **changes}))
+class _Attachment:
+    def __init__(self, region: SimpleNamespace, *, is_leader: bool) -> None:
+        self.region = region
+        self.is_leader = is_leader
+
+
+def _attachment(*, is_leader: bool = True, **changes: Any) -> Any:
+    region = {"name": "r0", "layout": _LAYOUT, "size_bytes": 1000, **changes}
+    return _Attachment(SimpleNamespace(**region), is_leader=is_leader)
 
 
 def test_one_pool_over_a_region_and_only_the_leaders() -> None:
@@ -116,9 +121,10 @@ def test_one_pool_over_a_region_and_only_the_leaders() -> None:
         over(_attachment(layout=None))
     with pytest.raises(BadInputError, match="ends at 400, and the region at 300"):
         over(_attachment(size_bytes=300))
-    pool = over(_attachment(), hash_bytes=4)
+    attachment = _attachment()
+    pool = over(attachment, hash_bytes=4)
     with pytest.raises(BusyError, match="has a pool over region r0"):
-        over(_attachment())
-    assert over(_attachment(st_ino=3)).layout == pool.layout
+        over(attachment)
+    assert over(_attachment()).layout == pool.layout, "the same region, attached once more"
     del pool
-    assert over(_attachment()).hash_bytes == 32
+    assert over(attachment).hash_bytes == 32
