@@ -43,8 +43,6 @@ _CONNECTOR = Connector(
     name="HostprepLMCacheConnector",
     replaces=("LMCacheConnectorV1", "LMCacheConnectorV1Dynamic"),
     module="hostprep.engines.lmcache.vllm_connector",
-    spec=None,
-    spec_module=None,
 )
 
 

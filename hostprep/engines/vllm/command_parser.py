@@ -25,26 +25,28 @@ if TYPE_CHECKING:
 
 CONFIG = "--kv-transfer-config"
 
-_SHORT = {
-    "-dp": "--data-parallel-size",
-    "-dpl": "--data-parallel-size-local",
-    "-dpn": "--data-parallel-rank",
-    "-dpr": "--data-parallel-start-rank",
-    "-dpb": "--data-parallel-backend",
+_SIZE = "--data-parallel-size"
+_LOCAL = "--data-parallel-size-local"
+_RANK = "--data-parallel-rank"
+_START = "--data-parallel-start-rank"
+_FLAGS = {
     "-dph": "--data-parallel-hybrid-lb",
     "-dpe": "--data-parallel-external-lb",
     "-dpm": "--data-parallel-multi-port-external-lb",
+}
+_SHORT = {
+    **_FLAGS,
+    "-dp": _SIZE,
+    "-dpl": _LOCAL,
+    "-dpn": _RANK,
+    "-dpr": _START,
+    "-dpb": "--data-parallel-backend",
     "-n": "--nnodes",
     "-r": "--node-rank",
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
     "-pcp": "--prefill-context-parallel-size",
 }
-_FLAGS = (
-    "--data-parallel-hybrid-lb",
-    "--data-parallel-external-lb",
-    "--data-parallel-multi-port-external-lb",
-)
 _LONG = frozenset(
     (
         CONFIG,
@@ -62,10 +64,6 @@ _CLIENTS = ("chat", "complete", "collect-env")
 _NUMBER = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<suffix>[kKmMgGtT])", re.ASCII)
 _STRING_OR_NUMBER = re.compile(r'"(?:[^"\\]|\\.)*"|\b\d+(?:\.\d+)?[kKmMgGtT]\b', re.ASCII)
 _POWERS = "kmgt"
-_SIZE = "--data-parallel-size"
-_LOCAL = "--data-parallel-size-local"
-_RANK = "--data-parallel-rank"
-_START = "--data-parallel-start-rank"
 _MAX_RANKS = 1024
 """More ranks than any node has: a slip of the hand."""
 
@@ -123,18 +121,11 @@ class CommandLine:
 
     def with_config(self, config: dict[str, Any]) -> tuple[str, ...]:
         """Return the words with this --kv-transfer-config, in place of one that was given."""
-        new = (CONFIG, json.dumps(config))
         old = self.all(CONFIG)
-        if not old:
-            return (*self.words[: self.end], *new, *self.words[self.end :])
-        words: list[str] = []
-        position = 0
-        for option in old:
-            words += self.words[position : option.begin]
-            if option is old[0]:
-                words += new
-            position = option.end
-        return (*words, *self.words[position:])
+        at = old[0].begin if old else self.end
+        replaced = {index for option in old for index in range(option.begin, option.end)}
+        rest = (self.words[index] for index in range(at, len(self.words)) if index not in replaced)
+        return (*self.words[:at], CONFIG, json.dumps(config), *rest)
 
 
 def read_command(words: Sequence[str]) -> CommandLine:
@@ -173,7 +164,7 @@ def _options(words: tuple[str, ...], begin: int, end: int) -> list[GivenOption]:
         name, key, text = _split(words[index])
         after = index + 1
         if name in _LONG:
-            if text is None and name not in _FLAGS:
+            if text is None and name not in _FLAGS.values():
                 if after == end:
                     raise BadInputError(f"{words[index]} has no value", reason="BadCommand")
                 text = words[after]

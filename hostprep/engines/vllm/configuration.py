@@ -32,11 +32,11 @@ class Connector:
 
     integration: str
     name: str
-    replaces: tuple[str, ...]
+    replaces: tuple[str, ...] = ()
     """Connectors in whose place it comes."""
-    module: str | None
-    spec: str | None
-    spec_module: str | None
+    module: str | None = None
+    spec: str | None = None
+    spec_module: str | None = None
     replaces_spec: tuple[str, ...] = ()
     is_tiering: bool = False
     """Whether vLLM opens a file of its own name, and takes a list of further tiers."""
@@ -47,17 +47,12 @@ class Connector:
 TIERING = Connector(
     integration="vllm",
     name="OffloadingConnector",
-    replaces=(),
-    module=None,
     spec="TieringOffloadingSpec",
-    spec_module=None,
     is_tiering=True,
 )
 OFFLOADING = Connector(
     integration="vllm-offloading",
     name="OffloadingConnector",
-    replaces=(),
-    module=None,
     spec="HostprepOffloadingSpec",
     spec_module="hostprep.engines.vllm",
     replaces_spec=("CPUOffloadingSpec",),
@@ -67,8 +62,6 @@ SIMPLE = Connector(
     name="HostprepSimpleConnector",
     replaces=("SimpleCPUOffloadConnector",),
     module="hostprep.engines.vllm",
-    spec=None,
-    spec_module=None,
     is_by_tensor=True,
 )
 
@@ -118,6 +111,16 @@ def requested_bytes(config: dict[str, Any], workers: int) -> tuple[int, str] | N
         if key in extra:
             return _bytes(extra[key], key) * times, key
     return None
+
+
+def check_fits(requested: tuple[int, str] | None, size_bytes: int) -> None:
+    """Refuse a number of bytes beyond the region's. Raises BadInputError with both numbers."""
+    if requested is not None and requested[0] > size_bytes:
+        raise _contradicts(
+            f"{requested[1]} of {format_bytes(requested[0])}",
+            f"the region has {format_bytes(size_bytes)}",
+            "ask for less, or leave it out to use the whole region",
+        )
 
 
 def usable_bytes(connector: Connector, size_bytes: int, *, page_bytes: int, workers: int) -> int:
@@ -212,13 +215,3 @@ def _bytes(given: object, key: str) -> int:
 
 def _contradicts(what: str, why: str, remedy: str) -> BadInputError:
     return BadInputError(f"{CONFIG} has {what}: {why}", reason="BadCommand", remedy=remedy)
-
-
-def check_fits(requested: tuple[int, str] | None, size_bytes: int) -> None:
-    """Refuse a number of bytes beyond the region's. Raises BadInputError with both numbers."""
-    if requested is not None and requested[0] > size_bytes:
-        raise _contradicts(
-            f"{requested[1]} of {format_bytes(requested[0])}",
-            f"the region has {format_bytes(size_bytes)}",
-            "ask for less, or leave it out to use the whole region",
-        )

@@ -203,13 +203,14 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
     def _claim(self, keys: list[Any], request_id: str) -> Claim | None:
         """Claim what is there of these and slots for the rest; None where they are short."""
         self._reads.claim_noted()
-        request = request_for(request_id, keys, store=True)
+        request = _request(request_id, keys, store=True)
         while True:
             try:
                 return self.pool.claim_batch([request]).claims[0]
             except ShortageError as short:
                 (lack,) = short.missing
-            stored = chain(keys, *(one.claim.request.hashes for one in self._stores()))
+            stores = set(self._writing.values())
+            stored = chain(keys, *(store.claim.request.hashes for store in stores))
             if not self._reads.give_up(lack.needed - lack.available, stored):
                 self._sizes.append(lack.needed)
                 return None
@@ -217,18 +218,14 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
     def _finish(self, store: _Store) -> None:
         if not store.has_failed:
             store.claim.commit()
-            use = store.claim.uses[0]
-            self._record_event(
-                [store.claim.request.hashes[i] for i in use.blocks(WRITE)], is_removed=False
-            )
+            hashes = store.claim.request.hashes
+            written = store.claim.uses[0].blocks(WRITE)
+            self._record_event([hashes[block] for block in written], is_removed=False)
         store.claim.release()
-
-    def _stores(self) -> set[_Store]:
-        return set(self._writing.values())
 
     def _end_claims(self) -> None:
         self._reads.clear()
-        for store in self._stores():
+        for store in set(self._writing.values()):
             store.claim.release()
         self._writing.clear()
 
@@ -312,8 +309,7 @@ class ReadClaims:
         """End a load. One from before `clear` no longer counts."""
         reads = _reads_of(req_context)
         reads.loads = max(0, reads.loads - 1)
-        if not reads.loads:
-            self._end(reads)
+        self._leave(reads)
 
     def end_waiting(self, req_context: Any) -> None:
         """End what a request claimed that runs without loading it."""
@@ -331,7 +327,7 @@ class ReadClaims:
         self._leave(reads)
         if reads.has_run:
             groups = keys_by_group(req_context)
-            self._pool.claim_batch([_request(reads, keys) for keys in groups]).release()
+            self._pool.claim_batch([_request(reads.request_id, keys) for keys in groups]).release()
 
     def end_step(self, scheduled: Iterable[str]) -> None:
         """Note a step, and the requests that wait no longer.
@@ -348,7 +344,8 @@ class ReadClaims:
         if not self._noted:
             return
         noted = list(self._noted)
-        batch = self._pool.claim_batch([_request(one, list(one.notes)) for one in noted])
+        requests = [_request(reads.request_id, list(reads.notes)) for reads in noted]
+        batch = self._pool.claim_batch(requests)
         for reads, claim in zip(noted, batch.claims):
             self._take(reads, claim)
             self._forget_notes(reads)
@@ -403,7 +400,8 @@ class ReadClaims:
     def _claim(self, reads: _Reads, keys: list[bytes]) -> None:
         """Claim the first of these keys, up to one that is not there."""
         if keys:
-            self._take(reads, self._pool.claim_batch([_request(reads, keys)]).claims[0])
+            batch = self._pool.claim_batch([_request(reads.request_id, keys)])
+            self._take(reads, batch.claims[0])
 
     def _take(self, reads: _Reads, claim: Claim) -> None:
         if not claim.counts.reused:
@@ -437,31 +435,25 @@ def _release(claims: Iterable[Claim]) -> None:
 
 
 def _reads_of(req_context: Any) -> _Reads:
-    reads = req_context.get_state(_Reads)
+    reads: _Reads | None = req_context.get_state(_Reads)
     if reads is None:
         reads = _Reads(req_context.req_id)
         req_context.set_state(reads)
-    found: _Reads = reads
-    return found
+    return reads
 
 
-def _request(reads: _Reads, keys: list[bytes]) -> Request:
-    return request_for(reads.request_id, keys, store=False)
-
-
-def request_for(request_id: str, keys: list[bytes], *, store: bool) -> Request:
+def _request(request_id: str, keys: list[bytes], *, store: bool = False) -> Request:
     """Return the request for all of these chunks, to store or to load; a chunk is one token.
 
     They may be from anywhere in a sequence: not from its first block on.
     """
     end = 1 + len(keys)
-    limit = 0 if store else end
     return Request(
         request_id,
         end,
         keys,
         computed_tokens=1,
         first_block=1,
-        reuse_limit_tokens=limit,
+        reuse_limit_tokens=0 if store else end,
         store=store,
     )

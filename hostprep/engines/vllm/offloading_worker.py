@@ -73,9 +73,8 @@ class HostprepWorker(OffloadingWorker):  # type: ignore[misc]
             for cache in kv_caches.tensors
         ]
         make = functools.partial(_cuda_handler, is_pinned) if is_cuda else MemcpyHandler
-
-        def handler(*, is_store: bool) -> Any:
-            return make(
+        self._handlers = [
+            make(
                 # Lists of its own for each: vLLM's handlers empty theirs when they shut down.
                 gpu_tensors=list(caches),
                 cpu_tensors=list(views),
@@ -83,11 +82,10 @@ class HostprepWorker(OffloadingWorker):  # type: ignore[misc]
                 layer_refs_per_group=kv_caches.group_data_refs,
                 gpu_to_cpu=is_store,
             )
-
-        self._stores = handler(is_store=True)
-        self._loads = handler(is_store=False)
-        self._expedited = handler(is_store=False)  # a queue of its own: a step waits for these
-        self._handlers = (self._stores, self._loads, self._expedited)
+            for is_store in (True, False, False)
+        ]
+        # Expedited loads have a queue of their own: a step waits for these.
+        self._stores, self._loads, self._expedited = self._handlers
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         """Begin to copy from the GPU."""
@@ -207,17 +205,12 @@ class MemcpyHandler:
             if not count:
                 continue
             skipped = first % self._blocks_per_chunk
-            chunks = -(-(skipped + count) // self._blocks_per_chunk)
             blocks = gpu.block_ids[block_at : block_at + count]
-            places = [
-                (
-                    cpu.block_ids[chunk_at + at // self._blocks_per_chunk],
-                    at % self._blocks_per_chunk,
-                )
-                for at in range(skipped, skipped + count)
-            ]
+            chunks = cpu.block_ids[chunk_at:]
+            steps = [divmod(at, self._blocks_per_chunk) for at in range(skipped, skipped + count)]
+            places = [(chunks[index], at) for index, at in steps]
             size_bytes += self._copy_group(refs, blocks, places)
-            block_at, chunk_at = block_at + count, chunk_at + chunks
+            block_at, chunk_at = block_at + count, chunk_at + steps[-1][0] + 1
         return TransferResult(
             job_id=job_id,
             success=True,
