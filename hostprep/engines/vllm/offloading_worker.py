@@ -72,7 +72,15 @@ class HostprepWorker(OffloadingWorker):  # type: ignore[misc]
             cache.tensor.view(torch.int8).view((-1, cache.page_size_bytes))
             for cache in kv_caches.tensors
         ]
-        make = functools.partial(_cuda_handler, is_pinned) if is_cuda else MemcpyHandler
+        make: Any = MemcpyHandler
+        if is_cuda:
+            from vllm.v1.kv_offload.cpu.gpu_worker import SingleDirectionOffloadingHandler
+
+            # Where host memory is pinned, GPU kernels may read it themselves. That is decided
+            # here, before it is pinned; no job comes before the gate is open.
+            make = functools.partial(
+                SingleDirectionOffloadingHandler, host_memory_is_pinned=is_pinned
+            )
         self._handlers = [
             make(
                 # Lists of its own for each: vLLM's handlers empty theirs when they shut down.
@@ -137,16 +145,6 @@ class HostprepWorker(OffloadingWorker):  # type: ignore[misc]
                 reason="UnequalRanks",
                 remedy="use `hostprep exec --engine vllm`, or no pipeline parallelism",
             )
-
-
-def _cuda_handler(is_pinned: bool, /, **arguments: Any) -> Any:
-    """Return vLLM's own copies: where host memory is pinned, GPU kernels may read it themselves.
-
-    That is decided here, before it is pinned; no job comes before the gate is open.
-    """
-    from vllm.v1.kv_offload.cpu.gpu_worker import SingleDirectionOffloadingHandler
-
-    return SingleDirectionOffloadingHandler(**arguments, host_memory_is_pinned=is_pinned)
 
 
 class MemcpyHandler:

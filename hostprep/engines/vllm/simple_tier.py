@@ -16,6 +16,7 @@ import math
 import time
 from dataclasses import dataclass
 
+from hostprep.cuda.board_layout import CLOSED, FAILED, READY
 from hostprep.cuda.chunks import pool_of
 from hostprep.cuda.gate import Gate
 from hostprep.cuda.registration import Registration
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from hostprep.engines.allocator import Share
     from hostprep.engines.vllm.settings import Settings
 
-READY = "Ready"
-FAILED = "Failed"
 _OVERRIDDEN = "_init_cpu_mode"
 # Below vLLM's own logger, whose handler and level are the ones that people have set.
 _log = logging.getLogger("vllm.hostprep")
@@ -61,7 +60,7 @@ class TierGate(Gate):
     @property
     def is_decided(self) -> bool:
         """Whether the ranks need not report any more."""
-        return self.state != "Closed"
+        return self.state != CLOSED
 
     def admits(self, request_id: str) -> bool:
         """Tell whether a request may use the tier, now."""
@@ -154,9 +153,9 @@ def _too_small(needed_bytes: int, runs: int, share: Share) -> BadInputError:
 class RunRegistrations:
     """Registers the runs of a rank as if they were one: all of them are ready, or none.
 
-    With a single run this is one `Registration` and nothing else. Further runs are registered by
-    the first one's `on_registered`, in its thread: it reports READY after all of them and after
-    `on_registered`, which is the engine's part; a failure in there takes all back.
+    Start or run `first`, the first run's registration. Further runs are registered by its
+    `on_registered`, in its thread: it reports READY after all of them and after `on_registered`,
+    which is the engine's part; a failure in there takes all back.
 
     Make it where the engine's CUDA context is current, and start it then: `deadline_s` is for all
     of them together.
@@ -183,26 +182,9 @@ class RunRegistrations:
             for at, run in enumerate(runs)
             if progress is not None
         ]
-        self._parts = [self._part(0, deadline_s)]
+        self.first = self._part(0, deadline_s)
+        self._parts = [self.first]
         self._ends_s = time.monotonic() + deadline_s
-
-    @property
-    def state(self) -> str:
-        """The state of it all, in a Registration's words."""
-        return self._parts[0].state
-
-    @property
-    def error(self) -> HostprepError | None:
-        """Why it failed."""
-        return self._parts[0].error
-
-    def start(self) -> None:
-        """Begin in the background. Raises as Registration does."""
-        self._parts[0].start()
-
-    def run(self) -> None:
-        """Do all of it before returning. Raises what went wrong."""
-        self._parts[0].run()
 
     def close(self) -> None:
         """Take all back, the last run first; what is still in progress is cancelled."""
@@ -380,9 +362,9 @@ class PreparedTier:
             deadline_s=self._deadline_s,
         )
         if self._in_background:
-            self._registrations.start()
+            self._registrations.first.start()
         else:
-            self._registrations.run()
+            self._registrations.first.run()
             self._outcome = (READY, "")
 
     def _make_backend(self) -> None:
@@ -403,11 +385,11 @@ class PreparedTier:
     def _check_registrations(self) -> None:
         if self._registrations is None:
             return
-        state = self._registrations.state
-        if state in ("Registered", "Skipped"):
+        first = self._registrations.first
+        if first.state in ("Registered", "Skipped"):
             self._outcome = (READY, "")
-        elif state in ("Failed", "Cancelled", "Closed"):
-            self._outcome = (FAILED, str(self._registrations.error or state))
+        elif first.state in ("Failed", "Cancelled", "Closed"):
+            self._outcome = (FAILED, str(first.error or first.state))
 
 
 def _row_bytes(tensor: Any) -> int:
