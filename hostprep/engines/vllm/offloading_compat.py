@@ -26,7 +26,7 @@ except ImportError:  # before 0.32.0
     CacheHitSource = None
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
 # Below vLLM's own logger, whose handler and level are the ones that people have set.
@@ -80,24 +80,23 @@ def keys_from(key: bytes, req_context: Any) -> list[bytes]:
     gives a manager the position of a key but no list: that is read from where it is kept. Without
     it there is only the key itself, and all that follow are looked up one by one.
     """
-    keys = list(_keys(req_context))
-    if key not in keys:
-        return [key]
-    group = key[-4:]
-    return [each for each in keys[keys.index(key) :] if each[-4:] == group]
+    for keys in keys_by_group(req_context):
+        if key in keys:
+            return keys[keys.index(key) :]
+    return [key]
 
 
 def keys_by_group(req_context: Any) -> list[list[bytes]]:
     """Return a request's keys, each group's in order, as far as vLLM has noted them."""
     groups: dict[bytes, list[bytes]] = {}
-    for key in _keys(req_context):
-        groups.setdefault(key[-4:], []).append(key)
+    for key in getattr(req_context, "_offload_key_positions", ()):
+        groups.setdefault(group_of(key), []).append(key)
     return list(groups.values())
 
 
-def _keys(req_context: Any) -> Collection[bytes]:
-    keys: Collection[bytes] = getattr(req_context, "_offload_key_positions", ())
-    return keys
+def group_of(key: bytes) -> bytes:
+    """Return the number of a key's group of layers, with which it ends (v1/kv_offload/base.py)."""
+    return key[-4:]
 
 
 def _set_inner(self: Any, inner: Any) -> None:

@@ -33,7 +33,12 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec, CPUOffloadingMetrics
 
-from hostprep.engines.vllm.offloading_compat import LOAD_SOURCE, keys_by_group, keys_from
+from hostprep.engines.vllm.offloading_compat import (
+    LOAD_SOURCE,
+    group_of,
+    keys_by_group,
+    keys_from,
+)
 from hostprep.errors import FailedError
 from hostprep.slots import WRITE, Claim, Group, Layout, Request, ShortageError, SlotPool
 
@@ -43,15 +48,14 @@ if TYPE_CHECKING:
 
 _KEY_BYTES = 36
 """vLLM's keys by default: a SHA-256, and the number of a group."""
-_GROUP_BYTES = 4
-"""They end with the number of a group of layers (v1/kv_offload/base.py)."""
 
 
 class _Store:
     """A store that is being copied: its claim, and the chunks that are not reported yet."""
 
-    def __init__(self, claim: Claim, keys: Iterable[bytes]) -> None:
+    def __init__(self, claim: Claim, keys: list[Any]) -> None:
         self.claim = claim
+        self.keys = keys
         self.left = set(keys)
         self.has_failed = False
 
@@ -121,17 +125,14 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         if claim is None:
             return None
         use = claim.uses[0]
-        written = use.blocks(WRITE)
-        if not written:
-            claim.release()
-            return PrepareStoreOutput(
-                keys_to_store=[], store_spec=CPULoadStoreSpec([]), evicted_keys=[]
-            )
-        self._sizes.append(len(written))
-        evicted: list[Any] = list(use.evicted)
-        self._record_event(evicted, is_removed=True)
+        written, evicted = use.blocks(WRITE), list(use.evicted)
         new = [keys[block] for block in written]
-        self._writing.update(dict.fromkeys(new, _Store(claim, new)))
+        if new:
+            self._sizes.append(len(new))
+            self._record_event(evicted, is_removed=True)
+            self._writing.update(dict.fromkeys(new, _Store(claim, new)))
+        else:
+            claim.release()
         return PrepareStoreOutput(
             keys_to_store=new,
             store_spec=CPULoadStoreSpec([use.slots[block] for block in written]),
@@ -170,7 +171,7 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
 
     def reset_cache(self) -> None:
         """Empty all slots, claimed ones as well: vLLM forgets its jobs, and drains its workers."""
-        self._end_claims()
+        self.shutdown()
         self.pool.forget_unclaimed()
 
     def get_stats(self) -> Any:
@@ -198,7 +199,10 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """End all claims."""
-        self._end_claims()
+        self._reads.clear()
+        for store in set(self._writing.values()):
+            store.claim.release()
+        self._writing.clear()
 
     def _claim(self, keys: list[Any], request_id: str) -> Claim | None:
         """Claim what is there of these and slots for the rest; None where they are short."""
@@ -218,16 +222,8 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
     def _finish(self, store: _Store) -> None:
         if not store.has_failed:
             store.claim.commit()
-            hashes = store.claim.request.hashes
-            written = store.claim.uses[0].blocks(WRITE)
-            self._record_event([hashes[block] for block in written], is_removed=False)
+            self._record_event(store.keys, is_removed=False)
         store.claim.release()
-
-    def _end_claims(self) -> None:
-        self._reads.clear()
-        for store in set(self._writing.values()):
-            store.claim.release()
-        self._writing.clear()
 
     def _record_event(self, keys: list[Any], *, is_removed: bool) -> None:
         if keys and self._events is not None:
@@ -386,7 +382,7 @@ class ReadClaims:
         if reads.step != self._step:
             reads.step = self._step
             reads.tried.clear()
-        group = key[-_GROUP_BYTES:]
+        group = group_of(key)
         if group in reads.tried:
             reads.notes[key] = None
             self._noted[reads] = None

@@ -113,16 +113,11 @@ class HostprepSimpleConnector(upstream.SimpleCPUOffloadConnector):  # type: igno
 
     # In the scheduler.
 
-    def get_num_new_matched_tokens(
-        self, request: Any, num_computed_tokens: int
-    ) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
         """Find nothing while the gate is closed: a miss, never "ask again"."""
         if self._gate is not None and not self._gate.admits(request.request_id):
             return 0, False
-        found: tuple[int | None, bool] = super().get_num_new_matched_tokens(
-            request, num_computed_tokens
-        )
-        return found
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Follow only requests that may use the tier."""
