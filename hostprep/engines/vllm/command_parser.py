@@ -277,8 +277,8 @@ def _value(text: str) -> Any:
 class Ranks:
     """The data-parallel ranks of this node."""
 
-    numbers: tuple[int, ...] = (0,)
-    is_parallel: bool = False
+    numbers: tuple[int, ...]
+    is_parallel: bool
     """Whether vLLM adds a suffix to their engine_id."""
 
     def engine_ids(self, engine_id: str) -> tuple[str, ...]:
@@ -308,10 +308,8 @@ def local_ranks(line: CommandLine) -> Ranks:
         return Ranks((rank,), is_parallel=size > 1 or rank > 0)
     local = line.number(_LOCAL)
     _check_known(line, size, local, start)
-    count = _count(line, _LOCAL) if local is not None else size
-    first = (start or 0) if local is not None else 0
-    numbers = tuple(range(first, first + count))
-    return Ranks(numbers, is_parallel=size > 1 or first > 0)
+    first, count = (0, size) if local is None else (start or 0, _count(line, _LOCAL))
+    return Ranks(tuple(range(first, first + count)), is_parallel=size > 1 or first > 0)
 
 
 def worker_count(line: CommandLine) -> int:

@@ -32,11 +32,9 @@ def host_views(memory: Attachment, layout: Layout, slice_number: int, widths: li
     where a chunk is larger than vLLM said when the layout was made.
     """
     if sum(widths) > layout.row_bytes:
-        raise FailedError(
+        raise _unequal_ranks(
             f"a chunk of this rank takes {sum(widths)} bytes, and rows were made for "
-            f"{layout.row_bytes}: its ranks hold unequal parts of the model",
-            reason="UnequalRanks",
-            remedy="use `hostprep exec --engine vllm`, or no pipeline parallelism",
+            f"{layout.row_bytes}"
         )
     whole = torch.frombuffer(memory.buffer, dtype=torch.int8)
     views, offset = [], layout.offset_of(slice_number)
@@ -139,12 +137,18 @@ class HostprepWorker(OffloadingWorker):  # type: ignore[misc]
         """Refuse chunks beyond this rank's slice: they would be another rank's memory."""
         ids = chunks.block_ids
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._rows:
-            raise FailedError(
+            raise _unequal_ranks(
                 f"the scheduler names chunk {int(ids.max())}, and this rank's slice holds "
-                f"{self._rows}: its ranks hold unequal parts of the model",
-                reason="UnequalRanks",
-                remedy="use `hostprep exec --engine vllm`, or no pipeline parallelism",
+                f"{self._rows}"
             )
+
+
+def _unequal_ranks(what: str) -> FailedError:
+    return FailedError(
+        f"{what}: its ranks hold unequal parts of the model",
+        reason="UnequalRanks",
+        remedy="use `hostprep exec --engine vllm`, or no pipeline parallelism",
+    )
 
 
 class MemcpyHandler:

@@ -6,6 +6,7 @@ vLLM loads it by name: `"kv_connector": "HostprepSimpleConnector", "kv_connector
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,6 @@ from hostprep.errors import BadInputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from hostprep.client.attach import Attachment
 
 
 @dataclass
@@ -172,14 +171,13 @@ def _check(extra: Mapping[str, Any]) -> None:
 def _tier_of(
     handler: Any, parallel: Any, extra: Mapping[str, Any], settings: Settings
 ) -> PreparedTier:
-    def attach() -> Attachment:
-        return engine_memory(
-            extra,
-            size_bytes=handler.cpu_capacity_bytes * parallel.local_world_size,
-            index=parallel.data_parallel_index,
-            processes=parallel.world_size,
-        )
-
+    attach = functools.partial(
+        engine_memory,
+        extra,
+        size_bytes=handler.cpu_capacity_bytes * parallel.local_world_size,
+        index=parallel.data_parallel_index,
+        processes=parallel.world_size,
+    )
     registers = settings.registers(is_cuda=current_platform.is_cuda())
     return PreparedTier(handler, parallel, settings, attach=attach, registers=registers)
 
