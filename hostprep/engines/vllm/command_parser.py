@@ -103,10 +103,6 @@ class CommandLine:
         found = self.all(name)
         return found[-1].text if found else None
 
-    def has(self, name: str) -> bool:
-        """Tell whether an option, or a flag, is given."""
-        return bool(self.all(name))
-
     def number(self, name: str) -> int | None:
         """Return a whole number that an option gives. Raises BadInputError for another text."""
         text = self.last(name)
@@ -333,7 +329,7 @@ def local_worker_count(line: CommandLine) -> int:
 def _check_known(line: CommandLine, size: int, local: int | None, start: int | None) -> None:
     """Refuse what vLLM would derive from the number of this node among the others."""
     nodes = max(line.number("--nnodes") or 1, (line.number("--node-rank") or 0) + 1)
-    external = line.has("--data-parallel-external-lb")
+    external = bool(line.all("--data-parallel-external-lb"))
     derived = nodes > 1 and (local is None or start is None)
     ignored = start is not None and local is None  # vLLM takes it with the other one only
     if size > 1 and (derived or external or ignored):

@@ -294,7 +294,7 @@ def _others_may_follow(folder: str) -> bool:
 def _check_options(line: CommandLine, connector: Connector) -> None:
     """Refuse options that set the same thing elsewhere, on the command line or in its file."""
     for option in _OFFLOADING:
-        if line.has(option):
+        if line.all(option):
             raise BadInputError(
                 f"{option} is given, which chooses another connector and size than "
                 f"--engine {connector.integration} does",
@@ -307,7 +307,7 @@ def _check_options(line: CommandLine, connector: Connector) -> None:
 def _check_release(line: CommandLine, connector: Connector, environ: Mapping[str, str]) -> None:
     """Refuse what the release that is installed would do wrong."""
     path = line.last("--config")
-    chooses_gpus = line.has("--device-ids") or key_in_file(path, _GPUS)
+    chooses_gpus = line.all("--device-ids") or key_in_file(path, _GPUS)
     has_several = worker_count(line) > 1 or key_in_file(path, SIZE_KEYS)
     if not (connector.is_tiering and chooses_gpus and has_several):
         return

@@ -148,11 +148,11 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
         )
 
 
+@dataclasses.dataclass(frozen=True)
 class _Side:
     """Whether a request may use host memory; kept in its context, and gone with it."""
 
-    def __init__(self, *, is_inside: bool) -> None:
-        self.is_inside = is_inside
+    is_inside: bool
 
 
 class GatedManager(Forwarding):  # type: ignore[misc]
@@ -209,11 +209,11 @@ class GatedManager(Forwarding):  # type: ignore[misc]
         self.inner.shutdown()
 
     def _is_inside(self, req_context: Any) -> bool:
-        side = req_context.get_state(_Side)
+        side: _Side | None = req_context.get_state(_Side)
         if side is None:
-            side = _Side(is_inside=self.gate.is_open)
+            side = _Side(self.gate.is_open)
             req_context.set_state(side)
-        return bool(side.is_inside)
+        return side.is_inside
 
 
 def _check(config: Any) -> None:

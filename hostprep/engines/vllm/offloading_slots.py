@@ -240,9 +240,8 @@ class _Reads:
         """Of everything that is claimed."""
         self.notes: dict[bytes, None] = {}
         """Keys that were hits, to be claimed before anything is evicted."""
-        self.tried: set[bytes] = set()
-        """Groups whose chunks were claimed in order, in this step."""
-        self.step = -1
+        self.tried: dict[bytes, int] = {}
+        """By group: in which step its chunks were last claimed in order."""
         self.loads = 0
         """Being copied to the GPU."""
         self.has_run = False
@@ -379,15 +378,12 @@ class ReadClaims:
         if before is not reads:  # of a request that vLLM restarted under the same name
             self._end(before)
             self._waiting[reads.request_id] = reads
-        if reads.step != self._step:
-            reads.step = self._step
-            reads.tried.clear()
         group = group_of(key)
-        if group in reads.tried:
+        if reads.tried.get(group) == self._step:
             reads.notes[key] = None
             self._noted[reads] = None
             return
-        reads.tried.add(group)
+        reads.tried[group] = self._step
         following = keys_from(key, req_context)
         if reads.slots:
             following = list(takewhile(lambda one: one not in reads.slots, following))
