@@ -147,7 +147,7 @@ class Controller:
     async def _refresh(self, name: str) -> None:
         """Read again what is out of date, as a conflict showed."""
         for kind, resource in ((Kind.NODE, NODES), (Kind.HOST_MEMORY_NODE, HOST_MEMORY_NODES)):
-            known = self._cache.store(kind).get(name)
+            known = self._cache.stores[kind].get(name)
             document = await self._kube.get(resource, name)
             if document is not None:
                 self._handler.observed(kind, document)

@@ -14,10 +14,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from hostprep_operator.queue import KeyedQueue
-from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord, PoolRecord
+from hostprep_operator.records import (
+    AgentRecord,
+    HostMemoryNodeRecord,
+    NodeRecord,
+    PoolRecord,
+    Record,
+)
 
 _POOL_EVERY_S = 1.0
 """A pool's status is written at most that often."""
@@ -43,20 +49,9 @@ class Key(NamedTuple):
     name: str
 
 
-class Record(Protocol):
-    """What every kind of record has."""
-
-    @property
-    def name(self) -> str:
-        """Unique among its kind."""
-
-    @property
-    def uid(self) -> str:
-        """Unique forever."""
-
-    @property
-    def resource_version(self) -> str:
-        """Grows with every change; not part of the record's equality."""
+def number_of(version: str) -> int:
+    """Return a resourceVersion as the integer that it is: one that grows (KEP-5504)."""
+    return int(version) if version.isdecimal() else 0
 
 
 R = TypeVar("R", bound=Record)
@@ -112,19 +107,16 @@ class Store(Generic[R]):
         """Return the record of that name."""
         return self._records.get(name)
 
-    def is_news(self, metadata: Mapping[str, Any]) -> bool:
-        """Whether that version is newer than the known one; spares reading what is not."""
-        old = self._records.get(metadata["name"])
-        version = metadata.get("resourceVersion") or ""
-        return old is None or _number(version) > _number(old.resource_version)
+    def is_news(self, name: str, resource_version: str) -> bool:
+        """Whether that version is newer than the known one, or than the end of the object."""
+        old = self._records.get(name)
+        known = number_of(old.resource_version) if old else self._gone.get(name, -1)
+        return number_of(resource_version) > known
 
     def apply(self, record: R) -> Change[R]:
         """Take a record unless a newer one is known."""
         old = self._records.get(record.name)
-        version = _number(record.resource_version)
-        if old is not None and version <= _number(old.resource_version):
-            return Change(old, old)
-        if version <= self._gone.get(record.name, -1):
+        if not self.is_news(record.name, record.resource_version):
             return Change(old, old)
         self._gone.pop(record.name, None)
         self._records[record.name] = record
@@ -133,8 +125,8 @@ class Store(Generic[R]):
     def remove(self, name: str, *, uid: str, resource_version: str) -> Change[R]:
         """Drop that very object, which went in that version; another of the same name stays."""
         old = self._records.get(name)
-        version = _number(resource_version)
-        if old is not None and (old.uid != uid or _number(old.resource_version) > version):
+        version = number_of(resource_version)
+        if old is not None and (old.uid != uid or number_of(old.resource_version) > version):
             return Change(old, old)
         self._gone[name] = max(version, self._gone.get(name, -1))
         self._records.pop(name, None)
@@ -154,7 +146,7 @@ class Cache:
         self.host_memory_nodes: Store[HostMemoryNodeRecord] = Store()
         self.agents: Store[AgentRecord] = Store()
         """By the name of the Pod."""
-        self._stores: Mapping[Kind, Store[Any]] = {
+        self.stores: Mapping[Kind, Store[Any]] = {
             Kind.NODE: self.nodes,
             Kind.POOL: self.pools,
             Kind.HOST_MEMORY_NODE: self.host_memory_nodes,
@@ -164,10 +156,6 @@ class Cache:
         """Pool to the names of the nodes that it selects."""
         self._agents_of: dict[str, set[str]] = {}
         """Node to the names of its agents' Pods."""
-
-    def store(self, kind: Kind) -> Store[Any]:
-        """Return the records of that kind."""
-        return self._stores[kind]
 
     def selected(self, pool: str) -> set[str]:
         """Return the names of the nodes that the pool selects; not to be changed."""
@@ -196,12 +184,10 @@ class Cache:
         name, moved = change.record.name, set()
         for pool in self.pools:
             members = self._selected.setdefault(pool.name, set())
-            if new is not None and pool.selects(new.labels):
-                if name not in members:
-                    members.add(name)
-                    moved.add(pool.name)
-            elif name in members:
-                members.discard(name)
+            before = name in members
+            now = new is not None and pool.selects(new.labels)
+            if before != now:
+                (members.add if now else members.discard)(name)
                 moved.add(pool.name)
         return moved
 
@@ -258,7 +244,8 @@ class EventHandler:
         """Node to when its agent's last Pod went, by the wall clock."""
         self.relisted: set[Kind] = set()
         """Kinds whose list kopf has read again: what vanished before was not reported."""
-        self.on_relisted: Callable[[], None] = lambda: None
+        self.compare = asyncio.Event()
+        """Set when these kinds are to be compared with the API server soon."""
 
     def open(self) -> None:
         """Let changes add keys from now on; before, the cache is not complete.
@@ -276,9 +263,12 @@ class EventHandler:
             self.enqueue_pool(pool.name)
 
     def observed(self, kind: Kind, document: Mapping[str, Any]) -> None:
-        """Take an object in that version; an older one than is known changes nothing."""
-        store = self._cache.store(kind)
-        if store.is_news(document["metadata"]):  # else the echo of our own write, mostly
+        """Take an object in that version; an older one than is known changes nothing.
+
+        Spares reading what is not news: the echo of our own write, mostly.
+        """
+        store, metadata = self._cache.stores[kind], document["metadata"]
+        if store.is_news(metadata["name"], metadata.get("resourceVersion") or ""):
             self._changed(kind, store.apply(_RECORDS[kind].from_json(document)))
 
     def deleted(self, kind: Kind, document: Mapping[str, Any]) -> None:
@@ -293,13 +283,13 @@ class EventHandler:
 
     def vanished(self, kind: Kind, name: str, *, uid: str, resource_version: str) -> None:
         """Record that this very object is gone as of that version."""
-        store = self._cache.store(kind)
+        store = self._cache.stores[kind]
         self._changed(kind, store.remove(name, uid=uid, resource_version=resource_version))
 
     def listed(self, kind: Kind) -> None:
         """Request a comparison of that kind: kopf does not report what vanished before its list."""
         self.relisted.add(kind)
-        self.on_relisted()
+        self.compare.set()
 
     def enqueue_pool(self, name: str) -> None:
         """Add a pool's key soon, and not more than once a second."""
@@ -371,8 +361,3 @@ class EventHandler:
         """Whether the node's condition says so already: then the grace is over."""
         node = self._cache.nodes.get(name)
         return node is not None and any(c.reason == "NoAgent" for c in node.conditions.values())
-
-
-def _number(version: str) -> int:
-    """Resource versions of one resource are integers that grow (KEP-5504)."""
-    return int(version) if version.isdecimal() else 0

@@ -167,7 +167,7 @@ def _write(
         "metadata": {"resourceVersion": hmn.resource_version},
         "spec": {"pools": [entry.to_json() for entry in entries]},
     }
-    return PatchHostMemoryNodeSpec(patch, resource_version=hmn.resource_version)
+    return PatchHostMemoryNodeSpec(patch)
 
 
 def _body(node: NodeRecord, entries: tuple[PoolEntry, ...]) -> dict[str, Any]:

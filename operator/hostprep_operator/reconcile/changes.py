@@ -63,10 +63,9 @@ class DeleteHostMemoryNode:
 
 @dataclass(frozen=True, slots=True)
 class PatchHostMemoryNodeSpec:
-    """Merge-patch the object; the resourceVersion is in the patch too."""
+    """Merge-patch the object; `metadata.resourceVersion` is in the patch."""
 
     patch: Mapping[str, Any]
-    resource_version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,6 @@ Write: TypeAlias = (
 class EventNote:
     """An event for people, posted once the writes of its reconcile succeeded."""
 
-    kind: Literal["Node", "HostMemoryPool"]
     type: Literal["Normal", "Warning"]
     reason: str
     message: str

@@ -115,22 +115,20 @@ def _released(assignment: Assignment) -> tuple[EventNote, ...]:
         return ()
     names = ", ".join(assignment.released)
     message = f"The memory of {names} was given back to the node."
-    return (EventNote("Node", "Normal", "MemoryReleased", message),)
+    return (EventNote("Normal", "MemoryReleased", message),)
 
 
 def _events(context: NodeContext, marking: Marking) -> tuple[EventNote, ...]:
     move, message = marking.transition, marking.condition.message
     if move.opened:
-        return (EventNote("Node", "Normal", "MemoryReady", f"Host memory is ready: {message}"),)
+        return (EventNote("Normal", "MemoryReady", f"Host memory is ready: {message}"),)
     if move.cause is not None:
         closed = move.taint == "add" or _is_tainted(context)
         reason = "MemoryClosed" if closed else "MemoryNotReady"
         message = f"{_why(move.cause, closed=closed)} {message}"
-        return (
-            EventNote("Node", "Normal" if move.cause == "join" else "Warning", reason, message),
-        )
+        return (EventNote("Normal" if move.cause == "join" else "Warning", reason, message),)
     if move.deadline:
-        return (EventNote("Node", "Warning", "DeadlineExceeded", _late(context, marking)),)
+        return (EventNote("Warning", "DeadlineExceeded", _late(context, marking)),)
     return ()
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hostprep.api.names import HOST_MEMORY_READY
-from hostprep.api.node_resource import Phase, PoolEntry
+from hostprep.api.node_resource import Phase, PoolEntry, PoolStatus
 from hostprep_operator.reconcile.assign import is_current, pool_ready, usable
-from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord, PoolReport
+from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord
 
 _SERVED = (Phase.READY, Phase.RESIZING)
 
@@ -23,7 +23,7 @@ class Member:
     ready: bool
     changing: bool
     """It served, its entry was changed, and it does not serve again yet."""
-    report: PoolReport | None
+    report: PoolStatus | None
     """Of this boot, whichever entry it answers."""
     known: bool = True
     """Its HostMemoryReady is not Unknown. Where it is, a change would hold up all others."""
@@ -77,7 +77,7 @@ def max_unavailable(pool: PoolRecord, selected: int) -> int:
     return max(-(-selected * percent // 100), 1)
 
 
-def _served(entry: PoolEntry | None, report: PoolReport | None) -> bool:
+def _served(entry: PoolEntry | None, report: PoolStatus | None) -> bool:
     """Return whether the report is of a pool that was Ready before the entry, or is resized."""
     if entry is None or report is None or report.phase not in _SERVED:
         return False

@@ -8,7 +8,7 @@ first. Killed between the two, a node is never more open than both of them say.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -34,7 +34,6 @@ from hostprep_operator.reconcile.conditions import (
     accounting_conditions,
     derive_ready,
     detect_reboot,
-    unaccounted,
     unreachable,
 )
 from hostprep_operator.records import OUR_CONDITIONS, NodeRecord, PoolRecord
@@ -76,9 +75,7 @@ class Marking:
 def mark(view: NodeView, context: NodeContext, chosen: tuple[PoolRecord, ...]) -> Marking:
     """Mark a node with required pools."""
     accounting = accounting_conditions(context)
-    condition = unreachable(view, context.node) or derive_ready(
-        context, unaccounted=unaccounted(context, accounting)
-    )
+    condition = unreachable(view, context.node) or derive_ready(context, accounting)
     move = transition(view, context, condition)
     if move.without and condition.status == "False":
         within_s = context.readiness.deadline_s
@@ -89,11 +86,11 @@ def mark(view: NodeView, context: NodeContext, chosen: tuple[PoolRecord, ...]) -
     labels, keys = _labels(context, chosen, move.labels)
     taints, key = _taints(context, move)
     marks = replace(move.marks, labels=keys, taint=key)
-    patch = node_patch(context.node, labels=labels, taints=taints, marks=marks.to_text())
-    status = _status_patch(view, context.node, (condition, *accounting))
+    patch = _node_patch(context.node, labels=labels, taints=taints, marks=marks.to_text())
+    conditions = _changed_conditions(view, context.node, (condition, *accounting))
+    status = _status_patch(context.node, conditions)
     condition_first = condition.status == "True" or move.without
-    order = (status, patch) if condition_first else (patch, status)
-    writes = tuple(write for write in order if write is not None)
+    writes = _writes(status, patch) if condition_first else _writes(patch, status)
     return Marking(writes=writes, condition=condition, transition=move)
 
 
@@ -104,13 +101,7 @@ def mark_labels_only(
     node = context.node
     move: LabelMove = "leave" if unreachable(view, node) else "set"
     labels, keys = _labels(context, chosen, move)
-    patch = node_patch(
-        node,
-        labels=labels,
-        taints=without_taints(node, managed_taint(node, context.marks)),
-        marks=Marks(labels=keys).to_text(),
-    )
-    return tuple(write for write in (patch, delete_conditions(node)) if write is not None)
+    return _strip(node, labels=labels, kept=Marks(labels=keys))
 
 
 def _labels(
@@ -157,14 +148,16 @@ def _taints(context: NodeContext, move: Transition) -> tuple[tuple[Mapping[str, 
     return kept, recorded
 
 
-def _status_patch(view: NodeView, node: NodeRecord, wanted: tuple[Condition, ...]) -> Write | None:
-    """Return the patch of the conditions that changed; None where none did."""
-    conditions = merged(node.conditions.values(), wanted, now_s=view.now_s)
-    changed = [c for c in conditions if not _is_said(node.conditions.get(c.type), c)]
-    if not changed:
-        return None
+def _changed_conditions(
+    view: NodeView, node: NodeRecord, wanted: tuple[Condition, ...]
+) -> list[dict[str, Any]]:
+    """Return the conditions that the node does not have yet."""
     now = format_time(view.now_s)
-    return status_patch(node, [c.to_json() | {"lastHeartbeatTime": now} for c in changed])
+    return [
+        condition.to_json() | {"lastHeartbeatTime": now}
+        for condition in merged(node.conditions.values(), wanted, now_s=view.now_s)
+        if not _is_said(node.conditions.get(condition.type), condition)
+    ]
 
 
 def _is_said(before: Condition | None, now: Condition) -> bool:
@@ -301,27 +294,24 @@ def _stay_closed(view: NodeView, context: NodeContext, condition: Condition) -> 
 
 
 def strip_node(node: NodeRecord) -> tuple[Write, ...]:
-    """Return the writes that leave no trace of ours on the node; none where there is none.
+    """Return the writes that leave no trace of ours on the node; none where there is none."""
+    ours = Marks.parse(node.marks).labels
+    labels = {key: None for key in ours if key in node.labels}
+    return _strip(node, labels=labels, kept=Marks())
+
+
+def _strip(node: NodeRecord, *, labels: Mapping[str, str | None], kept: Marks) -> tuple[Write, ...]:
+    """Return the writes that leave no more than those marks, changing these labels.
 
     Conditions go last: as long as one is there, a repetition knows that the node was managed.
     """
-    marks = Marks.parse(node.marks)
-    taint = managed_taint(node, marks)
-    patch = node_patch(
-        node,
-        labels={key: None for key in marks.labels if key in node.labels},
-        taints=without_taints(node, taint),
-        marks="",
-    )
-    return tuple(write for write in (patch, delete_conditions(node)) if write is not None)
-
-
-def delete_conditions(node: NodeRecord) -> PatchNodeStatus | None:
-    """Return the write that takes our conditions away; None where there is none."""
-    ours = [name for name in OUR_CONDITIONS if name in node.conditions]
-    if not ours:
-        return None
-    return status_patch(node, [{"type": name, "$patch": "delete"} for name in ours])
+    taint = managed_taint(node, Marks.parse(node.marks))
+    taints = without_taints(node, taint)
+    patch = _node_patch(node, labels=labels, taints=taints, marks=kept.to_text())
+    conditions = [
+        {"type": name, "$patch": "delete"} for name in OUR_CONDITIONS if name in node.conditions
+    ]
+    return _writes(patch, _status_patch(node, conditions))
 
 
 def managed_taint(node: NodeRecord, marks: Marks) -> str | None:
@@ -343,7 +333,7 @@ def without_taints(node: NodeRecord, *keys: str | None) -> tuple[Mapping[str, An
     return tuple(taint for taint in node.taints if taint.get("key") not in keys)
 
 
-def node_patch(
+def _node_patch(
     node: NodeRecord,
     *,
     labels: Mapping[str, str | None],
@@ -364,11 +354,13 @@ def node_patch(
     return PatchNode(patch | {"metadata": metadata | {"resourceVersion": node.resource_version}})
 
 
-def status_patch(node: NodeRecord, conditions: Iterable[Mapping[str, Any]]) -> PatchNodeStatus:
-    """Return the strategic merge patch of these conditions, guarded by the node's version."""
-    return PatchNodeStatus(
-        {
-            "metadata": {"resourceVersion": node.resource_version},
-            "status": {"conditions": list(conditions)},
-        }
-    )
+def _status_patch(node: NodeRecord, conditions: list[dict[str, Any]]) -> PatchNodeStatus | None:
+    """Return the strategic merge patch of these conditions; None where there is none."""
+    if not conditions:
+        return None
+    metadata = {"resourceVersion": node.resource_version}
+    return PatchNodeStatus({"metadata": metadata, "status": {"conditions": conditions}})
+
+
+def _writes(*writes: Write | None) -> tuple[Write, ...]:
+    return tuple(write for write in writes if write is not None)

@@ -252,9 +252,9 @@ class Cluster:
                 guard(metadata, "uid", uid)
                 guard(metadata, "resourceVersion", version)
                 del self.hmns[name]
-            case PatchHostMemoryNodeSpec(patch, version):
+            case PatchHostMemoryNodeSpec(patch):
                 hmn = self.hmns[name]
-                guard(hmn["metadata"], "resourceVersion", version)
+                guard(hmn["metadata"], "resourceVersion", patch["metadata"]["resourceVersion"])
                 self.hmns[name] = merge(hmn, patch)
                 self.hmns[name]["metadata"]["generation"] += 1
                 self.touch(self.hmns[name])
