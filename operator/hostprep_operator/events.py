@@ -96,37 +96,28 @@ class Recorder:
     async def _post(self, event: _Event) -> None:
         about, kind, reason, note = event
         key = (about.uid, reason, note)
-        before = self._known(key)
+        posted = self._posted.get(key)
         try:
-            if before is None:
-                name = f"{about.name[:200].rstrip('.-')}.{uuid.uuid4().hex[:16]}"
-                await self._kube.create(EVENTS, self._event(name, about, kind, reason, note))
-                self._remember(key, _Posted(name, _now_s()))
-            else:
-                before.count += 1
-                await self._count_up(key, before)
+            if posted is not None and _now_s() - posted.first_s <= _SAME_WITHIN_S:
+                await self._count_up(key, posted)
+                return
+            name = f"{about.name[:200].rstrip('.-')}.{uuid.uuid4().hex[:16]}"
+            self._posted.pop(key, None)
+            await self._kube.create(EVENTS, self._event(name, about, kind, reason, note))
+            self._posted[key] = _Posted(name, _now_s())
+            if len(self._posted) > _REMEMBERED:
+                self._posted.popitem(last=False)
         except ApiError as error:
             _log.info("event not posted", about=about.name, reason=reason, error=str(error))
 
     async def _count_up(self, key: _Key, posted: _Posted) -> None:
         """Only the 2nd, 4th, 8th... repetition is written: a loop must not become a flood."""
+        posted.count += 1
         if posted.count & (posted.count - 1):
             return
         series = {"count": posted.count, "lastObservedTime": micro_time()}
         if await self._kube.patch(EVENTS, posted.name, {"series": series}) is None:
             self._posted.pop(key, None)
-
-    def _known(self, key: _Key) -> _Posted | None:
-        posted = self._posted.get(key)
-        if posted is not None and _now_s() - posted.first_s > _SAME_WITHIN_S:
-            del self._posted[key]
-            return None
-        return posted
-
-    def _remember(self, key: _Key, posted: _Posted) -> None:
-        self._posted[key] = posted
-        if len(self._posted) > _REMEMBERED:
-            self._posted.popitem(last=False)
 
     async def _pace(self) -> None:
         """Wait as a bucket of tokens says: the first 25 at once, then ten a second."""

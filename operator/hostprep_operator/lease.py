@@ -32,14 +32,6 @@ class LeaseTimes:
     retry_s: float = 2.0
 
 
-@dataclass(slots=True)
-class _Observation:
-    """The Lease's latest version, and when it was first read, by our clock."""
-
-    version: str = ""
-    since_s: float = 0.0
-
-
 class Leader:
     """One replica's part in the election."""
 
@@ -57,7 +49,8 @@ class Leader:
         self._name = name
         self._identity = identity
         self._times = times or LeaseTimes()
-        self._observed = _Observation()
+        self._version, self._version_since_s = "", 0.0
+        """The Lease's latest version, and when it was first read, by our clock."""
         self._renewed_s = 0.0
         self._held: Json | None = None
 
@@ -121,11 +114,11 @@ class Leader:
         if holder in ("", self._identity):
             return True
         version = lease["metadata"]["resourceVersion"]
-        if version != self._observed.version:
-            self._observed = _Observation(version, self._now())
+        if version != self._version:
+            self._version, self._version_since_s = version, self._now()
             return False
         duration_s = float(spec.get("leaseDurationSeconds") or self._times.duration_s)
-        return self._now() - self._observed.since_s > duration_s
+        return self._now() - self._version_since_s > duration_s
 
     def _body(self, lease: Json | None, *, holder: str) -> dict[str, Any]:
         now = micro_time()

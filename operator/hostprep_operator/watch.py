@@ -5,13 +5,12 @@ nothing that can fail belongs there. Only `on.event` is used: every other kind o
 write to the objects that it handles.
 """
 
-# ruff: noqa: ARG002 - the signatures are kopf's
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import kopf
@@ -95,7 +94,7 @@ class Watches:
         try:
             await kopf.operator(
                 registry=_registry(self._handler, self._login, watch_agents=self._watch_agents),
-                settings=make_settings(agent_selector=AGENT_SELECTOR),
+                settings=make_settings(),
                 namespaces=[self._namespace],
                 standalone=True,
                 stop_flag=self._stop,
@@ -173,15 +172,12 @@ class _ConnectionInfo(kopf.ConnectionInfo):
         return context
 
 
-def make_settings(*, agent_selector: str) -> kopf.OperatorSettings:
-    """Return settings for thousands of nodes, of whose Pods only those with these labels matter.
-
-    Kopf persists nothing on any object.
-    """
+def make_settings() -> kopf.OperatorSettings:
+    """Return settings for thousands of nodes; kopf persists nothing on any object."""
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.watching.chunk_size = _PAGE
-    settings.watching.label_selectors["v1", "pods"] = agent_selector
+    settings.watching.label_selectors["v1", "pods"] = AGENT_SELECTOR
     settings.queueing.idle_timeout = _IDLE_S
     settings.posting.enabled = False
     settings.peering.standalone = True
@@ -197,29 +193,29 @@ def make_settings(*, agent_selector: str) -> kopf.OperatorSettings:
 class _NoDiffBase(kopf.DiffBaseStorage):
     """Keeps nothing, and spares kopf a deep copy of every object that an event is about."""
 
-    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> Any:
+    def build(self, **_: Any) -> Any:
         return {}
 
-    def fetch(self, *, body: kopf.Body) -> None:
+    def fetch(self, **_: Any) -> None:
         return None
 
-    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+    def store(self, **_: Any) -> None:
         return None
 
 
 class _NoProgress(kopf.ProgressStorage):
     """Keeps nothing: each reconcile sees the whole state, none has to be resumed."""
 
-    def fetch(self, *, key: Any, body: kopf.Body) -> None:
+    def fetch(self, **_: Any) -> None:
         return None
 
-    def store(self, *, key: Any, record: Any, body: kopf.Body, patch: kopf.Patch) -> None:
+    def store(self, **_: Any) -> None:
         return None
 
-    def purge(self, *, key: Any, body: kopf.Body, patch: kopf.Patch) -> None:
+    def purge(self, **_: Any) -> None:
         return None
 
-    def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None:
+    def touch(self, **_: Any) -> None:
         return None
 
     def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:

@@ -109,7 +109,8 @@ class EventNote:
 class NodeFacts:
     """For metrics; what happened counts once the writes succeeded."""
 
-    state: Literal["ready", "closed", "unknown", "unmanaged"] = "unmanaged"
+    state: Literal["ready", "closed", "unknown"] | None = None
+    """None: no required pool selects the node."""
     opened: bool = False
     closed_cause: Cause | None = None
     """Of a closing that these writes carry out."""
