@@ -124,7 +124,7 @@ class Controller:
             name=name,
             node=self._cache.nodes.get(name),
             hmn=self._cache.host_memory_nodes.get(name),
-            pools=tuple(self._cache.pools),
+            pools=tuple(self._cache.pools.values()),
             gone_pools=frozenset(self._handler.gone_pools),
             agent=_current_agent(self._cache.agents_of(name)),
             agent_missing_since_s=self._handler.agent_gone_s.get(name),
@@ -139,7 +139,7 @@ class Controller:
             wait_s = await self._deletion_check.check(pool)
             if wait_s > 0.0:
                 self._queue.add_after(key, wait_s)
-        return pools <= self._handler.gone_pools | self._cache.pools.names()
+        return pools <= self._handler.gone_pools | self._cache.pools.keys()
 
     async def _refresh(self, name: str) -> None:
         """Read again what is out of date, as a conflict showed."""
@@ -212,7 +212,7 @@ class Controller:
         changes = reconcile_pool(
             pool,
             self._members(name),
-            pools=tuple(self._cache.pools),
+            pools=tuple(self._cache.pools.values()),
             grants=self._grants.get(name, frozenset()),
             now_s=time.time(),
         )

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.exposition import generate_latest
 
 import hostprep
-from hostprep_operator.reconcile.changes import Cause
+from hostprep_operator.reconcile.changes import Cause, NodeState
 from hostprep_operator.records import POOL_COUNTS
 
 _POOL_STATES = tuple(name for name in POOL_COUNTS if name != "updated")
@@ -119,7 +119,7 @@ class Metrics:
     def text(self) -> bytes:
         """Return everything in Prometheus' text format."""
         counts = Counts(self._node_states.values())
-        for state in ("ready", "closed", "unknown"):
+        for state in get_args(NodeState):
             self._nodes.labels(state).set(counts[state])
         return generate_latest(self.registry)
 

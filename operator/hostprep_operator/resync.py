@@ -131,7 +131,7 @@ class Resync:
     async def _compare(self, kind: Kind) -> None:
         """Drop what the server no longer has; read what it has newer."""
         store = self._cache.stores[kind]
-        known = {record.name: (record.uid, record.resource_version) for record in store}
+        known = {record.name: (record.uid, record.resource_version) for record in store.values()}
         version, listed = await self._versions(kind)
         missed = 0
         for name in known.keys() - listed.keys():

@@ -85,51 +85,40 @@ class Change(Generic[R]):
         return record
 
 
-class Store(Generic[R]):
-    """Records of one kind. An older version never replaces a newer one, wherever it comes from."""
+class Store(dict[str, R]):
+    """Records of one kind, by name; changed by apply() and remove() only.
+
+    An older version never replaces a newer one, wherever it comes from.
+    """
 
     def __init__(self) -> None:
-        self._records: dict[str, R] = {}
+        super().__init__()
         self._gone: dict[str, int] = {}
         """Name to the version in which it went: a late answer must not bring it back."""
 
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __iter__(self) -> Iterator[R]:
-        return iter(self._records.values())
-
-    def names(self) -> set[str]:
-        """Return the names of all records."""
-        return set(self._records)
-
-    def get(self, name: str) -> R | None:
-        """Return the record of that name."""
-        return self._records.get(name)
-
     def is_news(self, name: str, resource_version: str) -> bool:
         """Whether that version is newer than the known one, or than the end of the object."""
-        old = self._records.get(name)
+        old = self.get(name)
         known = number_of(old.resource_version) if old else self._gone.get(name, -1)
         return number_of(resource_version) > known
 
     def apply(self, record: R) -> Change[R]:
         """Take a record unless a newer one is known."""
-        old = self._records.get(record.name)
+        old = self.get(record.name)
         if not self.is_news(record.name, record.resource_version):
             return Change(old, old)
         self._gone.pop(record.name, None)
-        self._records[record.name] = record
+        self[record.name] = record
         return Change(old, record)
 
     def remove(self, name: str, *, uid: str, resource_version: str) -> Change[R]:
         """Drop that very object, which went in that version; another of the same name stays."""
-        old = self._records.get(name)
+        old = self.get(name)
         version = number_of(resource_version)
         if old is not None and (old.uid != uid or number_of(old.resource_version) > version):
             return Change(old, old)
         self._gone[name] = max(version, self._gone.get(name, -1))
-        self._records.pop(name, None)
+        self.pop(name, None)
         return Change(old, None)
 
     def forget_gone(self, before: int) -> None:
@@ -163,16 +152,16 @@ class Cache:
 
     def pools_of(self, node: str) -> list[PoolRecord]:
         """Return the pools that select the node."""
-        return [pool for pool in self.pools if node in self.selected(pool.name)]
+        return [pool for pool in self.pools.values() if node in self.selected(pool.name)]
 
     def agents_of(self, node: str) -> list[AgentRecord]:
         """Return the agents' Pods on the node."""
-        found = (self.agents.get(name) for name in self._agents_of.get(node, ()))
-        return [agent for agent in found if agent is not None]
+        names = self._agents_of.get(node, set())
+        return [self.agents[name] for name in names if name in self.agents]
 
     def nodes_with_entry(self, pool: str) -> Iterator[str]:
         """Yield the nodes whose HostMemoryNode has an entry of that pool: O(nodes)."""
-        for record in self.host_memory_nodes:
+        for record in self.host_memory_nodes.values():
             if any(entry.name == pool for entry in record.entries):
                 yield record.name
 
@@ -182,7 +171,7 @@ class Cache:
         if old is not None and new is not None and old.labels == new.labels:
             return set()
         name, moved = change.record.name, set()
-        for pool in self.pools:
+        for pool in self.pools.values():
             members = self._selected.setdefault(pool.name, set())
             before = name in members
             now = new is not None and pool.selects(new.labels)
@@ -199,7 +188,7 @@ class Cache:
         if old is not None and old.node_selector == new.node_selector:
             return set()
         before = self._selected.get(new.name, set())
-        now = {node.name for node in self.nodes if new.selects(node.labels)}
+        now = {node.name for node in self.nodes.values() if new.selects(node.labels)}
         self._selected[new.name] = now
         return before ^ now
 
@@ -254,13 +243,13 @@ class EventHandler:
         """
         self._open = True
         now_s = self._wall_clock()
-        names = self._cache.nodes.names() | self._cache.host_memory_nodes.names()
+        names = self._cache.nodes.keys() | self._cache.host_memory_nodes.keys()
         for name in sorted(names):
             if not self._cache.agents_of(name) and not self._is_known_to_lack_an_agent(name):
                 self.agent_gone_s[name] = now_s
             self._queue.add(Key("node", name))
         for pool in self._cache.pools:
-            self.enqueue_pool(pool.name)
+            self.enqueue_pool(pool)
 
     def observed(self, kind: Kind, document: Mapping[str, Any]) -> None:
         """Take an object in that version; an older one than is known changes nothing.
@@ -343,7 +332,7 @@ class EventHandler:
         for node in self._cache.agent_changed(change):
             if self._cache.agents_of(node):
                 self.agent_gone_s.pop(node, None)
-            elif self._open and self._cache.nodes.get(node) is not None:
+            elif self._open and node in self._cache.nodes:
                 # For a node that went first it would never be read, and never be dropped.
                 self.agent_gone_s[node] = self._wall_clock()
             self._enqueue_node(node)
@@ -354,7 +343,7 @@ class EventHandler:
 
     def _enqueue_pools(self, names: Iterable[str]) -> None:
         for name in names:
-            if self._cache.pools.get(name) is not None:
+            if name in self._cache.pools:
                 self.enqueue_pool(name)
 
     def _is_known_to_lack_an_agent(self, name: str) -> bool:

@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord, PoolRecord
 
+NodeState: TypeAlias = Literal["ready", "closed", "unknown"]
+"""By the status of HostMemoryReady."""
 Cause: TypeAlias = Literal["join", "reboot", "repair", "resize"]
 """Why a node was closed."""
 
@@ -109,7 +111,7 @@ class EventNote:
 class NodeFacts:
     """For metrics; what happened counts once the writes succeeded."""
 
-    state: Literal["ready", "closed", "unknown"] | None = None
+    state: NodeState | None = None
     """None: no required pool selects the node."""
     opened: bool = False
     closed_cause: Cause | None = None

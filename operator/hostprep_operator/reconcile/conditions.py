@@ -10,7 +10,7 @@ pages made later, and of tmpfs, it knows only what --system-reserved or --kube-r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from hostprep.api.conditions import Condition, ConditionStatus
 from hostprep.api.names import (
@@ -37,25 +37,38 @@ _WAITING = "Not known until the node's memory is prepared."
 class NodeContext:
     """A managed node and all that its conditions rest on."""
 
+    view: NodeView
     node: NodeRecord
     hmn: HostMemoryNodeRecord | None
     """Only if it is this Node's."""
     assignment: Assignment
+    chosen: tuple[PoolRecord, ...]
+    """Pools that select the node, the ruling first; never empty."""
     required: tuple[PoolRecord, ...]
-    """Required pools that select the node, the ruling first; never empty."""
+    """Those of them that are required."""
     marks: Marks
-    placeholder: Mapping[str, int] | None = field(default_factory=dict)
-    """Huge pages that the agent's Pod asks for, in bytes by resource; None between two Pods."""
 
     @property
     def readiness(self) -> Readiness:
-        """How the node is marked: as its ruling pool says."""
+        """How a node with required pools is marked: as the ruling one says."""
         return self.required[0].readiness
+
+    @property
+    def placeholder(self) -> Mapping[str, int] | None:
+        """Huge pages that the agent's Pod asks for, by resource; None between two Pods."""
+        if self.view.agent is not None:
+            return self.view.agent.huge_pages_bytes
+        return {} if self.view.settings.liveness == "off" else None
 
     @property
     def status_boot(self) -> str:
         """The boot that the agent reports; empty while it has reported nothing."""
         return self.hmn.status.boot_id if self.hmn else ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the node was opened in this boot, and not closed since."""
+        return self.marks.is_open and self.marks.opened_boot == self.node.boot_id
 
     @property
     def is_observed(self) -> bool:
@@ -93,8 +106,10 @@ def derive_ready(context: NodeContext, accounting: Iterable[Condition]) -> Condi
     if _rebooted(context):
         names = _names(context)
         return _ready("False", "Rebooted", f"The node was booted again; being prepared: {names}.")
-    if waiting or not _settled(context):
-        return _preparing(context, waiting)
+    if waiting or not (context.is_observed or context.is_open):
+        return _preparing(
+            context, waiting
+        )  # an opening takes a status that answers the newest spec
     missing = _not_advertised(context)
     if missing is not None:
         return missing
@@ -104,13 +119,17 @@ def derive_ready(context: NodeContext, accounting: Iterable[Condition]) -> Condi
     return _ready("True", "Ready", _sizes(context))
 
 
-def unreachable(view: NodeView, node: NodeRecord) -> Condition | None:
+def unreachable(context: NodeContext) -> Condition | None:
     """Return HostMemoryReady as Unknown where no agent can report for the node; else None."""
+    view, node = context.view, context.node
     grace_s = view.settings.agent_grace_s
     if node.ready != "True" and view.now_s - node.ready_since_s >= grace_s:
         return _ready("Unknown", "NodeNotReady", "Kubelet does not say that the node is Ready.")
     since_s = _agent_unreachable_since_s(view, node)
-    if since_s is None or (view.now_s - since_s < grace_s and not _was_unreachable(node)):
+    before = node.conditions.get(HOST_MEMORY_READY)
+    # Then the grace is over: a restarted operator, or a new Pod, proves no life.
+    was_unreachable = before is not None and before.reason in ("NoAgent", "AgentNotReady")
+    if since_s is None or (view.now_s - since_s < grace_s and not was_unreachable):
         return None
     if view.agent is None:
         return _ready("Unknown", "NoAgent", "No agent Pod runs on the node.")
@@ -119,8 +138,9 @@ def unreachable(view: NodeView, node: NodeRecord) -> Condition | None:
     )
 
 
-def unreachable_at_s(view: NodeView, node: NodeRecord) -> float | None:
+def unreachable_at_s(context: NodeContext) -> float | None:
     """Return when HostMemoryReady becomes Unknown if nothing else happens."""
+    view, node = context.view, context.node
     since_s = [_agent_unreachable_since_s(view, node)]
     if node.ready != "True":
         since_s.append(node.ready_since_s)
@@ -156,24 +176,11 @@ def _agent_unreachable_since_s(view: NodeView, node: NodeRecord) -> float | None
     return None if view.agent.ready else view.agent.ready_since_s
 
 
-def _was_unreachable(node: NodeRecord) -> bool:
-    """Whether the condition says so already: a restarted operator, or a new Pod, proves no life."""
-    before = node.conditions.get(HOST_MEMORY_READY)
-    return before is not None and before.reason in ("NoAgent", "AgentNotReady")
-
-
 def _rebooted(context: NodeContext) -> bool:
     marks, boot_id = context.marks, context.node.boot_id
     if context.status_boot == boot_id:
         return False
-    others = {marks.opened_boot, marks.closed_boot} - {"", boot_id}
-    return bool(others) or bool(detect_reboot(context))
-
-
-def _settled(context: NodeContext) -> bool:
-    """Whether the status can be trusted: for an opening it must answer the newest spec."""
-    marks = context.marks
-    return context.is_observed or (marks.is_open and marks.opened_boot == context.node.boot_id)
+    return bool({marks.opened_boot, marks.closed_boot} - {"", boot_id} or detect_reboot(context))
 
 
 def _not_advertised(context: NodeContext) -> Condition | None:
@@ -183,8 +190,7 @@ def _not_advertised(context: NodeContext) -> Condition | None:
     kubelet or the agent restarts none is, which is nothing to close an open node for. What the
     Node says is of this boot: kubelet writes the bootID and the devices at once, none at first.
     """
-    marks = context.marks
-    if marks.is_open and marks.opened_boot == context.node.boot_id:
+    if context.is_open:
         return None
     for pool in context.required:
         entry = context.assignment.entry(pool.name)

@@ -46,18 +46,18 @@ def reconcile_pool(
     `members` are the nodes that the pool selects and those with an entry of its name; others
     are skipped. `pools` are all pools, this one among them or not.
     """
-    selected: list[tuple[NodeRecord, Member]] = []
+    selected: list[Member] = []
     releasing = 0
     for node, hmn in members:
         if node.deleting:
             continue
         if pool.selects(node.labels):
-            selected.append((node, member_of(pool, node, hmn)))
+            selected.append(member_of(pool, node, hmn))
         elif _is_releasing(pool, node, hmn):
             releasing += 1
-    granted = grant(pool, [member for _, member in selected], grants)
+    granted = grant(pool, selected, grants)
     counters = _counters_of(selected, granted, releasing)
-    counters.ruled_by.update(_ruled_by(pool, (node for node, _ in selected), pools))
+    counters.ruled_by.update(_ruled_by(pool, selected, pools))
     conditions = _conditions_of(counters)
     patch = None if pool.deleting else _status_patch(pool, counters, conditions, now_s=now_s)
     return PoolChanges(
@@ -74,26 +74,25 @@ def _is_releasing(pool: PoolRecord, node: NodeRecord, hmn: HostMemoryNodeRecord 
     return entry is not None and entry.absent
 
 
-def _counters_of(
-    selected: list[tuple[NodeRecord, Member]],
-    granted: frozenset[str],
-    releasing: int,
-) -> Counters:
-    counts = dict.fromkeys(("ready", "preparing", "degraded", "failed", "updated"), 0)
+def _counters_of(selected: list[Member], granted: frozenset[str], releasing: int) -> Counters:
+    states: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
-    ready_bytes = rolling = 0
-    for _, member in selected:
+    ready_bytes = 0
+    for member in selected:
         state = _state(member)
-        if state in counts:
-            counts[state] += 1
+        states[state] += 1
         if member.report is not None:
             ready_bytes += member.report.ready_bytes
             if state in _TROUBLE.values():
                 reasons[member.report.reason or member.report.phase.value] += 1
-        counts["updated"] += member.current
-        rolling += member.name in granted or waits(member)
-    total = len(selected)
-    counts |= {"selected": total, "releasing": releasing, "unavailable": total - counts["ready"]}
+    counts = {
+        **{state: states[state] for state in ("ready", "preparing", "degraded", "failed")},
+        "updated": sum(member.current for member in selected),
+        "selected": len(selected),
+        "releasing": releasing,
+        "unavailable": len(selected) - states["ready"],
+    }
+    rolling = sum(member.name in granted or waits(member) for member in selected)
     return Counters(counts=counts, ready_bytes=ready_bytes, rolling=rolling, reasons=reasons)
 
 
@@ -105,9 +104,7 @@ def _state(member: Member) -> str:
     return _TROUBLE.get(phase, "preparing")
 
 
-def _ruled_by(
-    pool: PoolRecord, nodes: Iterable[NodeRecord], pools: Iterable[PoolRecord]
-) -> Counter[str]:
+def _ruled_by(pool: PoolRecord, members: list[Member], pools: Iterable[PoolRecord]) -> Counter[str]:
     """Return which pools rule nodes of this one in another way; rarely reads the nodes."""
     ruled: Counter[str] = Counter()
     above = sorted(
@@ -116,8 +113,8 @@ def _ruled_by(
     policy = pool.readiness.policy
     if not pool.readiness.required or all(p.readiness.policy == policy for p in above):
         return ruled
-    for node in nodes:
-        ruling = next((p for p in above if p.selects(node.labels)), None)
+    for member in members:
+        ruling = next((p for p in above if p.selects(member.node.labels)), None)
         if ruling is not None and ruling.readiness.policy != policy:
             ruled[ruling.name] += 1
     return ruled

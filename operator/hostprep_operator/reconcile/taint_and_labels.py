@@ -24,7 +24,6 @@ from hostprep.api.node_resource import Phase
 from hostprep_operator.marks import Marks
 from hostprep_operator.reconcile.changes import (
     Cause,
-    NodeView,
     PatchNode,
     PatchNodeStatus,
     Write,
@@ -36,7 +35,7 @@ from hostprep_operator.reconcile.conditions import (
     detect_reboot,
     unreachable,
 )
-from hostprep_operator.records import OUR_CONDITIONS, NodeRecord, PoolRecord
+from hostprep_operator.records import OUR_CONDITIONS, NodeRecord
 
 _NUMBER = re.compile(r"\b\d+(?:\.\d+)?\b", re.ASCII)
 
@@ -72,44 +71,38 @@ class Marking:
     transition: Transition
 
 
-def mark(view: NodeView, context: NodeContext, chosen: tuple[PoolRecord, ...]) -> Marking:
+def mark(context: NodeContext) -> Marking:
     """Mark a node with required pools."""
     accounting = accounting_conditions(context)
-    condition = unreachable(view, context.node) or derive_ready(context, accounting)
-    move = transition(view, context, condition)
+    condition = unreachable(context) or derive_ready(context, accounting)
+    move = transition(context, condition)
     if move.without and condition.status == "False":
         within_s = context.readiness.deadline_s
         late = f"Not ready within {within_s:.0f} s: the node is open without it."
         condition = replace(
             condition, reason="DeadlineExceeded", message=f"{late} {condition.message}"
         )
-    labels, keys = _labels(context, chosen, move.labels)
+    labels, keys = _labels(context, move.labels)
     taints, key = _taints(context, move)
     marks = replace(move.marks, labels=keys, taint=key)
     patch = _node_patch(context.node, labels=labels, taints=taints, marks=marks.to_text())
-    conditions = _changed_conditions(view, context.node, (condition, *accounting))
+    conditions = _changed_conditions(context, (condition, *accounting))
     status = _status_patch(context.node, conditions)
     condition_first = condition.status == "True" or move.without
     writes = _writes(status, patch) if condition_first else _writes(patch, status)
     return Marking(writes=writes, condition=condition, transition=move)
 
 
-def mark_labels_only(
-    view: NodeView, context: NodeContext, chosen: tuple[PoolRecord, ...]
-) -> tuple[Write, ...]:
+def mark_labels_only(context: NodeContext) -> tuple[Write, ...]:
     """Mark a node whose pools are all not required: ready labels, and nothing else of ours."""
-    node = context.node
-    move: LabelMove = "leave" if unreachable(view, node) else "set"
-    labels, keys = _labels(context, chosen, move)
-    return _strip(node, labels=labels, kept=Marks(labels=keys))
+    labels, keys = _labels(context, "leave" if unreachable(context) else "set")
+    return _strip(context.node, labels=labels, kept=Marks(labels=keys))
 
 
-def _labels(
-    context: NodeContext, chosen: tuple[PoolRecord, ...], move: LabelMove
-) -> tuple[dict[str, str | None], tuple[str, ...]]:
+def _labels(context: NodeContext, move: LabelMove) -> tuple[dict[str, str | None], tuple[str, ...]]:
     """Return the changes of labels, and the keys that are then on the node."""
     node = context.node
-    by_key = {ready_label(pool.name): pool for pool in chosen}
+    by_key = {ready_label(pool.name): pool for pool in context.chosen}
     changes: dict[str, str | None] = {}
     keys: list[str] = []
     for key in sorted({*by_key, *context.marks.labels}):
@@ -149,14 +142,14 @@ def _taints(context: NodeContext, move: Transition) -> tuple[tuple[Mapping[str, 
 
 
 def _changed_conditions(
-    view: NodeView, node: NodeRecord, wanted: tuple[Condition, ...]
+    context: NodeContext, wanted: tuple[Condition, ...]
 ) -> list[dict[str, Any]]:
     """Return the conditions that the node does not have yet."""
-    now = format_time(view.now_s)
+    before, now_s = context.node.conditions, context.view.now_s
     return [
-        condition.to_json() | {"lastHeartbeatTime": now}
-        for condition in merged(node.conditions.values(), wanted, now_s=view.now_s)
-        if not _is_said(node.conditions.get(condition.type), condition)
+        condition.to_json() | {"lastHeartbeatTime": format_time(now_s)}
+        for condition in merged(before.values(), wanted, now_s=now_s)
+        if not _is_said(before.get(condition.type), condition)
     ]
 
 
@@ -172,20 +165,20 @@ def _is_said(before: Condition | None, now: Condition) -> bool:
 # --- what becomes of a node
 
 
-def transition(view: NodeView, context: NodeContext, condition: Condition) -> Transition:
+def transition(context: NodeContext, condition: Condition) -> Transition:
     """Return what becomes of the node."""
     marks = context.marks
     if condition.status == "True":
-        return _open(view, context)
+        return _open(context)
     cause = _closing_cause(context, condition)
     if cause is not None:
-        return _close(view, context, cause)
+        return _close(context, cause)
     if marks.is_open:  # Unknown: no report says that the memory is gone
         return Transition(marks=marks, taint="remove", labels="leave")
-    return _stay_closed(view, context, condition)
+    return _stay_closed(context, condition)
 
 
-def closed_since_s(view: NodeView, context: NodeContext) -> float:
+def closed_since_s(context: NodeContext) -> float:
     """Return since when a node that is not open is closed.
 
     A node's first closing needs no marks where it comes with its HostMemoryNode: that object's
@@ -196,15 +189,16 @@ def closed_since_s(view: NodeView, context: NodeContext) -> float:
     if context.hmn is not None and context.hmn.created_s:
         return context.hmn.created_s
     before = context.node.conditions.get(HOST_MEMORY_READY)
-    return before.since_s if before is not None and before.since_s is not None else view.now_s
+    since_s = before.since_s if before is not None else None
+    return context.view.now_s if since_s is None else since_s
 
 
-def _open(view: NodeView, context: NodeContext) -> Transition:
+def _open(context: NodeContext) -> Transition:
     marks, node, hmn = context.marks, context.node, context.hmn
-    if hmn is None or (marks.is_open and marks.opened_boot == node.boot_id):
+    if hmn is None or context.is_open:
         return Transition(marks=marks, taint="remove", labels="set")
     opened = marks.opened(
-        now_s=view.now_s,
+        now_s=context.view.now_s,
         boot_id=node.boot_id,
         hmn=f"{hmn.uid}/{hmn.resource_version}",
         taint=context.readiness.taint or "",
@@ -240,20 +234,22 @@ def _change_cause(context: NodeContext) -> Cause:
     return "resize" if resizing else "repair"
 
 
-def _close(view: NodeView, context: NodeContext, cause: Cause) -> Transition:
+def _close(context: NodeContext, cause: Cause) -> Transition:
     readiness, marks, node = context.readiness, context.marks, context.node
     closed = marks.closed(
-        now_s=view.now_s,
+        now_s=context.view.now_s,
         boot_id=detect_reboot(context) or node.boot_id,
         taint=readiness.taint or "",
     )
-    if cause != "join":
+    if cause == "join":
+        wanted = _taints_at_join(context)
+        usual = readiness.taint in (None, CLUSTER_AUTOSCALER_TAINT)
+        if not wanted and usual and context.hmn is None:
+            # The new HostMemoryNode's age and the usual key tell what marks would.
+            return Transition(marks=marks, cause=cause)
+    else:
         wanted = readiness.taint is not None and getattr(readiness.reclose, cause) == "Taint"
-        return Transition(marks=closed, taint="add" if wanted else "leave", cause=cause)
-    wanted = _taints_at_join(context)
-    if wanted or _join_needs_marks(context):
-        return Transition(marks=closed, taint="add" if wanted else "leave", cause=cause)
-    return Transition(marks=marks, cause=cause)
+    return Transition(marks=closed, taint="add" if wanted else "leave", cause=cause)
 
 
 def _taints_at_join(context: NodeContext) -> bool:
@@ -270,15 +266,9 @@ def _taints_at_join(context: NodeContext) -> bool:
     return node.created_s > oldest_s and all(taint.get("key") != key for taint in node.taints)
 
 
-def _join_needs_marks(context: NodeContext) -> bool:
-    """Whether neither the HostMemoryNode's age nor the usual key tells what marks would."""
-    key = context.readiness.taint
-    return context.hmn is not None or key not in (None, CLUSTER_AUTOSCALER_TAINT)
-
-
-def _stay_closed(view: NodeView, context: NodeContext, condition: Condition) -> Transition:
+def _stay_closed(context: NodeContext, condition: Condition) -> Transition:
     readiness, marks = context.readiness, context.marks
-    due = view.now_s >= closed_since_s(view, context) + readiness.deadline_s
+    due = context.view.now_s >= closed_since_s(context) + readiness.deadline_s
     over = marks.deadline or due
     without = over and readiness.on_deadline == "OpenWithout"
     return Transition(
@@ -305,8 +295,7 @@ def _strip(node: NodeRecord, *, labels: Mapping[str, str | None], kept: Marks) -
 
     Conditions go last: as long as one is there, a repetition knows that the node was managed.
     """
-    taint = managed_taint(node, Marks.parse(node.marks))
-    taints = without_taints(node, taint)
+    taints = without_taints(node, managed_taint(node, Marks.parse(node.marks)))
     patch = _node_patch(node, labels=labels, taints=taints, marks=kept.to_text())
     conditions = [
         {"type": name, "$patch": "delete"} for name in OUR_CONDITIONS if name in node.conditions
