@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from hostprep.api.codec import JsonObject, json_field
@@ -69,19 +69,3 @@ class Marks(JsonObject):
         """Return the annotation: compact, only what is set; empty when nothing is."""
         document = {name: value for name, value in self.to_json().items() if value}
         return json.dumps({"v": _VERSION, **document}, separators=(",", ":")) if document else ""
-
-    def closed(self, *, now_s: float, boot_id: str, taint: str) -> Marks:
-        """Return the marks of a closing, which starts a new deadline."""
-        return replace(
-            self, closed_s=float(int(now_s)), closed_boot=boot_id, taint=taint, deadline=False
-        )
-
-    def opened(self, *, now_s: float, boot_id: str, hmn: str, taint: str) -> Marks:
-        """Return the marks of an opening."""
-        return Marks(
-            labels=self.labels,
-            taint=taint,
-            opened_s=float(int(now_s)),
-            opened_boot=boot_id,
-            hmn=hmn,
-        )

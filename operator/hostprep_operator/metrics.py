@@ -29,8 +29,8 @@ class Metrics:
     def __init__(self, *, wall_clock: Callable[[], float] = time.time) -> None:
         registry = self.registry = CollectorRegistry()
         self._wall_clock = wall_clock
-        self._node_states: dict[str, str] = {}
-        self._closed_since_s: dict[str, float] = {}
+        self._node_states: dict[str, tuple[str, float | None]] = {}
+        """Node to its state, and since when it is closed."""
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"hostprep_{name}", text, labels, registry=registry)
@@ -110,19 +110,16 @@ class Metrics:
         if state is None:
             self._node_states.pop(node, None)
         else:
-            self._node_states[node] = state
-        if closed_since_s is None:
-            self._closed_since_s.pop(node, None)
-        else:
-            self._closed_since_s[node] = closed_since_s
+            self._node_states[node] = (state, closed_since_s)
 
     def text(self) -> bytes:
         """Return everything in Prometheus' text format."""
-        counts = Counts(self._node_states.values())
+        counts = Counts(state for state, _ in self._node_states.values())
         for state in get_args(NodeState):
             self._nodes.labels(state).set(counts[state])
         return generate_latest(self.registry)
 
     def _oldest_closed_s(self) -> float:
-        oldest = min(self._closed_since_s.values(), default=None)
-        return 0.0 if oldest is None else max(0.0, self._wall_clock() - oldest)
+        now_s = self._wall_clock()
+        closed = (since_s for _, since_s in self._node_states.values() if since_s is not None)
+        return max(0.0, now_s - min(closed, default=now_s))

@@ -94,6 +94,7 @@ class Record:
     name: str
     uid: str
     resource_version: str = field(default="", compare=False)
+    generation: int = 0
     created_s: float = 0.0
     deleting: bool = False
 
@@ -102,7 +103,6 @@ class Record:
 class PoolRecord(Record):
     """A HostMemoryPool."""
 
-    generation: int = 0
     priority: int = 0
     node_selector: Mapping[str, str] = field(default_factory=dict)
     """Empty selects every node."""
@@ -125,7 +125,6 @@ class PoolRecord(Record):
         spec, status = document.get("spec") or {}, document.get("status") or {}
         return cls(
             **_common(document),
-            generation=_generation(document),
             priority=int(spec.get("priority") or 0),
             node_selector=dict(spec.get("nodeSelector") or {}),
             policy=_shared_policy(policy_of(spec)),
@@ -195,7 +194,6 @@ class NodeRecord(Record):
 class HostMemoryNodeRecord(Record):
     """A HostMemoryNode."""
 
-    generation: int = 0
     owner_uid: str = ""
     """Of the Node that owns it; empty where none does."""
     entries: tuple[PoolEntry, ...] = ()
@@ -209,7 +207,6 @@ class HostMemoryNodeRecord(Record):
         status = NodeStatus.from_json(document.get("status"))
         return cls(
             **_common(document),
-            generation=_generation(document),
             owner_uid=next((o.get("uid") or "" for o in owners if o.get("kind") == "Node"), ""),
             entries=tuple(map(_entry, entries_of(document))),
             status=NodeStatus(
@@ -268,6 +265,7 @@ def _common(document: Mapping[str, Any]) -> dict[str, Any]:
         "name": intern(metadata["name"]),
         "uid": intern(metadata.get("uid") or ""),
         "resource_version": metadata.get("resourceVersion") or "",
+        "generation": int(metadata.get("generation") or 0),
         "created_s": _created_s(document),
         "deleting": bool(metadata.get("deletionTimestamp")),
     }
@@ -275,10 +273,6 @@ def _common(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _created_s(document: Mapping[str, Any]) -> float:
     return parse_time(document["metadata"].get("creationTimestamp")) or 0.0
-
-
-def _generation(document: Mapping[str, Any]) -> int:
-    return int(document["metadata"].get("generation") or 0)
 
 
 def _ready(document: Mapping[str, Any]) -> tuple[ConditionStatus, float]:

@@ -26,7 +26,7 @@ from hostprep_operator.queue import KeyedQueue
 from hostprep_operator.reconcile.changes import Settings
 from hostprep_operator.resync import Resync
 from hostprep_operator.store import Cache, EventHandler, Key
-from hostprep_operator.watch import Watches, connection_info
+from hostprep_operator.watch import Watches
 
 _log = structlog.get_logger("operator")
 _FINISH_S = 5.0
@@ -209,10 +209,10 @@ class _Operator:
     async def _watch(self, handler: EventHandler) -> int:
         """Let kopf watch until stopped. Returns 1 when one of our tasks ended by itself."""
         watches = Watches(
+            self.kube,
             handler,
             namespace=self._options.namespace,
             watch_agents=self._options.watch_agents,
-            login=lambda: connection_info(self.kube.configuration),
             on_state=self._watching,
         )
         watching = asyncio.create_task(watches.run(), name="watches")

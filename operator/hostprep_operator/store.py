@@ -68,6 +68,7 @@ _RECORDS: Mapping[Kind, type[NodeRecord | PoolRecord | HostMemoryNodeRecord | Ag
 class Change(Generic[R]):
     """What a record has changed: `old` is None for a new one, `new` for one that is gone."""
 
+    name: str
     old: R | None
     new: R | None
 
@@ -75,14 +76,6 @@ class Change(Generic[R]):
     def matters(self) -> bool:
         """Whether old and new differ in anything that the operator acts upon."""
         return self.old != self.new
-
-    @property
-    def record(self) -> R:
-        """The newer of both."""
-        record = self.new or self.old
-        if record is None:
-            raise ValueError("a change of nothing")
-        return record
 
 
 class Store(dict[str, R]):
@@ -106,20 +99,20 @@ class Store(dict[str, R]):
         """Take a record unless a newer one is known."""
         old = self.get(record.name)
         if not self.is_news(record.name, record.resource_version):
-            return Change(old, old)
+            return Change(record.name, old, old)
         self._gone.pop(record.name, None)
         self[record.name] = record
-        return Change(old, record)
+        return Change(record.name, old, record)
 
     def remove(self, name: str, *, uid: str, resource_version: str) -> Change[R]:
         """Drop that very object, which went in that version; another of the same name stays."""
         old = self.get(name)
         version = number_of(resource_version)
         if old is not None and (old.uid != uid or number_of(old.resource_version) > version):
-            return Change(old, old)
+            return Change(name, old, old)
         self._gone[name] = max(version, self._gone.get(name, -1))
         self.pop(name, None)
-        return Change(old, None)
+        return Change(name, old, None)
 
     def forget_gone(self, before: int) -> None:
         """Forget what went before that version: no answer that old is still under way."""
@@ -170,7 +163,7 @@ class Cache:
         old, new = change.old, change.new
         if old is not None and new is not None and old.labels == new.labels:
             return set()
-        name, moved = change.record.name, set()
+        name, moved = change.name, set()
         for pool in self.pools.values():
             members = self._selected.setdefault(pool.name, set())
             before = name in members
@@ -300,7 +293,7 @@ class EventHandler:
             self._on_change[kind](change)
 
     def _node(self, change: Change[NodeRecord]) -> None:
-        old, new, name = change.old, change.new, change.record.name
+        old, new, name = change.old, change.new, change.name
         pools = self._cache.node_changed(change)
         if new is None:
             self.agent_gone_s.pop(name, None)
@@ -318,7 +311,7 @@ class EventHandler:
         self._enqueue_pools(names)
 
     def _pool(self, change: Change[PoolRecord]) -> None:
-        old, new, pool = change.old, change.new, change.record.name
+        old, new, pool = change.old, change.new, change.name
         moved = self._cache.pool_changed(change)
         self.enqueue_pool(pool)
         if old is None or new is None:

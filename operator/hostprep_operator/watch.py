@@ -25,6 +25,7 @@ from hostprep.api.names import (
     POOL_PLURAL,
 )
 from hostprep.kube.backoff import Backoff
+from hostprep.kube.client import KubeClient
 from hostprep_operator.store import EventHandler, Kind
 
 _log = structlog.get_logger("watch")
@@ -41,26 +42,24 @@ at 5,000 nodes."""
 _RETRIES_S = (0.1, 0.3, 1.0, *([2.0] * 300))
 """Ten minutes without an API server, with a try every 2 s."""
 
-Login = Callable[[], Awaitable[kopf.ConnectionInfo]]
-
 
 class Watches:
     """Kopf's operator, started again whenever it gives up."""
 
     def __init__(
         self,
+        kube: KubeClient,
         handler: EventHandler,
         *,
         namespace: str,
         watch_agents: bool,
-        login: Login,
         on_state: Callable[[bool], None],
     ) -> None:
         """`on_state` is called with True each time kopf runs and has set its signal handlers."""
+        self._kube = kube
         self._handler = handler
         self._namespace = namespace
         self._watch_agents = watch_agents
-        self._login = login
         self._on_state = on_state
         self._stop = asyncio.Event()
 
@@ -93,7 +92,7 @@ class Watches:
         notify = asyncio.create_task(self._notify(ready))
         try:
             await kopf.operator(
-                registry=_registry(self._handler, self._login, watch_agents=self._watch_agents),
+                registry=self._registry(),
                 settings=make_settings(),
                 namespaces=[self._namespace],
                 standalone=True,
@@ -114,25 +113,25 @@ class Watches:
         await ready.wait()
         self._on_state(True)
 
+    def _registry(self) -> kopf.OperatorRegistry:
+        """Return a registry of its own with one kopf handler for each kind."""
+        registry = kopf.OperatorRegistry()
 
-def _registry(handler: EventHandler, login: Login, *, watch_agents: bool) -> kopf.OperatorRegistry:
-    """Return a registry of its own with one kopf handler for each kind."""
-    registry = kopf.OperatorRegistry()
+        @kopf.on.login(registry=registry)
+        async def log_in(**_: object) -> kopf.ConnectionInfo:
+            return await _connection_info(self._kube.configuration)
 
-    @kopf.on.login(registry=registry)
-    async def log_in(**_: object) -> kopf.ConnectionInfo:
-        return await login()
-
-    watched = {
-        Kind.NODE: ("v1", "nodes"),
-        Kind.POOL: (API_VERSION, POOL_PLURAL),
-        Kind.HOST_MEMORY_NODE: (API_VERSION, NODE_PLURAL),
-    }
-    if watch_agents:
-        watched[Kind.AGENT] = ("v1", "pods")
-    for kind, (api, plural) in watched.items():
-        kopf.on.event(api, plural, registry=registry, id=kind.value)(_on_event(handler, kind))
-    return registry
+        watched = {
+            Kind.NODE: ("v1", "nodes"),
+            Kind.POOL: (API_VERSION, POOL_PLURAL),
+            Kind.HOST_MEMORY_NODE: (API_VERSION, NODE_PLURAL),
+        }
+        if self._watch_agents:
+            watched[Kind.AGENT] = ("v1", "pods")
+        for kind, (api, plural) in watched.items():
+            handle = _on_event(self._handler, kind)
+            kopf.on.event(api, plural, registry=registry, id=kind.value)(handle)
+        return registry
 
 
 def _on_event(handler: EventHandler, kind: Kind) -> Callable[..., Awaitable[None]]:
@@ -147,7 +146,7 @@ def _on_event(handler: EventHandler, kind: Kind) -> Callable[..., Awaitable[None
     return handle
 
 
-async def connection_info(configuration: Configuration) -> kopf.ConnectionInfo:
+async def _connection_info(configuration: Configuration) -> kopf.ConnectionInfo:
     """Return the configuration as kopf has it; called again when the server refuses the token."""
     header = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
     scheme, _, token = (header or "").rpartition(" ")

@@ -23,7 +23,7 @@ from hostprep.api.names import (
 from hostprep.api.node_resource import HugePageStatus, NodeStatus, Phase, PoolStatus
 from hostprep.units import format_bytes, format_quantity
 from hostprep_operator.marks import Marks
-from hostprep_operator.reconcile.assign import Assignment, pool_ready
+from hostprep_operator.reconcile.assign import Assignment, pool_ready, report_of
 from hostprep_operator.reconcile.changes import NodeView
 from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord, Readiness
 
@@ -91,13 +91,7 @@ class NodeContext:
 
     def report(self, pool: str) -> PoolStatus | None:
         """Return what the agent reports in this boot of exactly the pool's entry."""
-        hmn, entry = self.hmn, self.assignment.entry(pool)
-        if hmn is None or entry is None or self.status_boot != self.node.boot_id:
-            return None
-        report = hmn.status.pool(pool)
-        if report is None or (report.uid, report.generation) != (entry.uid, entry.generation):
-            return None
-        return report
+        return report_of(self.node, self.hmn, self.assignment.entry(pool))
 
 
 def derive_ready(context: NodeContext, accounting: Iterable[Condition]) -> Condition:
@@ -107,9 +101,8 @@ def derive_ready(context: NodeContext, accounting: Iterable[Condition]) -> Condi
         names = _names(context)
         return _ready("False", "Rebooted", f"The node was booted again; being prepared: {names}.")
     if waiting or not (context.is_observed or context.is_open):
-        return _preparing(
-            context, waiting
-        )  # an opening takes a status that answers the newest spec
+        # For an opening the status must answer the newest spec.
+        return _preparing(context, waiting)
     missing = _not_advertised(context)
     if missing is not None:
         return missing

@@ -48,7 +48,7 @@ class Transition:
     """What is to become of the node."""
 
     marks: Marks
-    """Less the labels, which follow from `labels`."""
+    """Less labels and taint, which follow."""
     taint: TaintMove = "leave"
     labels: LabelMove = "only remove"
     """Set: as the pools are; only remove: those of pools that are not ready; leave: none."""
@@ -197,11 +197,10 @@ def _open(context: NodeContext) -> Transition:
     marks, node, hmn = context.marks, context.node, context.hmn
     if hmn is None or context.is_open:
         return Transition(marks=marks, taint="remove", labels="set")
-    opened = marks.opened(
-        now_s=context.view.now_s,
-        boot_id=node.boot_id,
+    opened = Marks(
+        opened_s=context.view.now_s,
+        opened_boot=node.boot_id,
         hmn=f"{hmn.uid}/{hmn.resource_version}",
-        taint=context.readiness.taint or "",
     )
     return Transition(marks=opened, taint="remove", labels="set", opened=True)
 
@@ -236,10 +235,11 @@ def _change_cause(context: NodeContext) -> Cause:
 
 def _close(context: NodeContext, cause: Cause) -> Transition:
     readiness, marks, node = context.readiness, context.marks, context.node
-    closed = marks.closed(
-        now_s=context.view.now_s,
-        boot_id=detect_reboot(context) or node.boot_id,
-        taint=readiness.taint or "",
+    closed = replace(
+        marks,
+        closed_s=context.view.now_s,
+        closed_boot=detect_reboot(context) or node.boot_id,
+        deadline=False,
     )
     if cause == "join":
         wanted = _taints_at_join(context)
