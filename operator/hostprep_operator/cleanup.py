@@ -160,7 +160,6 @@ class _Cleanup:
             await self._delete(state, name)
             return
         view = NodeView(
-            name=name,
             node=state.nodes[name],
             hmn=state.holders.get(name),
             settings=Settings(liveness="off"),

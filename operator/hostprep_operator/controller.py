@@ -121,7 +121,6 @@ class Controller:
 
     def _view(self, name: str) -> NodeView:
         return NodeView(
-            name=name,
             node=self._cache.nodes.get(name),
             hmn=self._cache.host_memory_nodes.get(name),
             pools=tuple(self._cache.pools.values()),

@@ -32,7 +32,6 @@ class NodeView:
     cache that is not filled yet looks like a cluster in which everything was deleted.
     """
 
-    name: str
     node: NodeRecord | None
     hmn: HostMemoryNodeRecord | None
     pools: tuple[PoolRecord, ...] = ()

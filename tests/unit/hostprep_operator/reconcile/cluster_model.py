@@ -192,7 +192,6 @@ class Cluster:
         seen = [doc for key, doc in self.pools.items() if key not in self.unseen_pools]
         node, hmn, pod = self.nodes.get(name), self.hmns.get(name), self.pods.get(name)
         return NodeView(
-            name=name,
             node=NodeRecord.from_json(node) if node else None,
             hmn=HostMemoryNodeRecord.from_json(hmn) if hmn else None,
             pools=tuple(PoolRecord.from_json(doc) for doc in seen),
