@@ -115,7 +115,9 @@ class _Cleanup:
         if self._options.keep_memory:
             await self._each(sorted(before.holders), partial(self._delete, before))
         else:
-            await self._delete_pools()
+            for name, uid in await self._pools():
+                if await self._kube.delete(POOLS, name, uid=uid):
+                    self.result.pools_deleted.append(name)
             await self._release()
         await self._strip()
         if self._options.keep_memory:
@@ -125,11 +127,6 @@ class _Cleanup:
         gone = before.holders.keys() - after.holders.keys()
         self.result.host_memory_nodes_deleted = sorted(gone)
         self.result.nodes_cleaned = sorted(set(before.marked) - set(after.marked))
-
-    async def _delete_pools(self) -> None:
-        for name, uid in await self._pools():
-            if await self._kube.delete(POOLS, name, uid=uid):
-                self.result.pools_deleted.append(name)
 
     async def _release(self) -> None:
         """Wait until every node has given its memory back, and do the operator's part of it."""
@@ -141,10 +138,8 @@ class _Cleanup:
                     remedy="find out who creates them, then run this again",
                 )
             state = await self._state()
-            await self._each(
-                sorted(state.holders.keys() | set(state.marked)),
-                partial(self._step, state),
-            )
+            names = sorted(state.holders.keys() | set(state.marked))
+            await self._each(names, partial(self._step, state))
             left = sorted((await self._state()).holders)
             if not left:
                 return

@@ -185,7 +185,7 @@ class Controller:
         about = Regarding(kind=kind, name=record.name, uid=record.uid)
         for note in notes:
             _log.info(note.reason, kind=about.kind, name=about.name, message=note.message)
-            self._recorder.record(about, note.type, note.reason, note.message)
+            self._recorder.record(about, note)
 
     def _count(self, name: str, facts: NodeFacts) -> None:
         self._metrics.node_state(name, facts.state, facts.closed_since_s)

@@ -131,14 +131,13 @@ class Resync:
     async def _compare(self, kind: Kind) -> None:
         """Drop what the server no longer has; read what it has newer."""
         store = self._cache.stores[kind]
-        known = {record.name: (record.uid, record.resource_version) for record in store.values()}
+        known = {name: record.uid for name, record in store.items()}
         version, listed = await self._versions(kind)
         missed = 0
         for name in known.keys() - listed.keys():
-            record = store.get(name)
-            if record is not None and record.uid == known[name][0]:
+            if name in store and store[name].uid == known[name]:
                 missed += 1
-                self._handler.vanished(kind, name, uid=record.uid, resource_version=version)
+                self._handler.vanished(kind, name, uid=known[name], resource_version=version)
         for name, there in listed.items():
             if store.is_news(name, there):
                 missed += await self._refresh(kind, name, there)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -302,13 +302,10 @@ class EventHandler:
         self._enqueue_pools(pools | {pool.name for pool in self._cache.pools_of(name)})
 
     def _host_memory_node(self, change: Change[HostMemoryNodeRecord]) -> None:
-        names: set[str] = set()
-        for record in (change.old, change.new):
-            if record is not None:
-                names |= {entry.name for entry in record.entries}
-                self._enqueue_node(record.name)
-                names |= {pool.name for pool in self._cache.pools_of(record.name)}
-        self._enqueue_pools(names)
+        records = (record for record in (change.old, change.new) if record is not None)
+        names = {entry.name for record in records for entry in record.entries}
+        self._enqueue_node(change.name)
+        self._enqueue_pools(names | {pool.name for pool in self._cache.pools_of(change.name)})
 
     def _pool(self, change: Change[PoolRecord]) -> None:
         old, new, pool = change.old, change.new, change.name
@@ -334,10 +331,9 @@ class EventHandler:
         if self._open:
             self._queue.add(Key("node", name), urgent=urgent)
 
-    def _enqueue_pools(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name in self._cache.pools:
-                self.enqueue_pool(name)
+    def _enqueue_pools(self, names: set[str]) -> None:
+        for name in names & self._cache.pools.keys():
+            self.enqueue_pool(name)
 
     def _is_known_to_lack_an_agent(self, name: str) -> bool:
         """Whether the node's condition says so already: then the grace is over."""
