@@ -315,7 +315,9 @@ def _report(read: PoolStatus) -> PoolStatus:
 
 def _region(read: RegionStatus) -> RegionStatus:
     """Keep the size and the pages; whether it is leased is no news."""
-    return replace(read, backing=intern(read.backing), name="", placement="", state="", message="")
+    return RegionStatus(
+        name="", size_bytes=read.size_bytes, backing=intern(read.backing), placement="", state=""
+    )
 
 
 def _shared_policy(policy: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -197,16 +197,13 @@ class DeletionCheck:
             wait_s = missed_s + _CHECK_AFTER_S - now_s
             if wait_s > 0.0:
                 return wait_s
-            await self._read(name)
-            return 0.0
-
-    async def _read(self, name: str) -> None:
-        document = await self._kube.get(POOLS, name)
-        self._first_missed_s.pop(name, None)
-        if document is None:
+            document = await self._kube.get(POOLS, name)
+            self._first_missed_s.pop(name, None)
+            if document is not None:
+                self._handler.observed(Kind.POOL, document)
+                return 0.0
             if "create" not in await self._kube.verbs(POOLS):
                 raise RefusedError("the definition of HostMemoryPools is being deleted")
             _pools_log.info("pool does not exist", pool=name)
             self._handler.gone_pools.add(name)
-        else:
-            self._handler.observed(Kind.POOL, document)
+            return 0.0

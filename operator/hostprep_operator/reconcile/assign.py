@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hostprep.api.names import API_VERSION, NODE_KIND
 from hostprep.api.node_resource import Phase, PoolEntry, PoolStatus
@@ -151,7 +150,14 @@ def _write(
     hmn: HostMemoryNodeRecord | None, node: NodeRecord, entries: tuple[PoolEntry, ...]
 ) -> Write | None:
     if hmn is None:
-        return CreateHostMemoryNode(_body(node, entries)) if entries else None
+        owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": NODE_KIND,
+            "metadata": {"name": node.name, "ownerReferences": [owner]},
+            "spec": {"pools": [entry.to_json() for entry in entries]},
+        }
+        return CreateHostMemoryNode(body) if entries else None
     if hmn.deleting:
         return None
     if hmn.owner_uid != node.uid or not entries:
@@ -163,13 +169,3 @@ def _write(
         "spec": {"pools": [entry.to_json() for entry in entries]},
     }
     return PatchHostMemoryNodeSpec(patch)
-
-
-def _body(node: NodeRecord, entries: tuple[PoolEntry, ...]) -> dict[str, Any]:
-    owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": NODE_KIND,
-        "metadata": {"name": node.name, "ownerReferences": [owner]},
-        "spec": {"pools": [entry.to_json() for entry in entries]},
-    }
