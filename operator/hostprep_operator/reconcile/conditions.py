@@ -66,7 +66,7 @@ class NodeContext:
         return self.hmn.status.boot_id if self.hmn else ""
 
     @property
-    def is_open(self) -> bool:
+    def is_open_this_boot(self) -> bool:
         """Whether the node was opened in this boot, and not closed since."""
         return self.marks.is_open and self.marks.opened_boot == self.node.boot_id
 
@@ -100,7 +100,7 @@ def derive_ready(context: NodeContext, accounting: Iterable[Condition]) -> Condi
     if _rebooted(context):
         names = _names(context)
         return _ready("False", "Rebooted", f"The node was booted again; being prepared: {names}.")
-    if waiting or not (context.is_observed or context.is_open):
+    if waiting or not (context.is_observed or context.is_open_this_boot):
         # For an opening the status must answer the newest spec.
         return _preparing(context, waiting)
     missing = _not_advertised(context)
@@ -183,7 +183,7 @@ def _not_advertised(context: NodeContext) -> Condition | None:
     kubelet or the agent restarts none is, which is nothing to close an open node for. What the
     Node says is of this boot: kubelet writes the bootID and the devices at once, none at first.
     """
-    if context.is_open:
+    if context.is_open_this_boot:
         return None
     for pool in context.required:
         entry = context.assignment.entry(pool.name)

@@ -195,7 +195,7 @@ def closed_since_s(context: NodeContext) -> float:
 
 def _open(context: NodeContext) -> Transition:
     marks, node, hmn = context.marks, context.node, context.hmn
-    if hmn is None or context.is_open:
+    if hmn is None or context.is_open_this_boot:
         return Transition(marks=marks, taint="remove", labels="set")
     opened = Marks(
         opened_s=context.view.now_s,
