@@ -29,7 +29,7 @@ def parse_time(text: object) -> float | None:
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Condition(JsonObject):
     """One entry of a `conditions` list. Times are seconds since the epoch, whole ones."""
 

@@ -21,6 +21,7 @@ from hostprep.errors import FailedError
 from hostprep.kube.client import HOST_MEMORY_NODES, NODES, POOLS, Json, KubeClient, Resource
 from hostprep.kube.errors import ConflictError, NoSuchResourceError, RefusedError
 from hostprep_operator.reconcile.changes import NodeView, Settings, Write
+from hostprep_operator.reconcile.conditions import listed, nodes_of
 from hostprep_operator.reconcile.node import reconcile_node
 from hostprep_operator.reconcile.taint_and_labels import strip_node
 from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord
@@ -72,7 +73,7 @@ class _State:
 
 
 async def run_cleanup(
-    options: CleanupOptions, *, as_json: bool, confirm: Callable[[str], None]
+    options: CleanupOptions, *, as_json: bool, confirm: Callable[[str], None] | None
 ) -> int:
     """Clean up and print what was done. Returns 0, or 1 when nodes still hold memory.
 
@@ -81,7 +82,7 @@ async def run_cleanup(
     or a right is missing.
     """
     kube = await KubeClient.connect(options.kubeconfig, name="hostprep-operator")
-    if not options.dry_run:
+    if confirm is not None and not options.dry_run:
         confirm(str(kube.configuration.host))
     cleanup = _Cleanup(kube, options)
     try:
@@ -112,9 +113,11 @@ class _Cleanup:
                 self.result.pools_deleted = [name for name, _ in await self._pools()]
             return
         if self._options.keep_memory:
-            await self._delete_holders(before)
+            await self._each(sorted(before.holders), partial(self._delete, before))
         else:
-            await self._delete_pools()
+            for name, uid in await self._pools():
+                if await self._kube.delete(POOLS, name, uid=uid):
+                    self.result.pools_deleted.append(name)
             await self._release()
         await self._strip()
         if self._options.keep_memory:
@@ -125,29 +128,22 @@ class _Cleanup:
         self.result.host_memory_nodes_deleted = sorted(gone)
         self.result.nodes_cleaned = sorted(set(before.marked) - set(after.marked))
 
-    async def _delete_pools(self) -> None:
-        for name, uid in await self._pools():
-            if await self._kube.delete(POOLS, name, uid=uid):
-                self.result.pools_deleted.append(name)
-
     async def _release(self) -> None:
         """Wait until every node has given its memory back, and do the operator's part of it."""
         ends_s = time.monotonic() + self._options.timeout_s
         while True:
             if pools := [name for name, _ in await self._pools()]:
                 raise FailedError(
-                    f"pools were created meanwhile: {_some(pools)}",
+                    f"pools were created meanwhile: {listed(pools, _SHOWN)}",
                     remedy="find out who creates them, then run this again",
                 )
             state = await self._state()
-            await self._each(
-                sorted(state.holders.keys() | set(state.marked)),
-                partial(self._step, state),
-            )
+            names = sorted(state.holders.keys() | set(state.marked))
+            await self._each(names, partial(self._step, state))
             left = sorted((await self._state()).holders)
             if not left:
                 return
-            self._progress(f"{_count(left, 'node')} still holding memory: {_some(left)}")
+            self._progress(_holding(left))
             if time.monotonic() >= ends_s:
                 self.result.still_holding = left
                 return
@@ -156,10 +152,9 @@ class _Cleanup:
     async def _step(self, state: _State, name: str) -> None:
         """Write what an operator would for this node, now that there is no pool."""
         if name not in state.nodes:
-            await self._kube.delete(HOST_MEMORY_NODES, name, uid=state.holders[name].uid)
+            await self._delete(state, name)
             return
         view = NodeView(
-            name=name,
             node=state.nodes[name],
             hmn=state.holders.get(name),
             settings=Settings(liveness="off"),
@@ -185,11 +180,8 @@ class _Cleanup:
             document = await self._kube.get(NODES, node.name)
             current = NodeRecord.from_json(document) if document else None
 
-    async def _delete_holders(self, state: _State) -> None:
-        async def delete(name: str) -> None:
-            await self._kube.delete(HOST_MEMORY_NODES, name, uid=state.holders[name].uid)
-
-        await self._each(sorted(state.holders), delete)
+    async def _delete(self, state: _State, name: str) -> None:
+        await self._kube.delete(HOST_MEMORY_NODES, name, uid=state.holders[name].uid)
 
     async def _check_that_it_lasts(self) -> None:
         """Raise FailedError when an operator puts everything back."""
@@ -250,13 +242,8 @@ class _Cleanup:
             self._last_line = line
 
 
-def _count(names: Sequence[str], what: str) -> str:
-    return f"{len(names)} {what}{'' if len(names) == 1 else 's'}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _holding(names: Sequence[str]) -> str:
+    return f"{nodes_of(len(names))} still holding memory: {listed(names, _SHOWN)}"
 
 
 def _print(result: CleanupResult, *, as_json: bool) -> None:
@@ -264,19 +251,15 @@ def _print(result: CleanupResult, *, as_json: bool) -> None:
         print_json(asdict(result))
         return
     would = "would be " if result.dry_run else ""
-    rows = [
-        [f"pools {would}deleted", str(len(result.pools_deleted)), _some(result.pools_deleted)],
-        [
-            f"HostMemoryNodes {would}deleted",
-            str(len(result.host_memory_nodes_deleted)),
-            _some(result.host_memory_nodes_deleted),
-        ],
-        [f"nodes {would}cleaned", str(len(result.nodes_cleaned)), _some(result.nodes_cleaned)],
-    ]
+    done = {
+        f"pools {would}deleted": result.pools_deleted,
+        f"HostMemoryNodes {would}deleted": result.host_memory_nodes_deleted,
+        f"nodes {would}cleaned": result.nodes_cleaned,
+    }
+    rows = [[what, str(len(names)), listed(names, _SHOWN)] for what, names in done.items()]
     print_table("", ["WHAT", "COUNT", "WHICH"], rows)
     if result.still_holding:
         warn(
-            f"{_count(result.still_holding, 'node')} still holding memory: "
-            f"{_some(result.still_holding)}; look at their agents, then run this again, "
+            f"{_holding(result.still_holding)}; look at their agents, then run this again, "
             "or with --keep-memory"
         )

@@ -23,8 +23,8 @@ _NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 def _option(*names: str, **settings: Any) -> Callable[[Command], Command]:
     """Make an option that HOSTPREP_OPERATOR_<NAME> sets as well."""
-    longest = max(names, key=len).lstrip("-").replace("-", "_").upper()
-    settings.setdefault("envvar", f"HOSTPREP_OPERATOR_{longest}")
+    name = names[0].lstrip("-").replace("-", "_").upper()
+    settings.setdefault("envvar", f"HOSTPREP_OPERATOR_{name}")
     return click.option(*names, show_default=True, show_envvar=True, **settings)
 
 
@@ -70,12 +70,14 @@ def cli() -> None:
 )
 @_option(
     "--agent-liveness",
+    "liveness",
     type=click.Choice(["pods", "off"]),
     default="pods",
     help="Whether an agent lives while its Pod is Ready, or is not looked at.",
 )
 @_option(
     "--agent-grace",
+    "agent_grace_s",
     type=Seconds(0, 3600),
     default=60.0,
     metavar="SECONDS",
@@ -87,6 +89,7 @@ def cli() -> None:
 @_option("--listen", default=":9809", metavar="[HOST]:PORT", help="For probes and metrics.")
 @_option(
     "--resync",
+    "resync_s",
     type=Seconds(1, 86400),
     default=600.0,
     metavar="SECONDS",
@@ -95,24 +98,22 @@ def cli() -> None:
 @_log_format
 @_log_level
 @_kubeconfig
-def run(**options: Any) -> int:
+def run(
+    *,
+    log_format: Style,
+    log_level: str,
+    liveness: Literal["pods", "off"],
+    agent_grace_s: float,
+    **options: Any,
+) -> int:
     """Run the operator until SIGTERM."""
     from hostprep_operator.reconcile.changes import Settings
     from hostprep_operator.run import Options, run_operator
 
-    set_up_logs(style=options["log_format"], level=options["log_level"])
-    operator = Options(
-        namespace=options["namespace"],
-        settings=Settings(liveness=options["agent_liveness"], agent_grace_s=options["agent_grace"]),
-        workers=options["workers"],
-        leader_elect=options["leader_elect"],
-        lease_name=options["lease_name"],
-        listen=options["listen"],
-        resync_s=options["resync"],
-        kubeconfig=options["kubeconfig"],
-        identity=os.environ.get("POD_NAME", ""),
-    )
-    return asyncio.run(run_operator(operator))
+    set_up_logs(style=log_format, level=log_level)
+    settings = Settings(liveness=liveness, agent_grace_s=agent_grace_s)
+    identity = os.environ.get("POD_NAME", "")
+    return asyncio.run(run_operator(Options(settings=settings, identity=identity, **options)))
 
 
 @cli.command()
@@ -125,6 +126,7 @@ def run(**options: Any) -> int:
 @_option("--yes", is_flag=True, help="Do not ask; needed where no terminal is.")
 @_option(
     "--timeout",
+    "timeout_s",
     type=Seconds(0, 86400),
     default=600.0,
     metavar="SECONDS",
@@ -135,7 +137,7 @@ def run(**options: Any) -> int:
 @_log_level
 @_kubeconfig
 def cleanup(
-    *, output: Literal["table", "json"], log_format: Style, log_level: str, **given: Any
+    *, output: Literal["table", "json"], log_format: Style, log_level: str, yes: bool, **given: Any
 ) -> int:
     """Give all memory back and leave no trace on any node; safe to run again.
 
@@ -146,14 +148,8 @@ def cleanup(
     from hostprep_operator.cleanup import CleanupOptions, run_cleanup
 
     set_up_logs(style=log_format, level=log_level)
-    options = CleanupOptions(
-        keep_memory=given["keep_memory"],
-        dry_run=given["dry_run"],
-        timeout_s=given["timeout"],
-        kubeconfig=given["kubeconfig"],
-    )
-    ask = partial(_ask, keep_memory=options.keep_memory)
-    confirm = (lambda _server: None) if given["yes"] else ask
+    options = CleanupOptions(**given)
+    confirm = None if yes else partial(_ask, keep_memory=options.keep_memory)
     return asyncio.run(run_cleanup(options, as_json=output == "json", confirm=confirm))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import structlog
 
@@ -25,7 +25,7 @@ from hostprep_operator.reconcile.changes import (
 )
 from hostprep_operator.reconcile.node import reconcile_node
 from hostprep_operator.reconcile.pool import reconcile_pool
-from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord
+from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord, Record
 from hostprep_operator.resync import DeletionCheck
 from hostprep_operator.store import Cache, EventHandler, Key, Kind
 from hostprep_operator.writer import Writer
@@ -50,7 +50,6 @@ class Controller:
         recorder: Recorder,
         metrics: Metrics,
         settings: Settings,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._kube = kube
         self._cache = cache
@@ -59,7 +58,6 @@ class Controller:
         self._recorder = recorder
         self._metrics = metrics
         self._settings = settings
-        self._wall_clock = wall_clock
         self._writer = Writer(kube, handler)
         self._deletion_check = DeletionCheck(kube, handler)
         self._grants: dict[str, frozenset[str]] = {}
@@ -94,7 +92,7 @@ class Controller:
         self._metrics.reconcile.labels(key.kind).observe(time.perf_counter() - began_s)
 
     def _failed(self, key: Key, reason: str, message: str, at_least_s: float) -> None:
-        self._metrics.failed(key.kind, reason)
+        self._metrics.errors.labels(key.kind, reason).inc()
         delay_s = self._queue.retry(key, at_least_s=at_least_s)
         _log.warning(
             "look failed; it comes again",
@@ -108,46 +106,44 @@ class Controller:
     async def _node(self, key: Key) -> None:
         for _ in range(_TRIES):
             changes = reconcile_node(self._view(key.name))
-            if changes.unknown_pools:
-                await self._check_unknown_pools(key, changes.unknown_pools)
-                known = self._handler.gone_pools | self._cache.pools.names()
-                if not changes.writes and changes.unknown_pools <= known:
-                    continue
+            if changes.unknown_pools and await self._are_known(key, changes.unknown_pools):
+                continue
             try:
                 await self._write(key, changes)
             except ConflictError:
                 await self._refresh(key.name)
                 continue
             if changes.recheck_at_s is not None:
-                delay_s = changes.recheck_at_s - self._wall_clock()
+                delay_s = changes.recheck_at_s - time.time()
                 self._queue.add_after(key, max(delay_s, _SOONEST_RECHECK_S))
             return
         raise ConflictError(f"{key.name} keeps changing")
 
     def _view(self, name: str) -> NodeView:
         return NodeView(
-            name=name,
             node=self._cache.nodes.get(name),
             hmn=self._cache.host_memory_nodes.get(name),
-            pools=tuple(self._cache.pools),
+            pools=tuple(self._cache.pools.values()),
             gone_pools=frozenset(self._handler.gone_pools),
             agent=_current_agent(self._cache.agents_of(name)),
             agent_missing_since_s=self._handler.agent_gone_s.get(name),
             granted=frozenset(p for p, nodes in self._grants.items() if name in nodes),
             settings=self._settings,
-            now_s=self._wall_clock(),
+            now_s=time.time(),
         )
 
-    async def _check_unknown_pools(self, key: Key, pools: frozenset[str]) -> None:
+    async def _are_known(self, key: Key, pools: frozenset[str]) -> bool:
+        """Ask the API server about the pools; False where the answer takes another reconcile."""
         for pool in sorted(pools):
             wait_s = await self._deletion_check.check(pool)
             if wait_s > 0.0:
                 self._queue.add_after(key, wait_s)
+        return pools <= self._handler.gone_pools | self._cache.pools.keys()
 
     async def _refresh(self, name: str) -> None:
         """Read again what is out of date, as a conflict showed."""
         for kind, resource in ((Kind.NODE, NODES), (Kind.HOST_MEMORY_NODE, HOST_MEMORY_NODES)):
-            known = self._cache.store(kind).get(name)
+            known = self._cache.stores[kind].get(name)
             document = await self._kube.get(resource, name)
             if document is not None:
                 self._handler.observed(kind, document)
@@ -165,7 +161,9 @@ class Controller:
         if not changes.writes:
             self._report_node(key, changes)
             return
-        reported_after, last = _write_to_report_after(changes.writes), changes.writes[-1]
+        last, by_kind = changes.writes[-1], {type(write): write for write in changes.writes}
+        # The marks, else the condition: after it, another reconcile would not report the same.
+        reported_after = by_kind.get(PatchNode) or by_kind.get(PatchNodeStatus) or last
 
         def after(write: Write) -> bool:
             if write is reported_after:
@@ -180,17 +178,17 @@ class Controller:
     def _report_node(self, key: Key, changes: NodeChanges) -> None:
         node = self._cache.nodes.get(key.name)
         if node is not None:
-            self._post(Regarding(kind="Node", name=node.name, uid=node.uid), changes.events)
+            self._post("Node", node, changes.events)
         self._count(key.name, changes.facts)
 
-    def _post(self, about: Regarding, notes: tuple[EventNote, ...]) -> None:
+    def _post(self, kind: str, record: Record, notes: tuple[EventNote, ...]) -> None:
+        about = Regarding(kind=kind, name=record.name, uid=record.uid)
         for note in notes:
             _log.info(note.reason, kind=about.kind, name=about.name, message=note.message)
-            self._recorder.record(about, note.type, note.reason, note.message)
+            self._recorder.record(about, note)
 
     def _count(self, name: str, facts: NodeFacts) -> None:
-        state = None if facts.state == "unmanaged" else facts.state
-        self._metrics.node_state(name, state, facts.closed_since_s)
+        self._metrics.node_state(name, facts.state, facts.closed_since_s)
         if facts.opened:
             self._metrics.openings.inc()
         if facts.closed_cause:
@@ -213,9 +211,9 @@ class Controller:
         changes = reconcile_pool(
             pool,
             self._members(name),
-            pools=tuple(self._cache.pools),
+            pools=tuple(self._cache.pools.values()),
             grants=self._grants.get(name, frozenset()),
-            now_s=self._wall_clock(),
+            now_s=time.time(),
         )
         self._handler.pool_reconciled(name, time.perf_counter() - began_s)
         self._metrics.pool_counts(name, changes.counts)
@@ -227,7 +225,7 @@ class Controller:
             answer = await self._kube.patch(POOLS, name, changes.status_patch, subresource="status")
             if answer is not None:
                 self._handler.observed(Kind.POOL, answer)
-        self._post(Regarding(kind="HostMemoryPool", name=name, uid=pool.uid), changes.events)
+        self._post("HostMemoryPool", pool, changes.events)
 
     def _members(self, pool: str) -> Iterator[tuple[NodeRecord, HostMemoryNodeRecord | None]]:
         """Yield the nodes that the pool selects, and those that still have an entry of it."""
@@ -236,18 +234,6 @@ class Controller:
             node = self._cache.nodes.get(name)
             if node is not None:
                 yield node, holders.get(name)
-
-
-def _write_to_report_after(writes: tuple[Write, ...]) -> Write:
-    """Return the write after which a repeated reconcile would no longer report the same.
-
-    It is the one with the marks; without one the condition; else the last.
-    """
-    for kind in (PatchNode, PatchNodeStatus):
-        for write in writes:
-            if isinstance(write, kind):
-                return write
-    return writes[-1]
 
 
 def _current_agent(agents: list[AgentRecord]) -> AgentRecord | None:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import OrderedDict, deque
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import structlog
 
 from hostprep.api.names import API_VERSION
 from hostprep.kube.client import EVENTS, KubeClient, micro_time
 from hostprep.kube.errors import ApiError
-
-EventType = Literal["Normal", "Warning"]
+from hostprep_operator.reconcile.changes import EventNote
 
 _log = structlog.get_logger("events")
 
@@ -55,7 +54,6 @@ class _Posted:
 
 
 _Key = tuple[str, str, str]
-_Event = tuple[Regarding, EventType, str, str]
 
 
 class Recorder:
@@ -64,15 +62,15 @@ class Recorder:
     def __init__(self, kube: KubeClient, *, identity: str) -> None:
         self._kube = kube
         self._identity = identity
-        self._waiting: deque[_Event] = deque(maxlen=_WAITING)
+        self._waiting: deque[tuple[Regarding, EventNote]] = deque(maxlen=_WAITING)
         self._more = asyncio.Event()
         self._posted: OrderedDict[_Key, _Posted] = OrderedDict()
         self._tokens = _BURST
         self._paced_s = 0.0
 
-    def record(self, about: Regarding, kind: EventType, reason: str, note: str) -> None:
+    def record(self, about: Regarding, note: EventNote) -> None:
         """Queue the event; never waits."""
-        self._waiting.append((about, kind, reason, _cut(note)))
+        self._waiting.append((about, replace(note, message=_cut(note.message))))
         self._more.set()
 
     async def run(self) -> None:
@@ -80,7 +78,7 @@ class Recorder:
         while True:
             await self._more.wait()
             while self._waiting:
-                await self._post(self._waiting.popleft())
+                await self._post(*self._waiting.popleft())
                 await self._pace()
             self._more.clear()
 
@@ -89,44 +87,34 @@ class Recorder:
         try:
             async with asyncio.timeout(within_s):
                 while self._waiting:
-                    await self._post(self._waiting.popleft())
+                    await self._post(*self._waiting.popleft())
         except TimeoutError:
             _log.info("events dropped at the end", count=len(self._waiting))
 
-    async def _post(self, event: _Event) -> None:
-        about, kind, reason, note = event
-        key = (about.uid, reason, note)
-        before = self._known(key)
+    async def _post(self, about: Regarding, note: EventNote) -> None:
+        key = (about.uid, note.reason, note.message)
+        posted = self._posted.get(key)
         try:
-            if before is None:
-                name = f"{about.name[:200].rstrip('.-')}.{uuid.uuid4().hex[:16]}"
-                await self._kube.create(EVENTS, self._event(name, about, kind, reason, note))
-                self._remember(key, _Posted(name, _now_s()))
-            else:
-                before.count += 1
-                await self._count_up(key, before)
+            if posted is not None and _now_s() - posted.first_s <= _SAME_WITHIN_S:
+                await self._count_up(key, posted)
+                return
+            name = f"{about.name[:200].rstrip('.-')}.{uuid.uuid4().hex[:16]}"
+            self._posted.pop(key, None)
+            await self._kube.create(EVENTS, self._event(name, about, note))
+            self._posted[key] = _Posted(name, _now_s())
+            if len(self._posted) > _REMEMBERED:
+                self._posted.popitem(last=False)
         except ApiError as error:
-            _log.info("event not posted", about=about.name, reason=reason, error=str(error))
+            _log.info("event not posted", about=about.name, reason=note.reason, error=str(error))
 
     async def _count_up(self, key: _Key, posted: _Posted) -> None:
         """Only the 2nd, 4th, 8th... repetition is written: a loop must not become a flood."""
+        posted.count += 1
         if posted.count & (posted.count - 1):
             return
         series = {"count": posted.count, "lastObservedTime": micro_time()}
         if await self._kube.patch(EVENTS, posted.name, {"series": series}) is None:
             self._posted.pop(key, None)
-
-    def _known(self, key: _Key) -> _Posted | None:
-        posted = self._posted.get(key)
-        if posted is not None and _now_s() - posted.first_s > _SAME_WITHIN_S:
-            del self._posted[key]
-            return None
-        return posted
-
-    def _remember(self, key: _Key, posted: _Posted) -> None:
-        self._posted[key] = posted
-        if len(self._posted) > _REMEMBERED:
-            self._posted.popitem(last=False)
 
     async def _pace(self) -> None:
         """Wait as a bucket of tokens says: the first 25 at once, then ten a second."""
@@ -136,9 +124,7 @@ class Recorder:
         if self._tokens < 0.0:
             await asyncio.sleep(-self._tokens / _PER_SECOND)
 
-    def _event(
-        self, name: str, about: Regarding, kind: EventType, reason: str, note: str
-    ) -> dict[str, Any]:
+    def _event(self, name: str, about: Regarding, note: EventNote) -> dict[str, Any]:
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
@@ -146,11 +132,11 @@ class Recorder:
             "eventTime": micro_time(),
             "reportingController": "hostprep.dev/operator",
             "reportingInstance": self._identity[:128],
-            "action": reason,
-            "reason": reason,
+            "action": note.reason,
+            "reason": note.reason,
             "regarding": about.to_json(),
-            "note": note,
-            "type": kind,
+            "note": note.message,
+            "type": note.type,
         }
 
 

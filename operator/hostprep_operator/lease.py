@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -20,44 +19,24 @@ from hostprep.kube.errors import ApiError, ConflictError
 
 _log = structlog.get_logger("lease")
 
-
-@dataclass(frozen=True, slots=True)
-class LeaseTimes:
-    """Seconds; the defaults are those of Kubernetes' own components."""
-
-    duration_s: float = 15.0
-    """Others may take over when the Lease was not renewed for so long."""
-    renew_within_s: float = 10.0
-    """A holder that could not renew for so long gives up, well before others take over."""
-    retry_s: float = 2.0
-
-
-@dataclass(slots=True)
-class _Observation:
-    """The Lease's latest version, and when it was first read, by our clock."""
-
-    version: str = ""
-    since_s: float = 0.0
+# The times are those of Kubernetes' own components.
+_DURATION_S = 15.0
+"""Others may take over when the Lease was not renewed for so long."""
+_RENEW_WITHIN_S = 10.0
+"""A holder that could not renew for so long gives up, well before others take over."""
+_RETRY_S = 2.0
 
 
 class Leader:
     """One replica's part in the election."""
 
-    def __init__(
-        self,
-        kube: KubeClient,
-        *,
-        namespace: str,
-        name: str,
-        identity: str,
-        times: LeaseTimes | None = None,
-    ) -> None:
+    def __init__(self, kube: KubeClient, *, namespace: str, name: str, identity: str) -> None:
         self._kube = kube
         self._resource = leases(namespace)
         self._name = name
         self._identity = identity
-        self._times = times or LeaseTimes()
-        self._observed = _Observation()
+        self._version, self._version_since_s = "", 0.0
+        """The Lease's latest version, and when it was first read, by our clock."""
         self._renewed_s = 0.0
         self._held: Json | None = None
 
@@ -70,12 +49,12 @@ class Leader:
         """Renew until that fails for too long; returns why the Lease counts as lost."""
         while True:
             await self._pause()
-            if await self._try_once(until_s=self._renewed_s + self._times.renew_within_s):
+            if await self._try_once(until_s=self._renewed_s + _RENEW_WITHIN_S):
                 continue
             if self._held is None:
                 return "another replica holds the Lease"
-            if self._now() - self._renewed_s >= self._times.renew_within_s:
-                return f"the Lease could not be renewed for {self._times.renew_within_s:.0f} s"
+            if self._now() - self._renewed_s >= _RENEW_WITHIN_S:
+                return f"the Lease could not be renewed for {_RENEW_WITHIN_S:.0f} s"
 
     async def release(self) -> None:
         """Let another replica take over at once."""
@@ -91,7 +70,7 @@ class Leader:
     async def _try_once(self, *, until_s: float) -> bool:
         began_s = self._now()
         try:
-            async with asyncio.timeout_at(min(began_s + self._times.renew_within_s / 2, until_s)):
+            async with asyncio.timeout_at(min(began_s + _RENEW_WITHIN_S / 2, until_s)):
                 won = await self._take()
         except ConflictError:
             return False  # another replica was faster: read it again
@@ -121,18 +100,18 @@ class Leader:
         if holder in ("", self._identity):
             return True
         version = lease["metadata"]["resourceVersion"]
-        if version != self._observed.version:
-            self._observed = _Observation(version, self._now())
+        if version != self._version:
+            self._version, self._version_since_s = version, self._now()
             return False
-        duration_s = float(spec.get("leaseDurationSeconds") or self._times.duration_s)
-        return self._now() - self._observed.since_s > duration_s
+        duration_s = float(spec.get("leaseDurationSeconds") or _DURATION_S)
+        return self._now() - self._version_since_s > duration_s
 
     def _body(self, lease: Json | None, *, holder: str) -> dict[str, Any]:
         now = micro_time()
         before = (lease or {}).get("spec") or {}
         spec: dict[str, Any] = {
             "holderIdentity": holder,
-            "leaseDurationSeconds": int(self._times.duration_s) or 1,
+            "leaseDurationSeconds": int(_DURATION_S),
             "renewTime": now,
         }
         if before.get("holderIdentity") != holder:
@@ -149,7 +128,7 @@ class Leader:
         }
 
     async def _pause(self) -> None:
-        await asyncio.sleep(self._times.retry_s * (1.0 + 0.2 * random.random()))  # noqa: S311
+        await asyncio.sleep(_RETRY_S * (1.0 + 0.2 * random.random()))  # noqa: S311
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter as Counts
 from collections.abc import Callable, Mapping
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import generate_latest
 
 import hostprep
+from hostprep_operator.reconcile.changes import Cause, NodeState
+from hostprep_operator.records import POOL_COUNTS
 
-POOL_STATES = (
-    "selected",
-    "ready",
-    "preparing",
-    "degraded",
-    "failed",
-    "releasing",
-    "unavailable",
-)
-NODE_STATES = ("ready", "closed", "unknown")
-CLOSING_CAUSES = ("join", "reboot", "repair", "resize")
+_POOL_STATES = tuple(name for name in POOL_COUNTS if name != "updated")
 _RECONCILE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 _READY_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900)
 
@@ -35,9 +29,8 @@ class Metrics:
     def __init__(self, *, wall_clock: Callable[[], float] = time.time) -> None:
         registry = self.registry = CollectorRegistry()
         self._wall_clock = wall_clock
-        self._node_states: dict[str, str] = {}
-        self._closed_since_s: dict[str, float] = {}
-        self._pools: set[str] = set()
+        self._node_states: dict[str, tuple[str, float | None]] = {}
+        """Node to its state, and since when it is closed."""
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"hostprep_{name}", text, labels, registry=registry)
@@ -68,7 +61,7 @@ class Metrics:
         )
         self.openings = counter("openings", "Nodes opened: memory is ready.")
         self.closings = counter("closings", "Nodes closed, by cause.", "cause")
-        for cause in CLOSING_CAUSES:
+        for cause in get_args(Cause):
             self.closings.labels(cause)  # there from the start: increase() misses a series' birth
         self.deadlines = counter(
             "deadlines_exceeded", "Nodes that were not ready within readiness.deadlineSeconds."
@@ -93,7 +86,7 @@ class Metrics:
             buckets=_RECONCILE_S,
             registry=registry,
         )
-        self._errors = counter(
+        self.errors = counter(
             "reconcile_errors", "Reconciles that failed and are tried again.", "kind", "reason"
         )
 
@@ -101,21 +94,15 @@ class Metrics:
         """Count a write to the API server."""
         self._writes.labels(kind, result).inc()
 
-    def failed(self, kind: str, reason: str) -> None:
-        """Count a reconcile that failed."""
-        self._errors.labels(kind, reason).inc()
-
     def pool_counts(self, pool: str, counts: Mapping[str, int]) -> None:
         """Show where a pool's nodes stand."""
-        self._pools.add(pool)
-        for state in POOL_STATES:
+        for state in _POOL_STATES:
             self._pool_nodes.labels(pool, state).set(counts.get(state, 0))
 
     def drop_pool(self, pool: str) -> None:
         """Drop the series of a pool that is gone."""
-        if pool in self._pools:
-            self._pools.discard(pool)
-            for state in POOL_STATES:
+        for state in _POOL_STATES:
+            with contextlib.suppress(KeyError):  # older libraries raise for one that is not there
                 self._pool_nodes.remove(pool, state)
 
     def node_state(self, node: str, state: str | None, closed_since_s: float | None) -> None:
@@ -123,19 +110,16 @@ class Metrics:
         if state is None:
             self._node_states.pop(node, None)
         else:
-            self._node_states[node] = state
-        if closed_since_s is None:
-            self._closed_since_s.pop(node, None)
-        else:
-            self._closed_since_s[node] = closed_since_s
+            self._node_states[node] = (state, closed_since_s)
 
     def text(self) -> bytes:
         """Return everything in Prometheus' text format."""
-        counts = Counts(self._node_states.values())
-        for state in NODE_STATES:
+        counts = Counts(state for state, _ in self._node_states.values())
+        for state in get_args(NodeState):
             self._nodes.labels(state).set(counts[state])
         return generate_latest(self.registry)
 
     def _oldest_closed_s(self) -> float:
-        oldest = min(self._closed_since_s.values(), default=None)
-        return 0.0 if oldest is None else max(0.0, self._wall_clock() - oldest)
+        now_s = self._wall_clock()
+        closed = (since_s for _, since_s in self._node_states.values() if since_s is not None)
+        return max(0.0, now_s - min(closed, default=now_s))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -30,41 +30,40 @@ class KeyedQueue(Generic[K]):
     def __init__(self, *, jitter: Callable[[], float] = random.random) -> None:
         self._loop = asyncio.get_running_loop()
         self._jitter = jitter
-        self._ready: dict[K, float] = {}
-        """Key to since when it is ready."""
-        self._urgent: deque[K] = deque()
-        self._normal: deque[K] = deque()
+        self._urgent: OrderedDict[K, float] = OrderedDict()
+        """Ready keys, and since when they are ready."""
+        self._normal: OrderedDict[K, float] = OrderedDict()
+        self._ready = asyncio.Semaphore(0)
+        """One permit a ready key; one too many once the queue is closed."""
         self._busy: set[K] = set()
         self._again: dict[K, bool] = {}
         """Keys added while a worker has them; whether urgently."""
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._backoffs: dict[K, Backoff] = {}
-        self._waiters: deque[asyncio.Future[None]] = deque()
         self._closed = False
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return len(self._urgent) + len(self._normal)
 
     def has_urgent(self) -> bool:
         """Whether an urgent key waits for a worker."""
-        return any(key in self._ready for key in self._urgent)
+        return bool(self._urgent)
 
     def oldest_s(self) -> float:
         """Return for how many seconds the longest waiting ready key has waited."""
-        oldest = min(self._ready.values(), default=None)
-        return 0.0 if oldest is None else self._loop.time() - oldest
+        now_s = self._loop.time()
+        return now_s - min([*self._urgent.values(), *self._normal.values()], default=now_s)
 
     def add(self, key: K, *, urgent: bool = False) -> None:
         """Have the key reconciled as soon as a worker is free; the urgent ones first."""
         if key in self._busy:
             self._again[key] = urgent or self._again.get(key, False)
             return
-        if key not in self._ready:
-            self._ready[key] = self._loop.time()
-            (self._urgent if urgent else self._normal).append(key)
-            self._wake()
-        elif urgent:
-            self._urgent.append(key)  # its place among the others is skipped later
+        if key not in self._urgent and key not in self._normal:
+            (self._urgent if urgent else self._normal)[key] = self._loop.time()
+            self._ready.release()
+        elif urgent and key in self._normal:
+            self._urgent[key] = self._normal.pop(key)
 
     def add_after(self, key: K, delay_s: float) -> None:
         """Have the key reconciled in so many seconds; an earlier timer of it stays."""
@@ -96,21 +95,18 @@ class KeyedQueue(Generic[K]):
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
-        while self._waiters:
-            self._wake()
+        self._ready.release()
 
     async def get(self) -> K:
         """Wait for a key; it is the caller's until done(). Raises QueueClosed."""
-        while self._closed or (key := self._pop()) is None:
-            if self._closed:
-                raise QueueClosed
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                self._pass_on(waiter)
-                raise
+        await self._ready.acquire()
+        if self._closed:
+            self._ready.release()  # for the next who waits
+            raise QueueClosed
+        key, _ = (self._urgent or self._normal).popitem(last=False)
+        timer = self._timers.pop(key, None)
+        if timer is not None:  # the reconcile that comes now will say when next
+            timer.cancel()
         self._busy.add(key)
         return key
 
@@ -121,33 +117,6 @@ class KeyedQueue(Generic[K]):
         if urgent is not None:
             self.add(key, urgent=urgent)
 
-    def _pop(self) -> K | None:
-        for keys in (self._urgent, self._normal):
-            while keys:
-                key = keys.popleft()
-                if self._ready.pop(key, None) is not None:
-                    self._cancel_timer(key)
-                    return key
-        return None
-
-    def _cancel_timer(self, key: K) -> None:
-        """Drop the timer of a key: the reconcile that comes now will say when next."""
-        timer = self._timers.pop(key, None)
-        if timer is not None:
-            timer.cancel()
-
     def _fire(self, key: K) -> None:
         self._timers.pop(key, None)
         self.add(key)
-
-    def _wake(self) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-
-    def _pass_on(self, waiter: asyncio.Future[None]) -> None:
-        """Hand the turn of a waiter that was woken and cancelled at once to the next."""
-        if waiter.done() and not waiter.cancelled():
-            self._wake()

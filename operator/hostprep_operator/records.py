@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from sys import intern
 from typing import Any
 
+from hostprep.api.codec import JsonObject, json_field
 from hostprep.api.conditions import Condition, ConditionStatus, parse_time
 from hostprep.api.names import (
     CLUSTER_AUTOSCALER_TAINT,
@@ -23,7 +24,14 @@ from hostprep.api.names import (
     MARKS_ANNOTATION,
     MEMORY_ACCOUNTED,
 )
-from hostprep.api.node_resource import HugePageStatus, Phase, PoolEntry, entries_of
+from hostprep.api.node_resource import (
+    NodeStatus,
+    Phase,
+    PoolEntry,
+    PoolStatus,
+    RegionStatus,
+    entries_of,
+)
 from hostprep.api.pool_policy import policy_of
 from hostprep.units import parse_capacity
 
@@ -47,7 +55,7 @@ _shared_policies: dict[str, Mapping[str, Any]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reclose:
+class Reclose(JsonObject):
     """What closes a node again, by cause: `Taint`, or `LabelOnly`."""
 
     reboot: str = "Taint"
@@ -56,32 +64,15 @@ class Reclose:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readiness:
+class Readiness(JsonObject):
     """`spec.readiness`: how nodes are marked."""
 
     required: bool = True
     profile: str = "ClusterAutoscaler"
     taint_key: str | None = None
     reclose: Reclose = field(default_factory=Reclose)
-    deadline_s: float = 600.0
+    deadline_s: float = field(default=600.0, metadata=json_field(key="deadlineSeconds"))
     on_deadline: str = "StayClosed"
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Readiness:
-        """Read the field; what is missing gets the resource's defaults."""
-        reclose = document.get("reclose") or {}
-        return cls(
-            required=document.get("required", True) is not False,
-            profile=document.get("profile") or "ClusterAutoscaler",
-            taint_key=document.get("taintKey") or None,
-            reclose=Reclose(
-                reboot=reclose.get("reboot") or "Taint",
-                repair=reclose.get("repair") or "LabelOnly",
-                resize=reclose.get("resize") or "LabelOnly",
-            ),
-            deadline_s=float(document.get("deadlineSeconds") or 600),
-            on_deadline=document.get("onDeadline") or "StayClosed",
-        )
 
     @property
     def taint(self) -> str | None:
@@ -97,14 +88,21 @@ class Readiness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolRecord:
-    """A HostMemoryPool."""
+class Record:
+    """What is known of every object. Times are seconds since the epoch."""
 
     name: str
     uid: str
     resource_version: str = field(default="", compare=False)
     generation: int = 0
     created_s: float = 0.0
+    deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRecord(Record):
+    """A HostMemoryPool."""
+
     priority: int = 0
     node_selector: Mapping[str, str] = field(default_factory=dict)
     """Empty selects every node."""
@@ -120,31 +118,24 @@ class PoolRecord:
     """Of the status, by the names in POOL_COUNTS."""
     ready_size: str = ""
     conditions: Mapping[str, Condition] = field(default_factory=dict)
-    deleting: bool = False
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PoolRecord:
         """Read a HostMemoryPool. Raises KeyError without a name."""
-        metadata, spec = document["metadata"], document.get("spec") or {}
-        status = document.get("status") or {}
+        spec, status = document.get("spec") or {}, document.get("status") or {}
         return cls(
-            name=intern(metadata["name"]),
-            uid=intern(metadata.get("uid") or ""),
-            resource_version=metadata.get("resourceVersion") or "",
-            generation=int(metadata.get("generation") or 0),
-            created_s=parse_time(metadata.get("creationTimestamp")) or 0.0,
+            **_common(document),
             priority=int(spec.get("priority") or 0),
             node_selector=dict(spec.get("nodeSelector") or {}),
-            policy=shared_policy(policy_of(spec)),
-            readiness=Readiness.from_json(spec.get("readiness") or {}),
+            policy=_shared_policy(policy_of(spec)),
+            readiness=Readiness.from_json(spec.get("readiness")),
             accounting_require=bool((spec.get("accounting") or {}).get("require")),
             max_unavailable=(spec.get("rollout") or {}).get("maxUnavailable") or 1,
             deletion_policy=spec.get("deletionPolicy") or "Release",
             observed_generation=int(status.get("observedGeneration") or 0),
             counts={name: int(status[name]) for name in POOL_COUNTS if name in status},
             ready_size=str(status.get("readySize") or ""),
-            conditions={c["type"]: condition_from(c) for c in status.get("conditions") or ()},
-            deleting=bool(metadata.get("deletionTimestamp")),
+            conditions={c["type"]: _condition(c) for c in status.get("conditions") or ()},
         )
 
     @property
@@ -158,13 +149,9 @@ class PoolRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRecord:
-    """A Node, as far as selecting and marking it goes. Sizes in bytes, times in s."""
+class NodeRecord(Record):
+    """A Node, as far as selecting and marking it goes."""
 
-    name: str
-    uid: str
-    resource_version: str = field(default="", compare=False)
-    created_s: float = 0.0
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Mapping[str, Any], ...] = ()
     """Verbatim: a patch writes the list whole, others' taints included."""
@@ -177,143 +164,57 @@ class NodeRecord:
     marks: str = ""
     """The annotation's text; see marks.py."""
     capacity: Mapping[str, int] = field(default_factory=dict)
-    """`memory` and `hugepages-*`."""
+    """See `resources_of`."""
     allocatable: Mapping[str, int] = field(default_factory=dict)
-    devices: Mapping[str, int] = field(default_factory=dict)
-    """Regions that kubelet has to hand out, by pool."""
-    deleting: bool = False
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> NodeRecord:
         """Read a Node. Raises KeyError without a name."""
         metadata, status = document["metadata"], document.get("status") or {}
-        conditions = status.get("conditions") or ()
-        created_s = parse_time(metadata.get("creationTimestamp")) or 0.0
-        ready = condition_of_type(conditions, "Ready")
+        ready, ready_since_s = _ready(document)
         return cls(
-            name=intern(metadata["name"]),
-            uid=metadata.get("uid") or "",
-            resource_version=metadata.get("resourceVersion") or "",
-            created_s=created_s,
+            **_common(document),
             labels={intern(k): intern(v) for k, v in (metadata.get("labels") or {}).items()},
             taints=tuple((document.get("spec") or {}).get("taints") or ()),
             boot_id=(status.get("nodeInfo") or {}).get("bootID") or "",
-            ready=ready.status if ready else "Unknown",
-            ready_since_s=(ready.since_s if ready else None) or created_s,
+            ready=ready,
+            ready_since_s=ready_since_s,
             conditions={
-                c["type"]: condition_from(c) for c in conditions if c.get("type") in OUR_CONDITIONS
+                c["type"]: _condition(c)
+                for c in status.get("conditions") or ()
+                if c.get("type") in OUR_CONDITIONS
             },
             marks=(metadata.get("annotations") or {}).get(MARKS_ANNOTATION) or "",
-            capacity=memory_of(status.get("capacity")),
-            allocatable=memory_of(status.get("allocatable")),
-            devices=devices_of(status.get("allocatable")),
-            deleting=bool(metadata.get("deletionTimestamp")),
+            capacity=resources_of(status.get("capacity")),
+            allocatable=resources_of(status.get("allocatable")),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolReport:
-    """An agent's report of one pool, less its progress and its list of regions."""
-
-    name: str
-    uid: str = ""
-    generation: int = 0
-    phase: Phase = Phase.PENDING
-    reason: str = ""
-    message: str = ""
-    backing: str = ""
-    wanted_bytes: int = 0
-    ready_bytes: int = 0
-    shared_bytes: int = 0
-    """In tmpfs: ordinary memory, which no count of huge pages shows."""
-    damaged: tuple[str, ...] = ()
-    """Regions by name."""
-    regions: int = 0
-    """How many there are."""
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> PoolReport:
-        """Read one item of `status.pools`; an unknown phase is not ready."""
-        phase = document.get("phase")
-        known = Phase(phase) if phase in set(Phase) else Phase.PENDING
-        regions = document.get("regions") or ()
-        quiet = known in _QUIET_PHASES
-        return cls(
-            name=intern(str(document.get("name", ""))),
-            uid=intern(str(document.get("uid") or "")),
-            generation=int(document.get("generation") or 0),
-            phase=known,
-            reason="" if quiet else intern(str(document.get("reason") or "")),
-            message="" if quiet else str(document.get("message") or ""),
-            backing=intern(str(document.get("backing") or "")),
-            wanted_bytes=int(document.get("wantedBytes") or 0),
-            ready_bytes=int(document.get("readyBytes") or 0),
-            shared_bytes=sum(
-                int(region.get("sizeBytes") or 0)
-                for region in regions
-                if not str(region.get("backing") or "").startswith("HugeTLB")
-            ),
-            damaged=tuple(str(r.get("name")) for r in regions if r.get("state") == "Damaged"),
-            regions=len(regions),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusRecord:
-    """A HostMemoryNode's status."""
-
-    observed_generation: int = 0
-    boot_id: str = ""
-    pools: tuple[PoolReport, ...] = ()
-    huge_pages: tuple[HugePageStatus, ...] = ()
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> StatusRecord:
-        """Read a status, which may be empty still."""
-        return cls(
-            observed_generation=int(document.get("observedGeneration") or 0),
-            boot_id=str(document.get("bootID") or ""),
-            pools=tuple(PoolReport.from_json(item) for item in document.get("pools") or ()),
-            huge_pages=tuple(
-                HugePageStatus.from_json(item) for item in document.get("hugePages") or ()
-            ),
-        )
-
-    def pool(self, name: str) -> PoolReport | None:
-        """Return the report of that pool."""
-        return next((report for report in self.pools if report.name == name), None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostMemoryNodeRecord:
+class HostMemoryNodeRecord(Record):
     """A HostMemoryNode."""
 
-    name: str
-    uid: str
-    resource_version: str = field(default="", compare=False)
-    generation: int = 0
-    created_s: float = 0.0
     owner_uid: str = ""
     """Of the Node that owns it; empty where none does."""
     entries: tuple[PoolEntry, ...] = ()
-    status: StatusRecord = field(default_factory=StatusRecord)
-    deleting: bool = False
+    status: NodeStatus = field(default_factory=NodeStatus)
+    """Without what is progress, and without what only people read."""
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> HostMemoryNodeRecord:
         """Read a HostMemoryNode. Raises KeyError without a name."""
-        metadata = document["metadata"]
-        owners = metadata.get("ownerReferences") or ()
+        owners = document["metadata"].get("ownerReferences") or ()
+        status = NodeStatus.from_json(document.get("status"))
         return cls(
-            name=intern(metadata["name"]),
-            uid=metadata.get("uid") or "",
-            resource_version=metadata.get("resourceVersion") or "",
-            generation=int(metadata.get("generation") or 0),
-            created_s=parse_time(metadata.get("creationTimestamp")) or 0.0,
+            **_common(document),
             owner_uid=next((o.get("uid") or "" for o in owners if o.get("kind") == "Node"), ""),
-            entries=tuple(_entry(e) for e in entries_of(document)),
-            status=StatusRecord.from_json(document.get("status") or {}),
-            deleting=bool(metadata.get("deletionTimestamp")),
+            entries=tuple(map(_entry, entries_of(document))),
+            status=NodeStatus(
+                observed_generation=status.observed_generation,
+                boot_id=status.boot_id,
+                pools=tuple(map(_report, status.pools)),
+                huge_pages=status.huge_pages,
+            ),
         )
 
     def entry(self, name: str) -> PoolEntry | None:
@@ -321,96 +222,117 @@ class HostMemoryNodeRecord:
         return next((entry for entry in self.entries if entry.name == name), None)
 
 
-def _entry(read: PoolEntry) -> PoolEntry:
-    return replace(
-        read, name=intern(read.name), uid=intern(read.uid), policy=shared_policy(read.policy)
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentRecord:
+class AgentRecord(Record):
     """The Pod of a node's agent. Its readiness is its last verification round."""
 
     node_name: str
-    name: str
-    uid: str
-    resource_version: str = field(default="", compare=False)
+    """Empty while none is assigned."""
     ready: bool = False
     ready_since_s: float = 0.0
     """When it became ready, or stopped to be; the Pod's creation until then."""
-    deleting: bool = False
     huge_pages_bytes: Mapping[str, int] = field(default_factory=dict)
     """What it asks kubelet for, by resource: a placeholder for the pools' pages, which it does
     not use in its own cgroup. So the scheduler gives them to no other pod."""
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> AgentRecord:
-        """Read a Pod; `node_name` is empty while none is assigned. Raises KeyError."""
-        metadata, status = document["metadata"], document.get("status") or {}
+        """Read a Pod. Raises KeyError without a name."""
         spec = document.get("spec") or {}
-        ready = condition_of_type(status.get("conditions") or (), "Ready")
-        created_s = parse_time(metadata.get("creationTimestamp")) or 0.0
+        ready, ready_since_s = _ready(document)
         return cls(
+            **_common(document),
             node_name=intern(spec.get("nodeName") or ""),
-            name=metadata["name"],
-            uid=metadata.get("uid") or "",
-            resource_version=metadata.get("resourceVersion") or "",
-            huge_pages_bytes=huge_pages_requested(spec.get("containers") or ()),
-            ready=ready is not None and ready.status == "True",
-            ready_since_s=(ready.since_s if ready else None) or created_s,
-            deleting=bool(metadata.get("deletionTimestamp")),
+            ready=ready == "True",
+            ready_since_s=ready_since_s,
+            huge_pages_bytes=_huge_pages_requested(spec.get("containers") or ()),
         )
 
 
-def shared_policy(policy: Mapping[str, Any]) -> Mapping[str, Any]:
+def resources_of(resources: Mapping[str, Any] | None) -> dict[str, int]:
+    """Return a Node's memory and huge pages, in bytes, and its regions that are devices."""
+    return {
+        intern(name): parse_capacity(amount)
+        for name, amount in (resources or {}).items()
+        if name == "memory" or name.startswith(("hugepages-", DEVICE_RESOURCE_PREFIX))
+    }
+
+
+def _common(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of Record."""
+    metadata = document["metadata"]
+    return {
+        "name": intern(metadata["name"]),
+        "uid": intern(metadata.get("uid") or ""),
+        "resource_version": metadata.get("resourceVersion") or "",
+        "generation": int(metadata.get("generation") or 0),
+        "created_s": _created_s(document),
+        "deleting": bool(metadata.get("deletionTimestamp")),
+    }
+
+
+def _created_s(document: Mapping[str, Any]) -> float:
+    return parse_time(document["metadata"].get("creationTimestamp")) or 0.0
+
+
+def _ready(document: Mapping[str, Any]) -> tuple[ConditionStatus, float]:
+    """Return the condition Ready of a Node or Pod, and since when it is so."""
+    for item in (document.get("status") or {}).get("conditions") or ():
+        if item.get("type") == "Ready":
+            ready = Condition.from_json(item)
+            return ready.status, ready.since_s or _created_s(document)
+    return "Unknown", _created_s(document)
+
+
+def _condition(item: Mapping[str, Any]) -> Condition:
+    """Read a condition, its strings interned."""
+    read = Condition.from_json(item)
+    return replace(
+        read, type=intern(read.type), reason=intern(read.reason), message=intern(read.message)
+    )
+
+
+def _entry(read: PoolEntry) -> PoolEntry:
+    return replace(
+        read, name=intern(read.name), uid=intern(read.uid), policy=_shared_policy(read.policy)
+    )
+
+
+def _report(read: PoolStatus) -> PoolStatus:
+    quiet = read.phase in _QUIET_PHASES
+    return PoolStatus(
+        name=intern(read.name),
+        uid=intern(read.uid),
+        generation=read.generation,
+        phase=read.phase,
+        reason="" if quiet else intern(read.reason),
+        message="" if quiet else read.message,
+        backing=intern(read.backing),
+        ready_bytes=read.ready_bytes,
+        regions=tuple(map(_region, read.regions)),
+    )
+
+
+def _region(read: RegionStatus) -> RegionStatus:
+    """Keep the size and the pages; whether it is leased is no news."""
+    return RegionStatus(
+        name="", size_bytes=read.size_bytes, backing=intern(read.backing), placement="", state=""
+    )
+
+
+def _shared_policy(policy: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return one object for equal policies: thousands of nodes carry the same few."""
     if len(_shared_policies) > _MAX_SHARED:
         _shared_policies.clear()
     return _shared_policies.setdefault(json.dumps(policy, sort_keys=True), policy)
 
 
-def condition_from(item: Mapping[str, Any]) -> Condition:
-    """Read a condition, its strings interned."""
-    read = Condition.from_json(item)
-    return Condition(
-        type=intern(read.type),
-        status=read.status,
-        reason=intern(read.reason),
-        message=intern(read.message),
-        since_s=read.since_s,
-        observed_generation=read.observed_generation,
-    )
-
-
-def condition_of_type(items: Iterable[Mapping[str, Any]], wanted: str) -> Condition | None:
-    """Return the condition of that type."""
-    return next((Condition.from_json(item) for item in items if item.get("type") == wanted), None)
-
-
-def devices_of(resources: Mapping[str, Any] | None) -> dict[str, int]:
-    """Return how many regions of each pool kubelet has among a Node's resources."""
-    return {
-        intern(str(name).removeprefix(DEVICE_RESOURCE_PREFIX)): parse_capacity(amount)
-        for name, amount in (resources or {}).items()
-        if str(name).startswith(DEVICE_RESOURCE_PREFIX)
-    }
-
-
-def huge_pages_requested(containers: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def _huge_pages_requested(containers: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return the huge pages that a Pod's containers ask for, in bytes by resource."""
     total: dict[str, int] = {}
     for container in containers:
         requests = (container.get("resources") or {}).get("requests") or {}
         for name, amount in requests.items():
-            if str(name).startswith("hugepages-"):
-                total[intern(str(name))] = total.get(str(name), 0) + parse_capacity(amount)
+            if name.startswith("hugepages-"):
+                total[intern(name)] = total.get(name, 0) + parse_capacity(amount)
     return total
-
-
-def memory_of(resources: Mapping[str, Any] | None) -> dict[str, int]:
-    """Return `memory` and the huge pages among a Node's resources, in bytes."""
-    return {
-        intern(str(name)): parse_capacity(amount)
-        for name, amount in (resources or {}).items()
-        if name == "memory" or str(name).startswith("hugepages-")
-    }

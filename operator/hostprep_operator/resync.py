@@ -18,7 +18,7 @@ import structlog
 from hostprep.kube.client import HOST_MEMORY_NODES, NODES, POOLS, KubeClient, Resource, pods
 from hostprep.kube.errors import ApiError, GoneError, RefusedError
 from hostprep_operator.metrics import Metrics
-from hostprep_operator.store import Cache, EventHandler, Kind
+from hostprep_operator.store import Cache, EventHandler, Kind, number_of
 from hostprep_operator.watch import AGENT_SELECTOR
 
 _log = structlog.get_logger("sync")
@@ -59,8 +59,6 @@ class Resync:
         self._metrics = metrics
         self._every_s = every_s
         self._all_due_s = self._next_due_s()
-        self._requested = asyncio.Event()
-        handler.on_relisted = self._requested.set
         self._kinds: dict[Kind, tuple[Resource, str]] = {
             Kind.POOL: (POOLS, ""),
             Kind.HOST_MEMORY_NODE: (HOST_MEMORY_NODES, ""),
@@ -99,7 +97,7 @@ class Resync:
                 _log.warning("cannot compare", error=str(error))
                 self._handler.relisted |= kinds
                 await asyncio.sleep(_RETRY_S)
-                self._requested.set()
+                self._handler.compare.set()
                 continue
             if len(kinds) == len(self._kinds):
                 self._metrics.last_sync.set(time.time())
@@ -109,14 +107,14 @@ class Resync:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(min(self._all_due_s, loop.time() + _POOLS_EVERY_S)):
-                await self._requested.wait()
+                await self._handler.compare.wait()
         except TimeoutError:
             if loop.time() < self._all_due_s:
                 return {Kind.POOL}
             self._all_due_s = self._next_due_s()
             return set(self._kinds)
         await asyncio.sleep(_SETTLE_S)
-        self._requested.clear()
+        self._handler.compare.clear()
         kinds, self._handler.relisted = self._handler.relisted, set()
         return kinds | {Kind.POOL}
 
@@ -132,20 +130,18 @@ class Resync:
 
     async def _compare(self, kind: Kind) -> None:
         """Drop what the server no longer has; read what it has newer."""
-        store = self._cache.store(kind)
-        known = {record.name: (record.uid, record.resource_version) for record in store}
+        store = self._cache.stores[kind]
+        known = {name: record.uid for name, record in store.items()}
         version, listed = await self._versions(kind)
         missed = 0
         for name in known.keys() - listed.keys():
-            record = store.get(name)
-            if record is not None and record.uid == known[name][0]:
+            if name in store and store[name].uid == known[name]:
                 missed += 1
-                self._handler.vanished(kind, name, uid=record.uid, resource_version=version)
+                self._handler.vanished(kind, name, uid=known[name], resource_version=version)
         for name, there in listed.items():
-            record = store.get(name)
-            if record is None or _newer(there, record.resource_version):
+            if store.is_news(name, there):
                 missed += await self._refresh(kind, name, there)
-        store.forget_gone(int(version) if version.isdecimal() else 0)
+        store.forget_gone(number_of(version))
         _log.debug("compared", kind=kind.value, objects=len(listed), missed=missed)
 
     async def _versions(self, kind: Kind) -> tuple[str, dict[str, str]]:
@@ -168,17 +164,12 @@ class Resync:
     async def _refresh(self, kind: Kind, name: str, version: str) -> int:
         """Read one object, unless the watch has brought it meanwhile."""
         await asyncio.sleep(0)
-        record = self._cache.store(kind).get(name)
-        if record is not None and not _newer(version, record.resource_version):
+        if not self._cache.stores[kind].is_news(name, version):
             return 0
         document = await self._kube.get(self._kinds[kind][0], name)
         if document is not None:
             self._handler.observed(kind, document)
         return 1
-
-
-def _newer(version: str, than: str) -> bool:
-    return version.isdecimal() and (not than.isdecimal() or int(version) > int(than))
 
 
 class DeletionCheck:
@@ -206,16 +197,13 @@ class DeletionCheck:
             wait_s = missed_s + _CHECK_AFTER_S - now_s
             if wait_s > 0.0:
                 return wait_s
-            await self._read(name)
-            return 0.0
-
-    async def _read(self, name: str) -> None:
-        document = await self._kube.get(POOLS, name)
-        self._first_missed_s.pop(name, None)
-        if document is None:
+            document = await self._kube.get(POOLS, name)
+            self._first_missed_s.pop(name, None)
+            if document is not None:
+                self._handler.observed(Kind.POOL, document)
+                return 0.0
             if "create" not in await self._kube.verbs(POOLS):
                 raise RefusedError("the definition of HostMemoryPools is being deleted")
             _pools_log.info("pool does not exist", pool=name)
             self._handler.gone_pools.add(name)
-        else:
-            self._handler.observed(Kind.POOL, document)
+            return 0.0

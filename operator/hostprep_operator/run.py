@@ -17,7 +17,7 @@ import structlog
 from hostprep.errors import BadInputError, FailedError
 from hostprep.kube.client import KubeClient
 from hostprep.kube.health_server import HealthServer
-from hostprep.kube.listener import CANNOT_LISTEN, Listener, parse_listen
+from hostprep.kube.listener import Listener, parse_listen
 from hostprep_operator.controller import Controller
 from hostprep_operator.events import Recorder
 from hostprep_operator.lease import Leader
@@ -26,7 +26,7 @@ from hostprep_operator.queue import KeyedQueue
 from hostprep_operator.reconcile.changes import Settings
 from hostprep_operator.resync import Resync
 from hostprep_operator.store import Cache, EventHandler, Key
-from hostprep_operator.watch import Watches, connection_info
+from hostprep_operator.watch import Watches
 
 _log = structlog.get_logger("operator")
 _FINISH_S = 5.0
@@ -68,23 +68,16 @@ async def run_operator(options: Options) -> int:
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(kube.close)
-        listener = _listen(options.listen)
+        try:
+            listener = Listener.open(options.listen)
+        except BadInputError as error:  # an address that is taken: a restart may find it free
+            raise FailedError(error.message, reason=error.reason, remedy=error.remedy) from error
         stack.callback(listener.close)
         operator = _Operator(options, kube, listener, metrics)
         await operator.server.start()
         stack.push_async_callback(operator.server.stop)
         structlog.get_logger("health").info("listening", port=listener.port)
         return await operator.run()
-
-
-def _listen(address: str) -> Listener:
-    """Bind the port. Raises FailedError where it is taken: a restart may find it free."""
-    try:
-        return Listener.open(address)
-    except BadInputError as error:
-        if error.reason != CANNOT_LISTEN:
-            raise
-        raise FailedError(error.message, reason=error.reason, remedy=error.remedy) from error
 
 
 @dataclass(slots=True)
@@ -209,10 +202,10 @@ class _Operator:
     async def _watch(self, handler: EventHandler) -> int:
         """Let kopf watch until stopped. Returns 1 when one of our tasks ended by itself."""
         watches = Watches(
+            self.kube,
             handler,
             namespace=self._options.namespace,
             watch_agents=self._options.watch_agents,
-            login=lambda: connection_info(self.kube.configuration),
             on_state=self._watching,
         )
         watching = asyncio.create_task(watches.run(), name="watches")

@@ -11,13 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from hostprep_operator.queue import KeyedQueue
-from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord, PoolRecord
+from hostprep_operator.records import (
+    AgentRecord,
+    HostMemoryNodeRecord,
+    NodeRecord,
+    PoolRecord,
+    Record,
+)
 
 _POOL_EVERY_S = 1.0
 """A pool's status is written at most that often."""
@@ -43,20 +49,9 @@ class Key(NamedTuple):
     name: str
 
 
-class Record(Protocol):
-    """What every kind of record has."""
-
-    @property
-    def name(self) -> str:
-        """Unique among its kind."""
-
-    @property
-    def uid(self) -> str:
-        """Unique forever."""
-
-    @property
-    def resource_version(self) -> str:
-        """Grows with every change; not part of the record's equality."""
+def number_of(version: str) -> int:
+    """Return a resourceVersion as the integer that it is: one that grows (KEP-5504)."""
+    return int(version) if version.isdecimal() else 0
 
 
 R = TypeVar("R", bound=Record)
@@ -73,6 +68,7 @@ _RECORDS: Mapping[Kind, type[NodeRecord | PoolRecord | HostMemoryNodeRecord | Ag
 class Change(Generic[R]):
     """What a record has changed: `old` is None for a new one, `new` for one that is gone."""
 
+    name: str
     old: R | None
     new: R | None
 
@@ -81,64 +77,42 @@ class Change(Generic[R]):
         """Whether old and new differ in anything that the operator acts upon."""
         return self.old != self.new
 
-    @property
-    def record(self) -> R:
-        """The newer of both."""
-        record = self.new or self.old
-        if record is None:
-            raise ValueError("a change of nothing")
-        return record
 
+class Store(dict[str, R]):
+    """Records of one kind, by name; changed by apply() and remove() only.
 
-class Store(Generic[R]):
-    """Records of one kind. An older version never replaces a newer one, wherever it comes from."""
+    An older version never replaces a newer one, wherever it comes from.
+    """
 
     def __init__(self) -> None:
-        self._records: dict[str, R] = {}
+        super().__init__()
         self._gone: dict[str, int] = {}
         """Name to the version in which it went: a late answer must not bring it back."""
 
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __iter__(self) -> Iterator[R]:
-        return iter(self._records.values())
-
-    def names(self) -> set[str]:
-        """Return the names of all records."""
-        return set(self._records)
-
-    def get(self, name: str) -> R | None:
-        """Return the record of that name."""
-        return self._records.get(name)
-
-    def is_news(self, metadata: Mapping[str, Any]) -> bool:
-        """Whether that version is newer than the known one; spares reading what is not."""
-        old = self._records.get(metadata["name"])
-        version = metadata.get("resourceVersion") or ""
-        return old is None or _number(version) > _number(old.resource_version)
+    def is_news(self, name: str, resource_version: str) -> bool:
+        """Whether that version is newer than the known one, or than the end of the object."""
+        old = self.get(name)
+        known = number_of(old.resource_version) if old else self._gone.get(name, -1)
+        return number_of(resource_version) > known
 
     def apply(self, record: R) -> Change[R]:
         """Take a record unless a newer one is known."""
-        old = self._records.get(record.name)
-        version = _number(record.resource_version)
-        if old is not None and version <= _number(old.resource_version):
-            return Change(old, old)
-        if version <= self._gone.get(record.name, -1):
-            return Change(old, old)
+        old = self.get(record.name)
+        if not self.is_news(record.name, record.resource_version):
+            return Change(record.name, old, old)
         self._gone.pop(record.name, None)
-        self._records[record.name] = record
-        return Change(old, record)
+        self[record.name] = record
+        return Change(record.name, old, record)
 
     def remove(self, name: str, *, uid: str, resource_version: str) -> Change[R]:
         """Drop that very object, which went in that version; another of the same name stays."""
-        old = self._records.get(name)
-        version = _number(resource_version)
-        if old is not None and (old.uid != uid or _number(old.resource_version) > version):
-            return Change(old, old)
+        old = self.get(name)
+        version = number_of(resource_version)
+        if old is not None and (old.uid != uid or number_of(old.resource_version) > version):
+            return Change(name, old, old)
         self._gone[name] = max(version, self._gone.get(name, -1))
-        self._records.pop(name, None)
-        return Change(old, None)
+        self.pop(name, None)
+        return Change(name, old, None)
 
     def forget_gone(self, before: int) -> None:
         """Forget what went before that version: no answer that old is still under way."""
@@ -154,7 +128,7 @@ class Cache:
         self.host_memory_nodes: Store[HostMemoryNodeRecord] = Store()
         self.agents: Store[AgentRecord] = Store()
         """By the name of the Pod."""
-        self._stores: Mapping[Kind, Store[Any]] = {
+        self.stores: Mapping[Kind, Store[Any]] = {
             Kind.NODE: self.nodes,
             Kind.POOL: self.pools,
             Kind.HOST_MEMORY_NODE: self.host_memory_nodes,
@@ -165,26 +139,22 @@ class Cache:
         self._agents_of: dict[str, set[str]] = {}
         """Node to the names of its agents' Pods."""
 
-    def store(self, kind: Kind) -> Store[Any]:
-        """Return the records of that kind."""
-        return self._stores[kind]
-
     def selected(self, pool: str) -> set[str]:
         """Return the names of the nodes that the pool selects; not to be changed."""
         return self._selected.get(pool, set())
 
     def pools_of(self, node: str) -> list[PoolRecord]:
         """Return the pools that select the node."""
-        return [pool for pool in self.pools if node in self.selected(pool.name)]
+        return [pool for pool in self.pools.values() if node in self.selected(pool.name)]
 
     def agents_of(self, node: str) -> list[AgentRecord]:
         """Return the agents' Pods on the node."""
-        found = (self.agents.get(name) for name in self._agents_of.get(node, ()))
-        return [agent for agent in found if agent is not None]
+        names = self._agents_of.get(node, set())
+        return [self.agents[name] for name in names if name in self.agents]
 
     def nodes_with_entry(self, pool: str) -> Iterator[str]:
         """Yield the nodes whose HostMemoryNode has an entry of that pool: O(nodes)."""
-        for record in self.host_memory_nodes:
+        for record in self.host_memory_nodes.values():
             if any(entry.name == pool for entry in record.entries):
                 yield record.name
 
@@ -193,15 +163,13 @@ class Cache:
         old, new = change.old, change.new
         if old is not None and new is not None and old.labels == new.labels:
             return set()
-        name, moved = change.record.name, set()
-        for pool in self.pools:
+        name, moved = change.name, set()
+        for pool in self.pools.values():
             members = self._selected.setdefault(pool.name, set())
-            if new is not None and pool.selects(new.labels):
-                if name not in members:
-                    members.add(name)
-                    moved.add(pool.name)
-            elif name in members:
-                members.discard(name)
+            before = name in members
+            now = new is not None and pool.selects(new.labels)
+            if before != now:
+                (members.add if now else members.discard)(name)
                 moved.add(pool.name)
         return moved
 
@@ -213,7 +181,7 @@ class Cache:
         if old is not None and old.node_selector == new.node_selector:
             return set()
         before = self._selected.get(new.name, set())
-        now = {node.name for node in self.nodes if new.selects(node.labels)}
+        now = {node.name for node in self.nodes.values() if new.selects(node.labels)}
         self._selected[new.name] = now
         return before ^ now
 
@@ -258,7 +226,8 @@ class EventHandler:
         """Node to when its agent's last Pod went, by the wall clock."""
         self.relisted: set[Kind] = set()
         """Kinds whose list kopf has read again: what vanished before was not reported."""
-        self.on_relisted: Callable[[], None] = lambda: None
+        self.compare = asyncio.Event()
+        """Set when these kinds are to be compared with the API server soon."""
 
     def open(self) -> None:
         """Let changes add keys from now on; before, the cache is not complete.
@@ -267,18 +236,21 @@ class EventHandler:
         """
         self._open = True
         now_s = self._wall_clock()
-        names = self._cache.nodes.names() | self._cache.host_memory_nodes.names()
+        names = self._cache.nodes.keys() | self._cache.host_memory_nodes.keys()
         for name in sorted(names):
             if not self._cache.agents_of(name) and not self._is_known_to_lack_an_agent(name):
                 self.agent_gone_s[name] = now_s
             self._queue.add(Key("node", name))
         for pool in self._cache.pools:
-            self.enqueue_pool(pool.name)
+            self.enqueue_pool(pool)
 
     def observed(self, kind: Kind, document: Mapping[str, Any]) -> None:
-        """Take an object in that version; an older one than is known changes nothing."""
-        store = self._cache.store(kind)
-        if store.is_news(document["metadata"]):  # else the echo of our own write, mostly
+        """Take an object in that version; an older one than is known changes nothing.
+
+        Spares reading what is not news: the echo of our own write, mostly.
+        """
+        store, metadata = self._cache.stores[kind], document["metadata"]
+        if store.is_news(metadata["name"], metadata.get("resourceVersion") or ""):
             self._changed(kind, store.apply(_RECORDS[kind].from_json(document)))
 
     def deleted(self, kind: Kind, document: Mapping[str, Any]) -> None:
@@ -293,13 +265,13 @@ class EventHandler:
 
     def vanished(self, kind: Kind, name: str, *, uid: str, resource_version: str) -> None:
         """Record that this very object is gone as of that version."""
-        store = self._cache.store(kind)
+        store = self._cache.stores[kind]
         self._changed(kind, store.remove(name, uid=uid, resource_version=resource_version))
 
     def listed(self, kind: Kind) -> None:
         """Request a comparison of that kind: kopf does not report what vanished before its list."""
         self.relisted.add(kind)
-        self.on_relisted()
+        self.compare.set()
 
     def enqueue_pool(self, name: str) -> None:
         """Add a pool's key soon, and not more than once a second."""
@@ -321,7 +293,7 @@ class EventHandler:
             self._on_change[kind](change)
 
     def _node(self, change: Change[NodeRecord]) -> None:
-        old, new, name = change.old, change.new, change.record.name
+        old, new, name = change.old, change.new, change.name
         pools = self._cache.node_changed(change)
         if new is None:
             self.agent_gone_s.pop(name, None)
@@ -330,16 +302,13 @@ class EventHandler:
         self._enqueue_pools(pools | {pool.name for pool in self._cache.pools_of(name)})
 
     def _host_memory_node(self, change: Change[HostMemoryNodeRecord]) -> None:
-        names: set[str] = set()
-        for record in (change.old, change.new):
-            if record is not None:
-                names |= {entry.name for entry in record.entries}
-                self._enqueue_node(record.name)
-                names |= {pool.name for pool in self._cache.pools_of(record.name)}
-        self._enqueue_pools(names)
+        records = (record for record in (change.old, change.new) if record is not None)
+        names = {entry.name for record in records for entry in record.entries}
+        self._enqueue_node(change.name)
+        self._enqueue_pools(names | {pool.name for pool in self._cache.pools_of(change.name)})
 
     def _pool(self, change: Change[PoolRecord]) -> None:
-        old, new, pool = change.old, change.new, change.record.name
+        old, new, pool = change.old, change.new, change.name
         moved = self._cache.pool_changed(change)
         self.enqueue_pool(pool)
         if old is None or new is None:
@@ -353,7 +322,7 @@ class EventHandler:
         for node in self._cache.agent_changed(change):
             if self._cache.agents_of(node):
                 self.agent_gone_s.pop(node, None)
-            elif self._open and self._cache.nodes.get(node) is not None:
+            elif self._open and node in self._cache.nodes:
                 # For a node that went first it would never be read, and never be dropped.
                 self.agent_gone_s[node] = self._wall_clock()
             self._enqueue_node(node)
@@ -362,17 +331,11 @@ class EventHandler:
         if self._open:
             self._queue.add(Key("node", name), urgent=urgent)
 
-    def _enqueue_pools(self, names: Iterable[str]) -> None:
-        for name in names:
-            if self._cache.pools.get(name) is not None:
-                self.enqueue_pool(name)
+    def _enqueue_pools(self, names: set[str]) -> None:
+        for name in names & self._cache.pools.keys():
+            self.enqueue_pool(name)
 
     def _is_known_to_lack_an_agent(self, name: str) -> bool:
         """Whether the node's condition says so already: then the grace is over."""
         node = self._cache.nodes.get(name)
         return node is not None and any(c.reason == "NoAgent" for c in node.conditions.values())
-
-
-def _number(version: str) -> int:
-    """Resource versions of one resource are integers that grow (KEP-5504)."""
-    return int(version) if version.isdecimal() else 0

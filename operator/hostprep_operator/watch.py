@@ -5,13 +5,12 @@ nothing that can fail belongs there. Only `on.event` is used: every other kind o
 write to the objects that it handles.
 """
 
-# ruff: noqa: ARG002 - the signatures are kopf's
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import kopf
@@ -26,6 +25,7 @@ from hostprep.api.names import (
     POOL_PLURAL,
 )
 from hostprep.kube.backoff import Backoff
+from hostprep.kube.client import KubeClient
 from hostprep_operator.store import EventHandler, Kind
 
 _log = structlog.get_logger("watch")
@@ -42,26 +42,24 @@ at 5,000 nodes."""
 _RETRIES_S = (0.1, 0.3, 1.0, *([2.0] * 300))
 """Ten minutes without an API server, with a try every 2 s."""
 
-Login = Callable[[], Awaitable[kopf.ConnectionInfo]]
-
 
 class Watches:
     """Kopf's operator, started again whenever it gives up."""
 
     def __init__(
         self,
+        kube: KubeClient,
         handler: EventHandler,
         *,
         namespace: str,
         watch_agents: bool,
-        login: Login,
         on_state: Callable[[bool], None],
     ) -> None:
         """`on_state` is called with True each time kopf runs and has set its signal handlers."""
+        self._kube = kube
         self._handler = handler
         self._namespace = namespace
         self._watch_agents = watch_agents
-        self._login = login
         self._on_state = on_state
         self._stop = asyncio.Event()
 
@@ -94,8 +92,8 @@ class Watches:
         notify = asyncio.create_task(self._notify(ready))
         try:
             await kopf.operator(
-                registry=_registry(self._handler, self._login, watch_agents=self._watch_agents),
-                settings=make_settings(agent_selector=AGENT_SELECTOR),
+                registry=self._registry(),
+                settings=make_settings(),
                 namespaces=[self._namespace],
                 standalone=True,
                 stop_flag=self._stop,
@@ -115,25 +113,25 @@ class Watches:
         await ready.wait()
         self._on_state(True)
 
+    def _registry(self) -> kopf.OperatorRegistry:
+        """Return a registry of its own with one kopf handler for each kind."""
+        registry = kopf.OperatorRegistry()
 
-def _registry(handler: EventHandler, login: Login, *, watch_agents: bool) -> kopf.OperatorRegistry:
-    """Return a registry of its own with one kopf handler for each kind."""
-    registry = kopf.OperatorRegistry()
+        @kopf.on.login(registry=registry)
+        async def log_in(**_: object) -> kopf.ConnectionInfo:
+            return await _connection_info(self._kube.configuration)
 
-    @kopf.on.login(registry=registry)
-    async def log_in(**_: object) -> kopf.ConnectionInfo:
-        return await login()
-
-    watched = {
-        Kind.NODE: ("v1", "nodes"),
-        Kind.POOL: (API_VERSION, POOL_PLURAL),
-        Kind.HOST_MEMORY_NODE: (API_VERSION, NODE_PLURAL),
-    }
-    if watch_agents:
-        watched[Kind.AGENT] = ("v1", "pods")
-    for kind, (api, plural) in watched.items():
-        kopf.on.event(api, plural, registry=registry, id=kind.value)(_on_event(handler, kind))
-    return registry
+        watched = {
+            Kind.NODE: ("v1", "nodes"),
+            Kind.POOL: (API_VERSION, POOL_PLURAL),
+            Kind.HOST_MEMORY_NODE: (API_VERSION, NODE_PLURAL),
+        }
+        if self._watch_agents:
+            watched[Kind.AGENT] = ("v1", "pods")
+        for kind, (api, plural) in watched.items():
+            handle = _on_event(self._handler, kind)
+            kopf.on.event(api, plural, registry=registry, id=kind.value)(handle)
+        return registry
 
 
 def _on_event(handler: EventHandler, kind: Kind) -> Callable[..., Awaitable[None]]:
@@ -148,7 +146,7 @@ def _on_event(handler: EventHandler, kind: Kind) -> Callable[..., Awaitable[None
     return handle
 
 
-async def connection_info(configuration: Configuration) -> kopf.ConnectionInfo:
+async def _connection_info(configuration: Configuration) -> kopf.ConnectionInfo:
     """Return the configuration as kopf has it; called again when the server refuses the token."""
     header = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
     scheme, _, token = (header or "").rpartition(" ")
@@ -173,15 +171,12 @@ class _ConnectionInfo(kopf.ConnectionInfo):
         return context
 
 
-def make_settings(*, agent_selector: str) -> kopf.OperatorSettings:
-    """Return settings for thousands of nodes, of whose Pods only those with these labels matter.
-
-    Kopf persists nothing on any object.
-    """
+def make_settings() -> kopf.OperatorSettings:
+    """Return settings for thousands of nodes; kopf persists nothing on any object."""
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.watching.chunk_size = _PAGE
-    settings.watching.label_selectors["v1", "pods"] = agent_selector
+    settings.watching.label_selectors["v1", "pods"] = AGENT_SELECTOR
     settings.queueing.idle_timeout = _IDLE_S
     settings.posting.enabled = False
     settings.peering.standalone = True
@@ -197,29 +192,29 @@ def make_settings(*, agent_selector: str) -> kopf.OperatorSettings:
 class _NoDiffBase(kopf.DiffBaseStorage):
     """Keeps nothing, and spares kopf a deep copy of every object that an event is about."""
 
-    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> Any:
+    def build(self, **_: Any) -> Any:
         return {}
 
-    def fetch(self, *, body: kopf.Body) -> None:
+    def fetch(self, **_: Any) -> None:
         return None
 
-    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+    def store(self, **_: Any) -> None:
         return None
 
 
 class _NoProgress(kopf.ProgressStorage):
     """Keeps nothing: each reconcile sees the whole state, none has to be resumed."""
 
-    def fetch(self, *, key: Any, body: kopf.Body) -> None:
+    def fetch(self, **_: Any) -> None:
         return None
 
-    def store(self, *, key: Any, record: Any, body: kopf.Body, patch: kopf.Patch) -> None:
+    def store(self, **_: Any) -> None:
         return None
 
-    def purge(self, *, key: Any, body: kopf.Body, patch: kopf.Patch) -> None:
+    def purge(self, **_: Any) -> None:
         return None
 
-    def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None:
+    def touch(self, **_: Any) -> None:
         return None
 
     def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:

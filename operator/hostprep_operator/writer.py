@@ -17,10 +17,6 @@ from hostprep_operator.reconcile.changes import (
 from hostprep_operator.store import EventHandler, Kind
 
 
-def _always(_write: Write) -> bool:
-    return True
-
-
 class Writer:
     """Writes to a node's objects; the answers go into the cache, if there is one, at once."""
 
@@ -29,7 +25,7 @@ class Writer:
         self._handler = handler
 
     async def carry_out(
-        self, name: str, writes: Iterable[Write], *, go_on: Callable[[Write], bool] = _always
+        self, name: str, writes: Iterable[Write], *, go_on: Callable[[Write], bool] | None = None
     ) -> None:
         """Carry out the writes; stop at one that fails, or when `go_on` returns False after one.
 
@@ -41,42 +37,30 @@ class Writer:
             match write:
                 case PatchNode() | PatchNodeStatus():
                     node_version = await self._patch_node(name, write, node_version)
-                case CreateHostMemoryNode():
-                    answer = await self._kube.create(HOST_MEMORY_NODES, write.body)
+                case CreateHostMemoryNode(body):
+                    answer = await self._kube.create(HOST_MEMORY_NODES, body)
                     self._observe(Kind.HOST_MEMORY_NODE, answer)
-                case PatchHostMemoryNodeSpec():
-                    guard = {"resourceVersion": write.resource_version}
-                    metadata = {**guard, **write.patch.get("metadata", {})}
-                    patch = {**write.patch, "metadata": metadata}
+                case PatchHostMemoryNodeSpec(patch):
                     answer = await self._kube.patch(HOST_MEMORY_NODES, name, patch)
                     self._observe(Kind.HOST_MEMORY_NODE, answer)
-                case DeleteHostMemoryNode():
-                    await self._delete(name, write)
-            if not go_on(write):
+                case DeleteHostMemoryNode(uid, version):
+                    guard = {"uid": uid, "resource_version": version}
+                    await self._kube.delete(HOST_MEMORY_NODES, name, **guard)
+                    if self._handler is not None:
+                        self._handler.vanished(Kind.HOST_MEMORY_NODE, name, **guard)
+            if go_on is not None and not go_on(write):
                 return
 
     async def _patch_node(self, name: str, write: PatchNode | PatchNodeStatus, version: str) -> str:
         """Patch, guarded by the version that the write before left; returns the new one."""
         patch = dict(write.patch)
         if version:
-            patch["metadata"] = {**patch.get("metadata", {}), "resourceVersion": version}
+            patch["metadata"] = {**patch["metadata"], "resourceVersion": version}
         is_status = isinstance(write, PatchNodeStatus)
         answer = await self._kube.patch(
             NODES, name, patch, subresource="status" if is_status else "", strategic=is_status
         )
         return str(self._observe(Kind.NODE, answer)["metadata"]["resourceVersion"])
-
-    async def _delete(self, name: str, write: DeleteHostMemoryNode) -> None:
-        await self._kube.delete(
-            HOST_MEMORY_NODES, name, uid=write.uid, resource_version=write.resource_version
-        )
-        if self._handler is not None:
-            self._handler.vanished(
-                Kind.HOST_MEMORY_NODE,
-                name,
-                uid=write.uid,
-                resource_version=write.resource_version,
-            )
 
     def _observe(self, kind: Kind, answer: Json | None) -> Json:
         if answer is None:

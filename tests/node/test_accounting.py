@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hostprep_operator.records import memory_of
+from hostprep_operator.records import resources_of
 from testbed.chart import NAMESPACE, RELEASE
 from testbed.control_plane import ControlPlane
 from testbed.node import NODE, VirtualNode
@@ -100,7 +100,7 @@ def _upgrade(cluster: ControlPlane, *arguments: str) -> None:
 
 
 def _allocatable(cluster: ControlPlane) -> dict[str, int]:
-    return memory_of(cluster.api.get(f"/api/v1/nodes/{NODE}")["status"]["allocatable"])
+    return resources_of(cluster.api.get(f"/api/v1/nodes/{NODE}")["status"]["allocatable"])
 
 
 def _wait_allocatable(cluster: ControlPlane, name: str, size_bytes: int) -> None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hostprep.api.names import API_VERSION, NODE_KIND
-from hostprep.api.node_resource import Phase, PoolEntry
+from hostprep.api.node_resource import Phase, PoolEntry, PoolStatus
 from hostprep_operator.reconcile.changes import (
     CreateHostMemoryNode,
     DeleteHostMemoryNode,
@@ -62,68 +61,60 @@ def is_current(entry: PoolEntry | None, pool: PoolRecord) -> bool:
 
 def pool_ready(node: NodeRecord, hmn: HostMemoryNodeRecord | None, entry: PoolEntry | None) -> bool:
     """Whether the status, of this boot, says that exactly this entry is Ready."""
-    if hmn is None or entry is None or entry.absent:
+    if entry is None or entry.absent or not node.boot_id:
         return False
+    report = report_of(node, hmn, entry)
+    return report is not None and report.phase is Phase.READY
+
+
+def report_of(
+    node: NodeRecord, hmn: HostMemoryNodeRecord | None, entry: PoolEntry | None
+) -> PoolStatus | None:
+    """Return what the agent reports in this boot of exactly that entry."""
+    if hmn is None or entry is None or hmn.status.boot_id != node.boot_id:
+        return None
     report = hmn.status.pool(entry.name)
-    return (
-        node.boot_id != ""
-        and hmn.status.boot_id == node.boot_id
-        and report is not None
-        and report.phase is Phase.READY
-        and (report.uid, report.generation) == (entry.uid, entry.generation)
-    )
+    if report is None or (report.uid, report.generation) != (entry.uid, entry.generation):
+        return None
+    return report
 
 
 def assign(view: NodeView, node: NodeRecord) -> Assignment:
     """Return the entries that the node is to have, and the write that they need."""
     hmn = usable(node, view.hmn)
     chosen = {pool.name: pool for pool in selecting(view.pools, node)}
-    kept, unknown, released = _kept(view, node, hmn, chosen)
-    names = {entry.name for entry in kept}
-    new = [_present(pool) for name, pool in sorted(chosen.items()) if name not in names]
-    entries = (*kept, *new)
-    return Assignment(
-        entries=entries,
-        unknown=frozenset(unknown),
-        released=tuple(released),
-        write=_write(view.hmn, node, entries),
-    )
-
-
-def _kept(
-    view: NodeView,
-    node: NodeRecord,
-    hmn: HostMemoryNodeRecord | None,
-    chosen: dict[str, PoolRecord],
-) -> tuple[list[PoolEntry], list[str], list[str]]:
-    """Return the existing entries as they are to be, the unknown pools and the released ones."""
-    kept: list[PoolEntry] = []
-    unknown: list[str] = []
-    released: list[str] = []
-    if hmn is None:
-        return kept, unknown, released
     existing = {pool.name: pool for pool in view.pools}
-    for entry in hmn.entries:
+    entries: list[PoolEntry] = []
+    unknown: set[str] = set()
+    released: list[str] = []
+    for entry in hmn.entries if hmn else ():
         pool = existing.get(entry.name)
         if entry.name in chosen:
             granted = entry.name in view.granted
-            kept.append(_updated(node, hmn, entry, chosen[entry.name], granted=granted))
+            entries.append(_updated(node, hmn, entry, chosen[entry.name], granted=granted))
         elif entry.absent:
             if _has_released(hmn, entry):
                 released.append(entry.name)
             else:
-                kept.append(entry)
+                entries.append(entry)
         elif pool is None and entry.name not in view.gone_pools:
-            unknown.append(entry.name)
-            kept.append(entry)
+            unknown.add(entry.name)
+            entries.append(entry)
         elif not _retained(entry, pool):
-            kept.append(replace(entry, absent=True, policy={}))
-    return kept, unknown, released
+            entries.append(replace(entry, absent=True, policy={}))
+    names = {entry.name for entry in entries}
+    entries += [_present(pool) for name, pool in sorted(chosen.items()) if name not in names]
+    return Assignment(
+        entries=tuple(entries),
+        unknown=frozenset(unknown),
+        released=tuple(released),
+        write=_write(view.hmn, node, tuple(entries)),
+    )
 
 
 def _updated(
     node: NodeRecord,
-    hmn: HostMemoryNodeRecord,
+    hmn: HostMemoryNodeRecord | None,
     entry: PoolEntry,
     pool: PoolRecord,
     *,
@@ -139,10 +130,13 @@ def _present(pool: PoolRecord) -> PoolEntry:
     return PoolEntry(name=pool.name, uid=pool.uid, generation=pool.generation, policy=pool.policy)
 
 
-def _has_released(hmn: HostMemoryNodeRecord, entry: PoolEntry) -> bool:
+def _has_released(hmn: HostMemoryNodeRecord | None, entry: PoolEntry) -> bool:
     """Whether the agent has read that the pool is to go, and holds nothing of it any more."""
-    status = hmn.status
-    return status.observed_generation >= hmn.generation and status.pool(entry.name) is None
+    return (
+        hmn is not None
+        and hmn.status.observed_generation >= hmn.generation
+        and hmn.status.pool(entry.name) is None
+    )
 
 
 def _retained(entry: PoolEntry, pool: PoolRecord | None) -> bool:
@@ -156,7 +150,14 @@ def _write(
     hmn: HostMemoryNodeRecord | None, node: NodeRecord, entries: tuple[PoolEntry, ...]
 ) -> Write | None:
     if hmn is None:
-        return CreateHostMemoryNode(_body(node, entries)) if entries else None
+        owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": NODE_KIND,
+            "metadata": {"name": node.name, "ownerReferences": [owner]},
+            "spec": {"pools": [entry.to_json() for entry in entries]},
+        }
+        return CreateHostMemoryNode(body) if entries else None
     if hmn.deleting:
         return None
     if hmn.owner_uid != node.uid or not entries:
@@ -167,14 +168,4 @@ def _write(
         "metadata": {"resourceVersion": hmn.resource_version},
         "spec": {"pools": [entry.to_json() for entry in entries]},
     }
-    return PatchHostMemoryNodeSpec(patch, resource_version=hmn.resource_version)
-
-
-def _body(node: NodeRecord, entries: tuple[PoolEntry, ...]) -> dict[str, Any]:
-    owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": NODE_KIND,
-        "metadata": {"name": node.name, "ownerReferences": [owner]},
-        "spec": {"pools": [entry.to_json() for entry in entries]},
-    }
+    return PatchHostMemoryNodeSpec(patch)

@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord, PoolRecord
 
+NodeState: TypeAlias = Literal["ready", "closed", "unknown"]
+"""By the status of HostMemoryReady."""
 Cause: TypeAlias = Literal["join", "reboot", "repair", "resize"]
 """Why a node was closed."""
 
@@ -30,7 +32,6 @@ class NodeView:
     cache that is not filled yet looks like a cluster in which everything was deleted.
     """
 
-    name: str
     node: NodeRecord | None
     hmn: HostMemoryNodeRecord | None
     pools: tuple[PoolRecord, ...] = ()
@@ -63,10 +64,9 @@ class DeleteHostMemoryNode:
 
 @dataclass(frozen=True, slots=True)
 class PatchHostMemoryNodeSpec:
-    """Merge-patch the object; the resourceVersion is in the patch too."""
+    """Merge-patch the object; `metadata.resourceVersion` is in the patch."""
 
     patch: Mapping[str, Any]
-    resource_version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,6 @@ Write: TypeAlias = (
 class EventNote:
     """An event for people, posted once the writes of its reconcile succeeded."""
 
-    kind: Literal["Node", "HostMemoryPool"]
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
@@ -111,7 +110,8 @@ class EventNote:
 class NodeFacts:
     """For metrics; what happened counts once the writes succeeded."""
 
-    state: Literal["ready", "closed", "unknown", "unmanaged"] = "unmanaged"
+    state: NodeState | None = None
+    """None: no required pool selects the node."""
     opened: bool = False
     closed_cause: Cause | None = None
     """Of a closing that these writes carry out."""

@@ -9,8 +9,8 @@ pages made later, and of tmpfs, it knows only what --system-reserved or --kube-r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hostprep.api.conditions import Condition, ConditionStatus
 from hostprep.api.names import (
@@ -20,18 +20,12 @@ from hostprep.api.names import (
     MEMORY_ACCOUNTED,
     ready_label,
 )
-from hostprep.api.node_resource import HugePageStatus, Phase
+from hostprep.api.node_resource import HugePageStatus, NodeStatus, Phase, PoolStatus
 from hostprep.units import format_bytes, format_quantity
 from hostprep_operator.marks import Marks
-from hostprep_operator.reconcile.assign import Assignment, pool_ready
+from hostprep_operator.reconcile.assign import Assignment, pool_ready, report_of
 from hostprep_operator.reconcile.changes import NodeView
-from hostprep_operator.records import (
-    HostMemoryNodeRecord,
-    NodeRecord,
-    PoolRecord,
-    PoolReport,
-    Readiness,
-)
+from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord, Readiness
 
 _SHOWN = 10
 _WORST = (Phase.FAILED, Phase.DEGRADED, Phase.RESIZING)
@@ -43,25 +37,38 @@ _WAITING = "Not known until the node's memory is prepared."
 class NodeContext:
     """A managed node and all that its conditions rest on."""
 
+    view: NodeView
     node: NodeRecord
     hmn: HostMemoryNodeRecord | None
     """Only if it is this Node's."""
     assignment: Assignment
+    chosen: tuple[PoolRecord, ...]
+    """Pools that select the node, the ruling first; never empty."""
     required: tuple[PoolRecord, ...]
-    """Required pools that select the node, the ruling first; never empty."""
+    """Those of them that are required."""
     marks: Marks
-    placeholder: Mapping[str, int] | None = field(default_factory=dict)
-    """Huge pages that the agent's Pod asks for, in bytes by resource; None between two Pods."""
 
     @property
     def readiness(self) -> Readiness:
-        """How the node is marked: as its ruling pool says."""
+        """How a node with required pools is marked: as the ruling one says."""
         return self.required[0].readiness
+
+    @property
+    def placeholder(self) -> Mapping[str, int] | None:
+        """Huge pages that the agent's Pod asks for, by resource; None between two Pods."""
+        if self.view.agent is not None:
+            return self.view.agent.huge_pages_bytes
+        return {} if self.view.settings.liveness == "off" else None
 
     @property
     def status_boot(self) -> str:
         """The boot that the agent reports; empty while it has reported nothing."""
         return self.hmn.status.boot_id if self.hmn else ""
+
+    @property
+    def is_open_this_boot(self) -> bool:
+        """Whether the node was opened in this boot, and not closed since."""
+        return self.marks.is_open and self.marks.opened_boot == self.node.boot_id
 
     @property
     def is_observed(self) -> bool:
@@ -82,43 +89,40 @@ class NodeContext:
         known = self.is_observed or ready_label(pool.name) in self.marks.labels
         return known and pool_ready(self.node, self.hmn, self.assignment.entry(pool.name))
 
-    def report(self, pool: str) -> PoolReport | None:
+    def report(self, pool: str) -> PoolStatus | None:
         """Return what the agent reports in this boot of exactly the pool's entry."""
-        hmn, entry = self.hmn, self.assignment.entry(pool)
-        if hmn is None or entry is None or self.status_boot != self.node.boot_id:
-            return None
-        report = hmn.status.pool(pool)
-        if report is None or (report.uid, report.generation) != (entry.uid, entry.generation):
-            return None
-        return report
+        return report_of(self.node, self.hmn, self.assignment.entry(pool))
 
 
-def derive_ready(context: NodeContext, *, unaccounted: Condition | None) -> Condition:
-    """Return HostMemoryReady of a node whose agent is alive.
-
-    `unaccounted` is the accounting condition that a required pool asks for and that is not True.
-    """
+def derive_ready(context: NodeContext, accounting: Iterable[Condition]) -> Condition:
+    """Return HostMemoryReady of a node whose agent is alive, and whose accounting is this."""
     waiting = [pool for pool in context.required if not context.is_ready(pool)]
     if _rebooted(context):
-        names = _names(context.required)
+        names = _names(context)
         return _ready("False", "Rebooted", f"The node was booted again; being prepared: {names}.")
-    if waiting or not _settled(context):
+    if waiting or not (context.is_observed or context.is_open_this_boot):
+        # For an opening the status must answer the newest spec.
         return _preparing(context, waiting)
     missing = _not_advertised(context)
     if missing is not None:
         return missing
-    if unaccounted is not None:
-        return _ready("False", "NotAccounted", unaccounted.message)
+    unaccounted = [condition for condition in accounting if condition.status != "True"]
+    if unaccounted and any(pool.accounting_require for pool in context.required):
+        return _ready("False", "NotAccounted", unaccounted[0].message)
     return _ready("True", "Ready", _sizes(context))
 
 
-def unreachable(view: NodeView, node: NodeRecord) -> Condition | None:
+def unreachable(context: NodeContext) -> Condition | None:
     """Return HostMemoryReady as Unknown where no agent can report for the node; else None."""
+    view, node = context.view, context.node
     grace_s = view.settings.agent_grace_s
     if node.ready != "True" and view.now_s - node.ready_since_s >= grace_s:
         return _ready("Unknown", "NodeNotReady", "Kubelet does not say that the node is Ready.")
     since_s = _agent_unreachable_since_s(view, node)
-    if since_s is None or (view.now_s - since_s < grace_s and not _was_unreachable(node)):
+    before = node.conditions.get(HOST_MEMORY_READY)
+    # Then the grace is over: a restarted operator, or a new Pod, proves no life.
+    was_unreachable = before is not None and before.reason in ("NoAgent", "AgentNotReady")
+    if since_s is None or (view.now_s - since_s < grace_s and not was_unreachable):
         return None
     if view.agent is None:
         return _ready("Unknown", "NoAgent", "No agent Pod runs on the node.")
@@ -127,8 +131,9 @@ def unreachable(view: NodeView, node: NodeRecord) -> Condition | None:
     )
 
 
-def unreachable_at_s(view: NodeView, node: NodeRecord) -> float | None:
+def unreachable_at_s(context: NodeContext) -> float | None:
     """Return when HostMemoryReady becomes Unknown if nothing else happens."""
+    view, node = context.view, context.node
     since_s = [_agent_unreachable_since_s(view, node)]
     if node.ready != "True":
         since_s.append(node.ready_since_s)
@@ -153,7 +158,7 @@ def detect_reboot(context: NodeContext) -> str:
 
 
 def _ready(status: ConditionStatus, reason: str, message: str) -> Condition:
-    return Condition(type=HOST_MEMORY_READY, status=status, reason=reason, message=message)
+    return Condition(HOST_MEMORY_READY, status, reason, message)
 
 
 def _agent_unreachable_since_s(view: NodeView, node: NodeRecord) -> float | None:
@@ -164,24 +169,11 @@ def _agent_unreachable_since_s(view: NodeView, node: NodeRecord) -> float | None
     return None if view.agent.ready else view.agent.ready_since_s
 
 
-def _was_unreachable(node: NodeRecord) -> bool:
-    """Whether the condition says so already: a restarted operator, or a new Pod, proves no life."""
-    before = node.conditions.get(HOST_MEMORY_READY)
-    return before is not None and before.reason in ("NoAgent", "AgentNotReady")
-
-
 def _rebooted(context: NodeContext) -> bool:
     marks, boot_id = context.marks, context.node.boot_id
     if context.status_boot == boot_id:
         return False
-    others = {marks.opened_boot, marks.closed_boot} - {"", boot_id}
-    return bool(others) or bool(detect_reboot(context))
-
-
-def _settled(context: NodeContext) -> bool:
-    """Whether the status can be trusted: for an opening it must answer the newest spec."""
-    marks = context.marks
-    return context.is_observed or (marks.is_open and marks.opened_boot == context.node.boot_id)
+    return bool({marks.opened_boot, marks.closed_boot} - {"", boot_id} or detect_reboot(context))
 
 
 def _not_advertised(context: NodeContext) -> Condition | None:
@@ -191,19 +183,19 @@ def _not_advertised(context: NodeContext) -> Condition | None:
     kubelet or the agent restarts none is, which is nothing to close an open node for. What the
     Node says is of this boot: kubelet writes the bootID and the devices at once, none at first.
     """
-    marks = context.marks
-    if marks.is_open and marks.opened_boot == context.node.boot_id:
+    if context.is_open_this_boot:
         return None
     for pool in context.required:
         entry = context.assignment.entry(pool.name)
         report = context.report(pool.name)
         if entry is None or report is None or not entry.uses_devices:
             continue
-        offered, wanted = context.node.devices.get(pool.name, 0), max(report.regions, 1)
+        device = DEVICE_RESOURCE_PREFIX + pool.name
+        offered, wanted = context.node.allocatable.get(device, 0), max(len(report.regions), 1)
         if offered < wanted:
             message = (
                 f"{pool.name}: kubelet offers {offered} of its {wanted} regions"
-                f" as {DEVICE_RESOURCE_PREFIX}{pool.name}. If it stays so, see the agent's log"
+                f" as {device}. If it stays so, see the agent's log"
                 " (device_plugin_*) and the chart's agent.devicePlugin and agent.kubeletDir."
             )
             return _ready("False", "DevicesNotAdvertised", message)
@@ -218,25 +210,32 @@ def _preparing(context: NodeContext, waiting: list[PoolRecord]) -> Condition:
             if report is not None and report.phase is phase:
                 message = report.message or "see its HostMemoryNode"
                 return _ready("False", report.reason or phase.value, f"{pool.name}: {message}")
-    return _ready("False", "Preparing", f"Being prepared: {_names(context.required)}.")
+    return _ready("False", "Preparing", f"Being prepared: {_names(context)}.")
 
 
-def _names(pools: Iterable[PoolRecord]) -> str:
-    """Return the pools' names as a list for people, cut where it would be endless."""
-    names = [pool.name for pool in pools]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+def _names(context: NodeContext) -> str:
+    return listed([pool.name for pool in context.required], _SHOWN)
 
 
 def _sizes(context: NodeContext) -> str:
     parts = []
-    for pool in context.required[:_SHOWN]:
+    for pool in context.required:
         report = context.report(pool.name)
         if report is not None:
             backing = f" in {report.backing}" if report.backing else ""
             parts.append(f"{pool.name} {format_bytes(report.ready_bytes)}{backing}")
-    more = len(context.required) - _SHOWN
-    return ", ".join(parts) + (f" and {more} more" if more > 0 else "") + "."
+    return listed(parts, _SHOWN) + "."
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return the names as a list for people, cut where it would be endless."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def nodes_of(count: int) -> str:
+    """Return `1 node`, or `2 nodes`."""
+    return f"{count} node" + ("" if count == 1 else "s")
 
 
 # --- accounting
@@ -248,94 +247,65 @@ def accounting_conditions(context: NodeContext) -> tuple[Condition, Condition]:
     While memory is being prepared the numbers move: then the conditions stay as they are, or are
     Unknown.
     """
-    if (
-        context.hmn is None
-        or not context.status_boot
-        or context.status_boot != context.node.boot_id
-    ):
-        return _unknown(MEMORY_ACCOUNTED), _unknown(HUGE_PAGES_ACCOUNTED)
     before = context.node.conditions
+    memory = Condition(MEMORY_ACCOUNTED, "Unknown", "Preparing", _WAITING)
+    pages = replace(memory, type=HUGE_PAGES_ACCOUNTED)
+    status = context.hmn.status if context.hmn else NodeStatus()
+    if not status.boot_id or status.boot_id != context.node.boot_id:
+        return memory, pages
     if context.placeholder is None and HUGE_PAGES_ACCOUNTED in before:
         # An upgrade replaces the agent's Pod, and for a second no Pod asks for the pages.
-        return _memory(context), before[HUGE_PAGES_ACCOUNTED]
-    if any(_is_unsettled(context, pool.name) for pool in context.required):
-        return (
-            before.get(MEMORY_ACCOUNTED) or _unknown(MEMORY_ACCOUNTED),
-            before.get(HUGE_PAGES_ACCOUNTED) or _unknown(HUGE_PAGES_ACCOUNTED),
-        )
-    return _memory(context), _huge_pages(context, context.placeholder)
+        return _memory(context.node, status), before[HUGE_PAGES_ACCOUNTED]
+    reports = [context.report(pool.name) for pool in context.required]
+    if any(report is None or report.phase in _UNSETTLED for report in reports):
+        return before.get(MEMORY_ACCOUNTED, memory), before.get(HUGE_PAGES_ACCOUNTED, pages)
+    return (
+        _memory(context.node, status),
+        _huge_pages(context.node, status, context.placeholder or {}),
+    )
 
 
-def unaccounted(context: NodeContext, conditions: tuple[Condition, ...]) -> Condition | None:
-    """Return the first condition that is not True where a required pool asks for it."""
-    if not any(pool.accounting_require for pool in context.required):
-        return None
-    return next((condition for condition in conditions if condition.status != "True"), None)
-
-
-def _unknown(name: str) -> Condition:
-    return Condition(type=name, status="Unknown", reason="Preparing", message=_WAITING)
-
-
-def _is_unsettled(context: NodeContext, pool: str) -> bool:
-    report = context.report(pool)
-    return report is None or report.phase in _UNSETTLED
-
-
-def _memory(context: NodeContext) -> Condition:
+def _memory(node: NodeRecord, status: NodeStatus) -> Condition:
     """Compare what is set aside beyond the pages that kubelet knows with what it does not know."""
-    node, hmn = context.node, context.hmn
     known = sum(size for name, size in node.capacity.items() if name.startswith("hugepages-"))
     total, free = node.capacity.get("memory", 0), node.allocatable.get("memory", 0)
     set_aside = max(total - free - known, 0)
-    pages = hmn.status.huge_pages if hmn else ()
     unseen = sum(
         max(size.held * size.page_bytes - node.capacity.get(_resource(size), 0), 0)
-        for size in pages
+        for size in status.huge_pages
     )
-    unseen += sum(report.shared_bytes for report in hmn.status.pools) if hmn else 0
+    # In tmpfs: ordinary memory, which no count of huge pages shows.
+    unseen += sum(
+        region.size_bytes
+        for report in status.pools
+        for region in report.regions
+        if not region.backing.startswith("HugeTLB")
+    )
     if unseen <= set_aside:
-        return Condition(
-            type=MEMORY_ACCOUNTED,
-            status="True",
-            reason="Accounted",
-            message="Kubelet does not offer the pools' memory to pods.",
-        )
-    return Condition(
-        type=MEMORY_ACCOUNTED,
-        status="False",
-        reason="Overcommitted",
-        message=(
-            f"Kubelet offers {format_bytes(unseen - set_aside)} of the pools' memory to pods: "
-            "reserve huge pages before kubelet starts (hostprep boot --script), "
-            f"or add {format_bytes(unseen)} to kubelet's systemReserved.memory."
-        ),
+        message = "Kubelet does not offer the pools' memory to pods."
+        return Condition(MEMORY_ACCOUNTED, "True", "Accounted", message)
+    message = (
+        f"Kubelet offers {format_bytes(unseen - set_aside)} of the pools' memory to pods: "
+        "reserve huge pages before kubelet starts (hostprep boot --script), "
+        f"or add {format_bytes(unseen)} to kubelet's systemReserved.memory."
     )
+    return Condition(MEMORY_ACCOUNTED, "False", "Overcommitted", message)
 
 
-def _huge_pages(context: NodeContext, placeholder: Mapping[str, int] | None) -> Condition:
-    for size in context.hmn.status.huge_pages if context.hmn else ():
+def _huge_pages(node: NodeRecord, status: NodeStatus, placeholder: Mapping[str, int]) -> Condition:
+    for size in status.huge_pages:
         resource = _resource(size)
         # What the agent's own Pod asks for is promised to it, and used by the pools only.
-        promised = (placeholder or {}).get(resource, 0)
-        offered = max(context.node.allocatable.get(resource, 0) - promised, 0)
+        offered = max(node.allocatable.get(resource, 0) - placeholder.get(resource, 0), 0)
         if size.held and offered + size.held * size.page_bytes > size.total * size.page_bytes:
-            return Condition(
-                type=HUGE_PAGES_ACCOUNTED,
-                status="False",
-                reason="Offered",
-                message=(
-                    f"Kubelet offers {format_bytes(offered)} of {resource} to pods, the pools' "
-                    "pages among them: pods that get them fail. Let the agent ask for the pools' "
-                    "(the chart's agent.resources.limits), or let no pod ask for that resource."
-                ),
+            message = (
+                f"Kubelet offers {format_bytes(offered)} of {resource} to pods, the pools' "
+                "pages among them: pods that get them fail. Let the agent ask for the pools' "
+                "(the chart's agent.resources.limits), or let no pod ask for that resource."
             )
-    return Condition(
-        type=HUGE_PAGES_ACCOUNTED,
-        status="True",
-        reason="Accounted",
-        message="Kubelet does not offer the pools' huge pages to pods.",
-    )
+            return Condition(HUGE_PAGES_ACCOUNTED, "False", "Offered", message)
+    message = "Kubelet does not offer the pools' huge pages to pods."
+    return Condition(HUGE_PAGES_ACCOUNTED, "True", "Accounted", message)
 
 
 def _resource(size: HugePageStatus) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hostprep.api.conditions import ConditionStatus
 from hostprep.api.names import READY_LABEL_PREFIX
 from hostprep_operator.marks import Marks
 from hostprep_operator.reconcile.assign import Assignment, assign, selecting, usable
@@ -16,6 +17,7 @@ from hostprep_operator.reconcile.changes import (
     EventNote,
     NodeChanges,
     NodeFacts,
+    NodeState,
     NodeView,
 )
 from hostprep_operator.reconcile.conditions import NodeContext, detect_reboot, unreachable_at_s
@@ -26,6 +28,12 @@ from hostprep_operator.reconcile.taint_and_labels import (
     mark_labels_only,
     strip_node,
 )
+
+_STATES: Mapping[ConditionStatus, NodeState] = {
+    "True": "ready",
+    "False": "closed",
+    "Unknown": "unknown",
+}
 
 
 def reconcile_node(view: NodeView) -> NodeChanges:
@@ -39,39 +47,34 @@ def reconcile_node(view: NodeView) -> NodeChanges:
         return NodeChanges()
     marks, assignment = Marks.parse(node.marks), assign(view, node)
     unknown = assignment.unknown | _unknown_labels(view, marks)
-    write = () if assignment.write is None else (assignment.write,)
     if unknown:
         return NodeChanges(unknown_pools=unknown)
-    chosen = selecting(view.pools, node)
-    released = _released(assignment)
+    write = () if assignment.write is None else (assignment.write,)
+    chosen, released = selecting(view.pools, node), _released(assignment)
     if not chosen:
         return NodeChanges(writes=(*strip_node(node), *write), events=released)
     context = NodeContext(
+        view=view,
         node=node,
         hmn=usable(node, view.hmn),
         assignment=assignment,
+        chosen=chosen,
         required=tuple(pool for pool in chosen if pool.readiness.required),
         marks=marks,
-        placeholder=_placeholder(view),
     )
     if not context.required:
-        writes = mark_labels_only(view, context, chosen)
-        recheck_at_s = unreachable_at_s(view, node)
-        return NodeChanges(writes=(*writes, *write), events=released, recheck_at_s=recheck_at_s)
-    marking = mark(view, context, chosen)
+        return NodeChanges(
+            writes=(*mark_labels_only(context), *write),
+            events=released,
+            recheck_at_s=unreachable_at_s(context),
+        )
+    marking = mark(context)
     return NodeChanges(
         writes=(*marking.writes, *write),
         events=(*released, *_events(context, marking)),
-        recheck_at_s=_recheck_at_s(view, context, marking),
-        facts=_facts(view, context, marking),
+        recheck_at_s=_recheck_at_s(context, marking),
+        facts=_facts(context, marking),
     )
-
-
-def _placeholder(view: NodeView) -> Mapping[str, int] | None:
-    """Return what the agent's Pod asks for; None while one is being replaced by another."""
-    if view.agent is not None:
-        return view.agent.huge_pages_bytes
-    return {} if view.settings.liveness == "off" else None
 
 
 def _unknown_labels(view: NodeView, marks: Marks) -> frozenset[str]:
@@ -80,30 +83,28 @@ def _unknown_labels(view: NodeView, marks: Marks) -> frozenset[str]:
     return frozenset(named - {pool.name for pool in view.pools} - view.gone_pools)
 
 
-def _recheck_at_s(view: NodeView, context: NodeContext, marking: Marking) -> float | None:
-    times = [unreachable_at_s(view, context.node)]
-    move = marking.transition
+def _recheck_at_s(context: NodeContext, marking: Marking) -> float | None:
+    unreachable_s, move = unreachable_at_s(context), marking.transition
+    times = [] if unreachable_s is None else [unreachable_s]
     if not move.marks.is_open and not move.marks.deadline:
-        since_s = _closed_since_s(view, context, marking)
-        times.append(since_s + context.readiness.deadline_s)
-    return min((time for time in times if time is not None), default=None)
+        times.append(_closed_since_s(context, marking) + context.readiness.deadline_s)
+    return min(times, default=None)
 
 
-def _closed_since_s(view: NodeView, context: NodeContext, marking: Marking) -> float:
+def _closed_since_s(context: NodeContext, marking: Marking) -> float:
     closing = marking.transition.cause is not None
-    return view.now_s if closing else closed_since_s(view, context)
+    return context.view.now_s if closing else closed_since_s(context)
 
 
-def _facts(view: NodeView, context: NodeContext, marking: Marking) -> NodeFacts:
-    move, status = marking.transition, marking.condition.status
-    seconds = None
+def _facts(context: NodeContext, marking: Marking) -> NodeFacts:
+    move, seconds = marking.transition, None
     if move.opened and not context.marks.is_open:
-        seconds = max(view.now_s - closed_since_s(view, context), 0.0)
+        seconds = max(context.view.now_s - closed_since_s(context), 0.0)
     return NodeFacts(
-        state="ready" if status == "True" else "closed" if status == "False" else "unknown",
+        state=_STATES[marking.condition.status],
         opened=move.opened,
         closed_cause=move.cause,
-        closed_since_s=(None if move.marks.is_open else _closed_since_s(view, context, marking)),
+        closed_since_s=None if move.marks.is_open else _closed_since_s(context, marking),
         seconds_to_ready=seconds,
         deadline_exceeded=move.deadline,
         reboot_detected=detect_reboot(context) != "",
@@ -115,28 +116,26 @@ def _released(assignment: Assignment) -> tuple[EventNote, ...]:
         return ()
     names = ", ".join(assignment.released)
     message = f"The memory of {names} was given back to the node."
-    return (EventNote("Node", "Normal", "MemoryReleased", message),)
+    return (EventNote("Normal", "MemoryReleased", message),)
 
 
 def _events(context: NodeContext, marking: Marking) -> tuple[EventNote, ...]:
     move, message = marking.transition, marking.condition.message
     if move.opened:
-        return (EventNote("Node", "Normal", "MemoryReady", f"Host memory is ready: {message}"),)
+        return (EventNote("Normal", "MemoryReady", f"Host memory is ready: {message}"),)
     if move.cause is not None:
-        closed = move.taint == "add" or _is_tainted(context)
+        key = context.readiness.taint
+        tainted = any(taint.get("key") == key for taint in context.node.taints)
+        closed = move.taint == "add" or tainted
         reason = "MemoryClosed" if closed else "MemoryNotReady"
         message = f"{_why(move.cause, closed=closed)} {message}"
-        return (
-            EventNote("Node", "Normal" if move.cause == "join" else "Warning", reason, message),
-        )
+        return (EventNote("Normal" if move.cause == "join" else "Warning", reason, message),)
     if move.deadline:
-        return (EventNote("Node", "Warning", "DeadlineExceeded", _late(context, marking)),)
+        within_s = context.readiness.deadline_s
+        late = f"Host memory is not ready after {within_s:.0f} s; the node stays closed."
+        state = "Opened without host memory." if move.without else late
+        return (EventNote("Warning", "DeadlineExceeded", f"{state} {message}"),)
     return ()
-
-
-def _is_tainted(context: NodeContext) -> bool:
-    key = context.readiness.taint
-    return any(taint.get("key") == key for taint in context.node.taints)
 
 
 def _why(cause: Cause, *, closed: bool) -> str:
@@ -148,13 +147,3 @@ def _why(cause: Cause, *, closed: bool) -> str:
         "repair": f"{state}: it needs repair.",
         "resize": f"{state}: it is being changed.",
     }[cause]
-
-
-def _late(context: NodeContext, marking: Marking) -> str:
-    if marking.transition.without:
-        return f"Opened without host memory. {marking.condition.message}"
-    within_s = context.readiness.deadline_s
-    return (
-        f"Host memory is not ready after {within_s:.0f} s; the node stays closed. "
-        f"{marking.condition.message}"
-    )

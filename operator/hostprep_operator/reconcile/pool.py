@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hostprep.api.conditions import Condition, ConditionStatus, merged
+from hostprep.api.conditions import Condition, merged
 from hostprep.api.node_resource import Phase
 from hostprep.units import format_quantity
 from hostprep_operator.reconcile.assign import usable
 from hostprep_operator.reconcile.changes import EventNote, PoolChanges
+from hostprep_operator.reconcile.conditions import listed, nodes_of
 from hostprep_operator.reconcile.rollout import Member, grant, member_of, waits
 from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord
 
 _TROUBLE = {Phase.DEGRADED: "degraded", Phase.FAILED: "failed"}
-_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,23 +46,24 @@ def reconcile_pool(
     `members` are the nodes that the pool selects and those with an entry of its name; others
     are skipped. `pools` are all pools, this one among them or not.
     """
-    selected: list[tuple[NodeRecord, Member]] = []
+    selected: list[Member] = []
     releasing = 0
     for node, hmn in members:
         if node.deleting:
             continue
         if pool.selects(node.labels):
-            selected.append((node, member_of(pool, node, hmn)))
+            selected.append(member_of(pool, node, hmn))
         elif _is_releasing(pool, node, hmn):
             releasing += 1
-    granted = grant(pool, [member for _, member in selected], grants)
+    granted = grant(pool, selected, grants)
     counters = _counters_of(selected, granted, releasing)
-    counters.ruled_by.update(_ruled_by(pool, (node for node, _ in selected), pools))
-    patch = None if pool.deleting else status_patch_of(pool, counters, now_s=now_s)
+    counters.ruled_by.update(_ruled_by(pool, selected, pools))
+    conditions = _conditions_of(counters)
+    patch = None if pool.deleting else _status_patch(pool, counters, conditions, now_s=now_s)
     return PoolChanges(
         status_patch=patch,
         grants=granted,
-        events=() if patch is None else _events(pool, counters),
+        events=() if patch is None else _events(pool, counters, conditions),
         counts=counters.counts,
     )
 
@@ -73,26 +74,25 @@ def _is_releasing(pool: PoolRecord, node: NodeRecord, hmn: HostMemoryNodeRecord 
     return entry is not None and entry.absent
 
 
-def _counters_of(
-    selected: list[tuple[NodeRecord, Member]],
-    granted: frozenset[str],
-    releasing: int,
-) -> Counters:
-    counts = dict.fromkeys(("ready", "preparing", "degraded", "failed", "updated"), 0)
+def _counters_of(selected: list[Member], granted: frozenset[str], releasing: int) -> Counters:
+    states: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
-    ready_bytes = rolling = 0
-    for _, member in selected:
+    ready_bytes = 0
+    for member in selected:
         state = _state(member)
-        if state in counts:
-            counts[state] += 1
+        states[state] += 1
         if member.report is not None:
             ready_bytes += member.report.ready_bytes
             if state in _TROUBLE.values():
                 reasons[member.report.reason or member.report.phase.value] += 1
-        counts["updated"] += member.current
-        rolling += member.name in granted or waits(member)
-    total = len(selected)
-    counts |= {"selected": total, "releasing": releasing, "unavailable": total - counts["ready"]}
+    counts = {
+        **{state: states[state] for state in ("ready", "preparing", "degraded", "failed")},
+        "updated": sum(member.current for member in selected),
+        "selected": len(selected),
+        "releasing": releasing,
+        "unavailable": len(selected) - states["ready"],
+    }
+    rolling = sum(member.name in granted or waits(member) for member in selected)
     return Counters(counts=counts, ready_bytes=ready_bytes, rolling=rolling, reasons=reasons)
 
 
@@ -104,9 +104,7 @@ def _state(member: Member) -> str:
     return _TROUBLE.get(phase, "preparing")
 
 
-def _ruled_by(
-    pool: PoolRecord, nodes: Iterable[NodeRecord], pools: Iterable[PoolRecord]
-) -> Counter[str]:
+def _ruled_by(pool: PoolRecord, members: list[Member], pools: Iterable[PoolRecord]) -> Counter[str]:
     """Return which pools rule nodes of this one in another way; rarely reads the nodes."""
     ruled: Counter[str] = Counter()
     above = sorted(
@@ -115,59 +113,48 @@ def _ruled_by(
     policy = pool.readiness.policy
     if not pool.readiness.required or all(p.readiness.policy == policy for p in above):
         return ruled
-    for node in nodes:
-        ruling = next((p for p in above if p.selects(node.labels)), None)
+    for member in members:
+        ruling = next((p for p in above if p.selects(member.node.labels)), None)
         if ruling is not None and ruling.readiness.policy != policy:
             ruled[ruling.name] += 1
     return ruled
 
 
-def _events(pool: PoolRecord, counters: Counters) -> tuple[EventNote, ...]:
+def _events(
+    pool: PoolRecord, counters: Counters, conditions: tuple[Condition, ...]
+) -> tuple[EventNote, ...]:
     """Return the events for what changed since the pool's current status."""
-    conditions = {condition.type: condition for condition in conditions_of(counters)}
+    ready, progressing, degraded, _ = conditions
+    reasons = {name: condition.reason for name, condition in pool.conditions.items()}
     notes: list[EventNote] = []
-    was, now = pool.conditions.get("Progressing"), conditions["Progressing"]
-    was_rolling = was is not None and was.reason == "RollingOut"
-    if now.reason == "RollingOut" and not was_rolling:
-        notes.append(_note("Normal", "RolloutStarted", f"A change is rolled out: {now.message}"))
-    elif was_rolling and now.reason != "RollingOut":
-        updated = (
-            f"{counters.counts['updated']} of {counters.counts['selected']} nodes are updated."
-        )
-        notes.append(_note("Normal", "RolloutFinished", updated))
-    before = pool.conditions.get("Ready")
-    if conditions["Ready"].reason == "NothingSelected" and (
-        before is None or before.reason != "NothingSelected"
-    ):
-        notes.append(_note("Warning", "NothingSelected", conditions["Ready"].message))
+    was_rolling = reasons.get("Progressing") == "RollingOut"
+    if progressing.reason == "RollingOut" and not was_rolling:
+        message = f"A change is rolled out: {progressing.message}"
+        notes.append(EventNote("Normal", "RolloutStarted", message))
+    elif was_rolling and progressing.reason != "RollingOut":
+        updated, selected = counters.counts["updated"], counters.counts["selected"]
+        message = f"{updated} of {selected} nodes are updated."
+        notes.append(EventNote("Normal", "RolloutFinished", message))
+    if ready.reason == "NothingSelected" and reasons.get("Ready") != "NothingSelected":
+        notes.append(EventNote("Warning", "NothingSelected", ready.message))
     failed = counters.counts["failed"]
     if failed > 0 and failed >= 2 * pool.counts.get("failed", 0):
-        notes.append(_note("Warning", "NodeFailed", conditions["Degraded"].message))
+        notes.append(EventNote("Warning", "NodeFailed", degraded.message))
     return tuple(notes)
-
-
-def _note(kind: str, reason: str, message: str) -> EventNote:
-    return EventNote(
-        "HostMemoryPool", "Warning" if kind == "Warning" else "Normal", reason, message
-    )
-
-
-# --- the rollout
 
 
 # --- the status
 
 
-def conditions_of(counters: Counters) -> tuple[Condition, ...]:
+def _conditions_of(counters: Counters) -> tuple[Condition, ...]:
     """Return the pool's conditions, without their times."""
     return (_ready(counters), _progressing(counters), _degraded(counters), _conflicted(counters))
 
 
-def status_patch_of(
-    pool: PoolRecord, counters: Counters, *, now_s: float
+def _status_patch(
+    pool: PoolRecord, counters: Counters, conditions: tuple[Condition, ...], *, now_s: float
 ) -> Mapping[str, Any] | None:
     """Return the merge patch of the status; None where the pool says all of it already."""
-    conditions = conditions_of(counters)
     before = pool.conditions
     unchanged = len(before) == len(conditions) and all(
         condition.type in before and before[condition.type].says_the_same_as(condition)
@@ -192,58 +179,49 @@ def _ready(counters: Counters) -> Condition:
     counts = counters.counts
     ready, selected = counts["ready"], counts["selected"]
     if selected == 0:
-        return _condition("Ready", "False", "NothingSelected", "No node has the pool's labels.")
-    message = f"{ready} of {_nodes(selected)} ready."
+        return Condition("Ready", "False", "NothingSelected", "No node has the pool's labels.")
+    message = f"{ready} of {nodes_of(selected)} ready."
     if ready == selected and counts["updated"] == selected:
-        return _condition("Ready", "True", "AllReady", message)
+        return Condition("Ready", "True", "AllReady", message)
     if ready == selected:  # as the pool was: `kubectl wait` after a change must not return yet
-        message = f"{ready} of {_nodes(selected)} ready, {counts['updated']} of them up to date."
-        return _condition("Ready", "False", "RollingOut", message)
+        message = f"{ready} of {nodes_of(selected)} ready, {counts['updated']} of them up to date."
+        return Condition("Ready", "False", "RollingOut", message)
     reason = "SomeFailed" if counts["failed"] else "Preparing"
-    return _condition("Ready", "False", reason, message)
+    return Condition("Ready", "False", reason, message)
 
 
 def _progressing(counters: Counters) -> Condition:
     counts = counters.counts
     updated, selected = counts["updated"], counts["selected"]
     if counters.rolling:
-        message = f"{updated} of {_nodes(selected)} updated; {counters.rolling} to go."
-        return _condition("Progressing", "True", "RollingOut", message)
+        message = f"{updated} of {nodes_of(selected)} updated; {counters.rolling} to go."
+        return Condition("Progressing", "True", "RollingOut", message)
     if counts["preparing"] or updated < selected:
-        message = f"{_nodes(counts['preparing'])} being prepared."
-        return _condition("Progressing", "True", "Preparing", message)
-    return _condition("Progressing", "False", "Settled", "Nothing is being changed.")
+        message = f"{nodes_of(counts['preparing'])} being prepared."
+        return Condition("Progressing", "True", "Preparing", message)
+    return Condition("Progressing", "False", "Settled", "Nothing is being changed.")
 
 
 def _degraded(counters: Counters) -> Condition:
     degraded, failed = counters.counts["degraded"], counters.counts["failed"]
     if not degraded and not failed:
-        return _condition("Degraded", "False", "Sound", "No node reports damage or a failure.")
+        return Condition("Degraded", "False", "Sound", "No node reports damage or a failure.")
     reason = "SomeFailed" if failed else "SomeDegraded"
-    message = f"{_nodes(degraded + failed)} in trouble: {_listed(counters.reasons)}."
-    return _condition("Degraded", "True", reason, message)
+    message = f"{nodes_of(degraded + failed)} in trouble: {_listed(counters.reasons)}."
+    return Condition("Degraded", "True", reason, message)
 
 
 def _conflicted(counters: Counters) -> Condition:
     if not counters.ruled_by:
-        return _condition("Conflicted", "False", "NoConflict", "No other pool's readiness rules.")
+        return Condition("Conflicted", "False", "NoConflict", "No other pool's readiness rules.")
     message = (
         "Nodes are marked as pools of a higher rank say, whose readiness differs: "
         f"{_listed(counters.ruled_by)}. Give them the same readiness, or other nodes."
     )
-    return _condition("Conflicted", "True", "OtherPoolRules", message)
-
-
-def _condition(name: str, status: ConditionStatus, reason: str, message: str) -> Condition:
-    return Condition(type=name, status=status, reason=reason, message=message)
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node" + ("" if count == 1 else "s")
+    return Condition("Conflicted", "True", "OtherPoolRules", message)
 
 
 def _listed(counter: Counter[str]) -> str:
     """Return the most frequent first, those of one number by name: the text must not waver."""
     ranked = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
-    more = f" and {len(ranked) - _SHOWN} more" if len(ranked) > _SHOWN else ""
-    return ", ".join(f"{name} ({_nodes(count)})" for name, count in ranked[:_SHOWN]) + more
+    return listed([f"{name} ({nodes_of(count)})" for name, count in ranked], 5)

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hostprep.api.names import HOST_MEMORY_READY
-from hostprep.api.node_resource import Phase, PoolEntry
+from hostprep.api.node_resource import Phase, PoolEntry, PoolStatus
 from hostprep_operator.reconcile.assign import is_current, pool_ready, usable
-from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord, PoolReport
+from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord
 
 _SERVED = (Phase.READY, Phase.RESIZING)
 
@@ -17,16 +17,25 @@ _SERVED = (Phase.READY, Phase.RESIZING)
 class Member:
     """A selected node, as one pool sees it."""
 
-    name: str
+    node: NodeRecord
     current: bool
     """Its entry says what the pool says."""
     ready: bool
     changing: bool
     """It served, its entry was changed, and it does not serve again yet."""
-    report: PoolReport | None
+    report: PoolStatus | None
     """Of this boot, whichever entry it answers."""
-    known: bool = True
-    """Its HostMemoryReady is not Unknown. Where it is, a change would hold up all others."""
+
+    @property
+    def name(self) -> str:
+        """The node's."""
+        return self.node.name
+
+    @property
+    def known(self) -> bool:
+        """Its HostMemoryReady is not Unknown. Where it is, a change would hold up all others."""
+        condition = self.node.conditions.get(HOST_MEMORY_READY)
+        return condition is None or condition.status != "Unknown"
 
 
 def member_of(pool: PoolRecord, node: NodeRecord, hmn: HostMemoryNodeRecord | None) -> Member:
@@ -36,12 +45,11 @@ def member_of(pool: PoolRecord, node: NodeRecord, hmn: HostMemoryNodeRecord | No
     report = hmn.status.pool(pool.name) if hmn and hmn.status.boot_id == node.boot_id else None
     current, ready = is_current(entry, pool), pool_ready(node, hmn, entry)
     return Member(
-        name=node.name,
+        node=node,
         current=current,
         ready=ready,
         changing=current and not ready and _served(entry, report),
         report=report,
-        known=not _is_unknown(node),
     )
 
 
@@ -77,7 +85,7 @@ def max_unavailable(pool: PoolRecord, selected: int) -> int:
     return max(-(-selected * percent // 100), 1)
 
 
-def _served(entry: PoolEntry | None, report: PoolReport | None) -> bool:
+def _served(entry: PoolEntry | None, report: PoolStatus | None) -> bool:
     """Return whether the report is of a pool that was Ready before the entry, or is resized."""
     if entry is None or report is None or report.phase not in _SERVED:
         return False
@@ -85,8 +93,3 @@ def _served(entry: PoolEntry | None, report: PoolReport | None) -> bool:
         entry.uid,
         entry.generation,
     )
-
-
-def _is_unknown(node: NodeRecord) -> bool:
-    condition = node.conditions.get(HOST_MEMORY_READY)
-    return condition is not None and condition.status == "Unknown"

@@ -8,7 +8,7 @@ first. Killed between the two, a node is never more open than both of them say.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,7 +24,6 @@ from hostprep.api.node_resource import Phase
 from hostprep_operator.marks import Marks
 from hostprep_operator.reconcile.changes import (
     Cause,
-    NodeView,
     PatchNode,
     PatchNodeStatus,
     Write,
@@ -34,10 +33,9 @@ from hostprep_operator.reconcile.conditions import (
     accounting_conditions,
     derive_ready,
     detect_reboot,
-    unaccounted,
     unreachable,
 )
-from hostprep_operator.records import OUR_CONDITIONS, NodeRecord, PoolRecord
+from hostprep_operator.records import OUR_CONDITIONS, NodeRecord
 
 _NUMBER = re.compile(r"\b\d+(?:\.\d+)?\b", re.ASCII)
 
@@ -50,7 +48,7 @@ class Transition:
     """What is to become of the node."""
 
     marks: Marks
-    """Less the labels, which follow from `labels`."""
+    """Less labels and taint, which follow."""
     taint: TaintMove = "leave"
     labels: LabelMove = "only remove"
     """Set: as the pools are; only remove: those of pools that are not ready; leave: none."""
@@ -73,52 +71,38 @@ class Marking:
     transition: Transition
 
 
-def mark(view: NodeView, context: NodeContext, chosen: tuple[PoolRecord, ...]) -> Marking:
+def mark(context: NodeContext) -> Marking:
     """Mark a node with required pools."""
     accounting = accounting_conditions(context)
-    condition = unreachable(view, context.node) or derive_ready(
-        context, unaccounted=unaccounted(context, accounting)
-    )
-    move = transition(view, context, condition)
+    condition = unreachable(context) or derive_ready(context, accounting)
+    move = transition(context, condition)
     if move.without and condition.status == "False":
         within_s = context.readiness.deadline_s
         late = f"Not ready within {within_s:.0f} s: the node is open without it."
         condition = replace(
             condition, reason="DeadlineExceeded", message=f"{late} {condition.message}"
         )
-    labels, keys = _labels(context, chosen, move.labels)
+    labels, keys = _labels(context, move.labels)
     taints, key = _taints(context, move)
     marks = replace(move.marks, labels=keys, taint=key)
-    patch = node_patch(context.node, labels=labels, taints=taints, marks=marks.to_text())
-    status = _status_patch(view, context.node, (condition, *accounting))
+    patch = _node_patch(context.node, labels=labels, taints=taints, marks=marks.to_text())
+    conditions = _changed_conditions(context, (condition, *accounting))
+    status = _status_patch(context.node, conditions)
     condition_first = condition.status == "True" or move.without
-    order = (status, patch) if condition_first else (patch, status)
-    writes = tuple(write for write in order if write is not None)
+    writes = _writes(status, patch) if condition_first else _writes(patch, status)
     return Marking(writes=writes, condition=condition, transition=move)
 
 
-def mark_labels_only(
-    view: NodeView, context: NodeContext, chosen: tuple[PoolRecord, ...]
-) -> tuple[Write, ...]:
+def mark_labels_only(context: NodeContext) -> tuple[Write, ...]:
     """Mark a node whose pools are all not required: ready labels, and nothing else of ours."""
-    node = context.node
-    move: LabelMove = "leave" if unreachable(view, node) else "set"
-    labels, keys = _labels(context, chosen, move)
-    patch = node_patch(
-        node,
-        labels=labels,
-        taints=without_taints(node, managed_taint(node, context.marks)),
-        marks=Marks(labels=keys).to_text(),
-    )
-    return tuple(write for write in (patch, delete_conditions(node)) if write is not None)
+    labels, keys = _labels(context, "leave" if unreachable(context) else "set")
+    return _strip(context.node, labels=labels, kept=Marks(labels=keys))
 
 
-def _labels(
-    context: NodeContext, chosen: tuple[PoolRecord, ...], move: LabelMove
-) -> tuple[dict[str, str | None], tuple[str, ...]]:
+def _labels(context: NodeContext, move: LabelMove) -> tuple[dict[str, str | None], tuple[str, ...]]:
     """Return the changes of labels, and the keys that are then on the node."""
     node = context.node
-    by_key = {ready_label(pool.name): pool for pool in chosen}
+    by_key = {ready_label(pool.name): pool for pool in context.chosen}
     changes: dict[str, str | None] = {}
     keys: list[str] = []
     for key in sorted({*by_key, *context.marks.labels}):
@@ -157,14 +141,16 @@ def _taints(context: NodeContext, move: Transition) -> tuple[tuple[Mapping[str, 
     return kept, recorded
 
 
-def _status_patch(view: NodeView, node: NodeRecord, wanted: tuple[Condition, ...]) -> Write | None:
-    """Return the patch of the conditions that changed; None where none did."""
-    conditions = merged(node.conditions.values(), wanted, now_s=view.now_s)
-    changed = [c for c in conditions if not _is_said(node.conditions.get(c.type), c)]
-    if not changed:
-        return None
-    now = format_time(view.now_s)
-    return status_patch(node, [c.to_json() | {"lastHeartbeatTime": now} for c in changed])
+def _changed_conditions(
+    context: NodeContext, wanted: tuple[Condition, ...]
+) -> list[dict[str, Any]]:
+    """Return the conditions that the node does not have yet."""
+    before, now_s = context.node.conditions, context.view.now_s
+    return [
+        condition.to_json() | {"lastHeartbeatTime": format_time(now_s)}
+        for condition in merged(before.values(), wanted, now_s=now_s)
+        if not _is_said(before.get(condition.type), condition)
+    ]
 
 
 def _is_said(before: Condition | None, now: Condition) -> bool:
@@ -179,20 +165,20 @@ def _is_said(before: Condition | None, now: Condition) -> bool:
 # --- what becomes of a node
 
 
-def transition(view: NodeView, context: NodeContext, condition: Condition) -> Transition:
+def transition(context: NodeContext, condition: Condition) -> Transition:
     """Return what becomes of the node."""
     marks = context.marks
     if condition.status == "True":
-        return _open(view, context)
+        return _open(context)
     cause = _closing_cause(context, condition)
     if cause is not None:
-        return _close(view, context, cause)
+        return _close(context, cause)
     if marks.is_open:  # Unknown: no report says that the memory is gone
         return Transition(marks=marks, taint="remove", labels="leave")
-    return _stay_closed(view, context, condition)
+    return _stay_closed(context, condition)
 
 
-def closed_since_s(view: NodeView, context: NodeContext) -> float:
+def closed_since_s(context: NodeContext) -> float:
     """Return since when a node that is not open is closed.
 
     A node's first closing needs no marks where it comes with its HostMemoryNode: that object's
@@ -203,18 +189,18 @@ def closed_since_s(view: NodeView, context: NodeContext) -> float:
     if context.hmn is not None and context.hmn.created_s:
         return context.hmn.created_s
     before = context.node.conditions.get(HOST_MEMORY_READY)
-    return before.since_s if before is not None and before.since_s is not None else view.now_s
+    since_s = before.since_s if before is not None else None
+    return context.view.now_s if since_s is None else since_s
 
 
-def _open(view: NodeView, context: NodeContext) -> Transition:
+def _open(context: NodeContext) -> Transition:
     marks, node, hmn = context.marks, context.node, context.hmn
-    if hmn is None or (marks.is_open and marks.opened_boot == node.boot_id):
+    if hmn is None or context.is_open_this_boot:
         return Transition(marks=marks, taint="remove", labels="set")
-    opened = marks.opened(
-        now_s=view.now_s,
-        boot_id=node.boot_id,
+    opened = Marks(
+        opened_s=context.view.now_s,
+        opened_boot=node.boot_id,
         hmn=f"{hmn.uid}/{hmn.resource_version}",
-        taint=context.readiness.taint or "",
     )
     return Transition(marks=opened, taint="remove", labels="set", opened=True)
 
@@ -247,20 +233,23 @@ def _change_cause(context: NodeContext) -> Cause:
     return "resize" if resizing else "repair"
 
 
-def _close(view: NodeView, context: NodeContext, cause: Cause) -> Transition:
+def _close(context: NodeContext, cause: Cause) -> Transition:
     readiness, marks, node = context.readiness, context.marks, context.node
-    closed = marks.closed(
-        now_s=view.now_s,
-        boot_id=detect_reboot(context) or node.boot_id,
-        taint=readiness.taint or "",
+    closed = replace(
+        marks,
+        closed_s=context.view.now_s,
+        closed_boot=detect_reboot(context) or node.boot_id,
+        deadline=False,
     )
-    if cause != "join":
+    if cause == "join":
+        wanted = _taints_at_join(context)
+        usual = readiness.taint in (None, CLUSTER_AUTOSCALER_TAINT)
+        if not wanted and usual and context.hmn is None:
+            # The new HostMemoryNode's age and the usual key tell what marks would.
+            return Transition(marks=marks, cause=cause)
+    else:
         wanted = readiness.taint is not None and getattr(readiness.reclose, cause) == "Taint"
-        return Transition(marks=closed, taint="add" if wanted else "leave", cause=cause)
-    wanted = _taints_at_join(context)
-    if wanted or _join_needs_marks(context):
-        return Transition(marks=closed, taint="add" if wanted else "leave", cause=cause)
-    return Transition(marks=marks, cause=cause)
+    return Transition(marks=closed, taint="add" if wanted else "leave", cause=cause)
 
 
 def _taints_at_join(context: NodeContext) -> bool:
@@ -277,15 +266,9 @@ def _taints_at_join(context: NodeContext) -> bool:
     return node.created_s > oldest_s and all(taint.get("key") != key for taint in node.taints)
 
 
-def _join_needs_marks(context: NodeContext) -> bool:
-    """Whether neither the HostMemoryNode's age nor the usual key tells what marks would."""
-    key = context.readiness.taint
-    return context.hmn is not None or key not in (None, CLUSTER_AUTOSCALER_TAINT)
-
-
-def _stay_closed(view: NodeView, context: NodeContext, condition: Condition) -> Transition:
+def _stay_closed(context: NodeContext, condition: Condition) -> Transition:
     readiness, marks = context.readiness, context.marks
-    due = view.now_s >= closed_since_s(view, context) + readiness.deadline_s
+    due = context.view.now_s >= closed_since_s(context) + readiness.deadline_s
     over = marks.deadline or due
     without = over and readiness.on_deadline == "OpenWithout"
     return Transition(
@@ -301,27 +284,23 @@ def _stay_closed(view: NodeView, context: NodeContext, condition: Condition) -> 
 
 
 def strip_node(node: NodeRecord) -> tuple[Write, ...]:
-    """Return the writes that leave no trace of ours on the node; none where there is none.
+    """Return the writes that leave no trace of ours on the node; none where there is none."""
+    ours = Marks.parse(node.marks).labels
+    labels = {key: None for key in ours if key in node.labels}
+    return _strip(node, labels=labels, kept=Marks())
+
+
+def _strip(node: NodeRecord, *, labels: Mapping[str, str | None], kept: Marks) -> tuple[Write, ...]:
+    """Return the writes that leave no more than those marks, changing these labels.
 
     Conditions go last: as long as one is there, a repetition knows that the node was managed.
     """
-    marks = Marks.parse(node.marks)
-    taint = managed_taint(node, marks)
-    patch = node_patch(
-        node,
-        labels={key: None for key in marks.labels if key in node.labels},
-        taints=without_taints(node, taint),
-        marks="",
-    )
-    return tuple(write for write in (patch, delete_conditions(node)) if write is not None)
-
-
-def delete_conditions(node: NodeRecord) -> PatchNodeStatus | None:
-    """Return the write that takes our conditions away; None where there is none."""
-    ours = [name for name in OUR_CONDITIONS if name in node.conditions]
-    if not ours:
-        return None
-    return status_patch(node, [{"type": name, "$patch": "delete"} for name in ours])
+    taints = without_taints(node, managed_taint(node, Marks.parse(node.marks)))
+    patch = _node_patch(node, labels=labels, taints=taints, marks=kept.to_text())
+    conditions = [
+        {"type": name, "$patch": "delete"} for name in OUR_CONDITIONS if name in node.conditions
+    ]
+    return _writes(patch, _status_patch(node, conditions))
 
 
 def managed_taint(node: NodeRecord, marks: Marks) -> str | None:
@@ -343,7 +322,7 @@ def without_taints(node: NodeRecord, *keys: str | None) -> tuple[Mapping[str, An
     return tuple(taint for taint in node.taints if taint.get("key") not in keys)
 
 
-def node_patch(
+def _node_patch(
     node: NodeRecord,
     *,
     labels: Mapping[str, str | None],
@@ -364,11 +343,13 @@ def node_patch(
     return PatchNode(patch | {"metadata": metadata | {"resourceVersion": node.resource_version}})
 
 
-def status_patch(node: NodeRecord, conditions: Iterable[Mapping[str, Any]]) -> PatchNodeStatus:
-    """Return the strategic merge patch of these conditions, guarded by the node's version."""
-    return PatchNodeStatus(
-        {
-            "metadata": {"resourceVersion": node.resource_version},
-            "status": {"conditions": list(conditions)},
-        }
-    )
+def _status_patch(node: NodeRecord, conditions: list[dict[str, Any]]) -> PatchNodeStatus | None:
+    """Return the strategic merge patch of these conditions; None where there is none."""
+    if not conditions:
+        return None
+    metadata = {"resourceVersion": node.resource_version}
+    return PatchNodeStatus({"metadata": metadata, "status": {"conditions": conditions}})
+
+
+def _writes(*writes: Write | None) -> tuple[Write, ...]:
+    return tuple(write for write in writes if write is not None)

@@ -20,7 +20,7 @@ OPERATOR = Path(__file__).parents[3] / "operator"
 
 
 def test_kopf_is_told_to_persist_nothing_and_to_keep_little() -> None:
-    settings = make_settings(agent_selector="a=b")
+    settings = make_settings()
     assert settings.scanning.disabled
     assert settings.peering.standalone
     assert not settings.posting.enabled

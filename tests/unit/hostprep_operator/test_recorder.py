@@ -10,6 +10,7 @@ import pytest
 
 from hostprep.kube.client import KubeClient, Resource
 from hostprep_operator.events import Recorder, Regarding
+from hostprep_operator.reconcile.changes import EventNote
 from tests.unit.hostprep_operator.virtual_time import run_virtually
 
 pytestmark = pytest.mark.unit
@@ -34,7 +35,7 @@ def test_sentences_that_come_one_by_one_are_held_back_like_those_that_come_at_on
         running = asyncio.create_task(recorder.run())
         for number in range(1000):
             node = Regarding(kind="Node", name=f"n{number}", uid=f"uid-{number}")
-            recorder.record(node, "Normal", "MemoryReady", "Host memory is ready.")
+            recorder.record(node, EventNote("Normal", "MemoryReady", "Host memory is ready."))
             await asyncio.sleep(0.02)
         running.cancel()
         return server.posted

@@ -192,7 +192,6 @@ class Cluster:
         seen = [doc for key, doc in self.pools.items() if key not in self.unseen_pools]
         node, hmn, pod = self.nodes.get(name), self.hmns.get(name), self.pods.get(name)
         return NodeView(
-            name=name,
             node=NodeRecord.from_json(node) if node else None,
             hmn=HostMemoryNodeRecord.from_json(hmn) if hmn else None,
             pools=tuple(PoolRecord.from_json(doc) for doc in seen),
@@ -252,9 +251,9 @@ class Cluster:
                 guard(metadata, "uid", uid)
                 guard(metadata, "resourceVersion", version)
                 del self.hmns[name]
-            case PatchHostMemoryNodeSpec(patch, version):
+            case PatchHostMemoryNodeSpec(patch):
                 hmn = self.hmns[name]
-                guard(hmn["metadata"], "resourceVersion", version)
+                guard(hmn["metadata"], "resourceVersion", patch["metadata"]["resourceVersion"])
                 self.hmns[name] = merge(hmn, patch)
                 self.hmns[name]["metadata"]["generation"] += 1
                 self.touch(self.hmns[name])

@@ -57,8 +57,8 @@ def _absence_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    def reversed_(view: Any, judged: Any, chosen: Any) -> Any:
-        marked = taint_and_labels.mark(view, judged, chosen)
+    def reversed_(context: Any) -> Any:
+        marked = taint_and_labels.mark(context)
         return replace(marked, writes=tuple(reversed(marked.writes)))
 
     monkeypatch.setattr(node, "mark", reversed_)
@@ -87,7 +87,7 @@ def _retains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _opens_when_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = Condition(type=HOST_MEMORY_READY, status="True", reason="Ready")
-    monkeypatch.setattr(taint_and_labels, "unreachable", lambda view, record: ready)
+    monkeypatch.setattr(taint_and_labels, "unreachable", lambda context: ready)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def check_write(cluster: Cluster, name: str, write: Write) -> None:
             _check_node_patch(cluster, name, patch)
         case PatchNodeStatus(patch):
             _check_conditions(cluster, name, patch)
-        case PatchHostMemoryNodeSpec(patch, _):
+        case PatchHostMemoryNodeSpec(patch):
             _check_entries(cluster, name, patch["spec"]["pools"])
         case DeleteHostMemoryNode():
             hmn, node = cluster.hmns[name], cluster.nodes[name]
