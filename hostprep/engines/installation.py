@@ -85,30 +85,30 @@ def python_path(root: str, program: str, environ: Mapping[str, str]) -> dict[str
     return {"PYTHONPATH": f"{home}:{before}" if before else home}
 
 
+def find_program(program: str, environ: Mapping[str, str]) -> str | None:
+    """Return a program's path, as a shell would find it (shutil.which costs 10 ms)."""
+    folders = [""] if "/" in program else os.get_exec_path(environ)
+    for folder in folders:
+        path = f"{folder}/{program}" if folder else program
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None
+
+
 def _interpreter(program: str, environ: Mapping[str, str]) -> str | None:
-    path = _found(program, environ)
-    if path is None:
-        return None
-    if os.path.basename(path).startswith("python"):
+    path = _path_of(program, environ)
+    if path is None or os.path.basename(path).startswith("python"):
         return path
     try:
         with open(path, "rb") as file:
             first = file.readline(_FIRST_LINE_BYTES)
     except OSError:
         return None
-    if not first.startswith(b"#!"):
-        return None
-    words = first[2:].decode("utf-8", "replace").split()
+    words = first[2:].decode("utf-8", "replace").split() if first.startswith(b"#!") else []
     if words and os.path.basename(words[0]) == "env":
         words = [word for word in words[1:] if not word.startswith("-")]
-    return _found(words[0], environ) if words else None
+    return _path_of(words[0], environ) if words else None
 
 
-def _found(program: str, environ: Mapping[str, str]) -> str | None:
-    if "/" in program:
-        return program
-    for folder in environ.get("PATH", os.defpath).split(":"):
-        path = f"{folder}/{program}"
-        if os.path.isfile(path) and os.access(path, os.X_OK):
-            return path
-    return None
+def _path_of(program: str, environ: Mapping[str, str]) -> str | None:
+    return program if "/" in program else find_program(program, environ)

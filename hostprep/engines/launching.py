@@ -7,7 +7,7 @@ and `complete`, which change nothing: `hostprep exec` claims, links and becomes 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hostprep.engines.catalogue import Integration
 from hostprep.errors import BadInputError
@@ -21,22 +21,10 @@ if TYPE_CHECKING:
     class Launcher(Protocol):
         """The two functions of a launcher module."""
 
-        def requirements(
-            self,
-            integration: Integration,
-            command: tuple[str, ...],
-            environ: Mapping[str, str],
-            options: Options,
-        ) -> Requirements:
+        def requirements(self, start: EngineStart) -> Requirements:
             """Read the command. Raises BadInputError; nothing is claimed yet."""
 
-        def complete(
-            self,
-            integration: Integration,
-            command: tuple[str, ...],
-            environ: Mapping[str, str],
-            leases: Sequence[Lease],
-        ) -> Launch:
+        def complete(self, start: EngineStart, leases: Sequence[Lease]) -> Launch:
             """Return the command as it is to run over these leases."""
 
 
@@ -52,6 +40,16 @@ class Options:
     def region_count(self) -> int:
         """How many regions are asked for, 1 by default."""
         return len(self.regions) or self.count or 1
+
+
+@dataclass(frozen=True)
+class EngineStart:
+    """The command that is to start an engine, as it was given to `hostprep exec`."""
+
+    integration: Integration
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    options: Options = Options()
 
 
 @dataclass(frozen=True)
@@ -82,20 +80,10 @@ class Launch:
 
 
 def launcher_of(integration: Integration) -> Launcher:
-    """Import an integration's launcher. Raises BadInputError where this build has none."""
+    """Import an integration's launcher, and with it no other engine's."""
     from importlib import import_module
 
-    module = integration.launcher
-    try:
-        launcher: Launcher = import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise
-        raise BadInputError(
-            f"this hostprep has no {module}",
-            reason="NoSuchEngine",
-            remedy="update it, or leave --engine out and use --link or the variables",
-        ) from error
+    launcher: Launcher = import_module(integration.launcher)
     return launcher
 
 
@@ -110,22 +98,8 @@ def reconcile_options(options: Options, required: Requirements) -> Requirements:
         raise BadInputError(
             f"the engine needs {required.count} region(s), {option} gives it {given}",
             reason="WrongCount",
-            remedy=f"leave {option} out"
-            if not options.regions
-            else f"name {required.count} region(s)",
+            remedy=f"name {required.count} region(s)" if options.regions else f"leave {option} out",
         )
-    size_bytes = max(options.size_bytes, required.size_bytes)
-    because = required.because if size_bytes == required.size_bytes else ""
-    return Requirements(required.count, size_bytes, because, required.link_paths)
-
-
-def refuse_options(reasons: Mapping[str, str], given: Sequence[str]) -> None:
-    """Refuse options that cannot go with prepared memory. Raises BadInputError for the first.
-
-    `reasons`: by option, what it does instead. `given`: the options of the command.
-    """
-    for option, why in reasons.items():
-        if option in given:
-            raise BadInputError(
-                f"{option} {why}", reason="BadCommand", remedy=f"leave {option} out"
-            )
+    if options.size_bytes > required.size_bytes:
+        required = replace(required, size_bytes=options.size_bytes, because="")
+    return required

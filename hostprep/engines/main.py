@@ -182,7 +182,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_exec(options: argparse.Namespace) -> int:
-    from hostprep.engines.exec import EngineStart, execute
+    from hostprep.engines.exec import execute
 
     command = tuple(options.command[1:] if options.command[:1] == ["--"] else options.command)
     if not command:
@@ -192,11 +192,12 @@ def _run_exec(options: argparse.Namespace) -> int:
     paths, request = _paths(options), _request(options)
     engine = None
     if options.engine is not None:
-        from hostprep.engines.launching import Options
+        from hostprep.engines.catalogue import integration_of
+        from hostprep.engines.launching import EngineStart, Options
 
         exec_options = Options(options.count, request.size_bytes, request.names)
-        engine = EngineStart(options.engine, paths, command, exec_options)
-        request = engine.request_for(request)
+        integration = integration_of(options.engine)
+        engine = EngineStart(integration, command, os.environ, exec_options)
     execute(paths, request, command, wait_timeout_s=options.wait, link=options.link, engine=engine)
     return 1
 

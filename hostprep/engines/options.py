@@ -1,21 +1,29 @@
-"""An engine's options: on its command line, and in a YAML file of its own."""
+"""An engine's command line: which server it starts, its options, and a YAML file of them."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from hostprep.errors import BadInputError
 
 _FILE_LIMIT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class OptionTable:
-    """The long options of an engine that matter to a launcher.
+class CommandSyntax:
+    """How an engine's server is started, and its long options that matter to a launcher.
 
     Also those that begin alike: argparse takes any unambiguous beginning of a name.
     """
 
+    starts: tuple[tuple[str, ...], ...]
+    """Words that start it, the first one by any path; `-m MODULE` follows a Python."""
+    otherwise: str
+    """What is wrong with a command that starts no server."""
+    remedy: str
     values: tuple[str, ...]
     """Options with a value."""
     flags: tuple[str, ...]
@@ -24,7 +32,20 @@ class OptionTable:
     shortest: int = 2
     """A name of at most this many characters is no beginning of another one."""
 
-    def read(self, words: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    def read(self, words: Sequence[str]) -> ServerCommand:
+        """Read a command that ends in the server's, after `numactl` or alone.
+
+        Raises BadInputError for what starts no server.
+        """
+        for index, word in enumerate(words):
+            for start in self.starts:
+                end = index + len(start)
+                if (os.path.basename(word), *words[index + 1 : end]) == start:
+                    program = words[index - 1] if word == "-m" else word
+                    return ServerCommand(tuple(words), program, self._options(words[end:]))
+        raise BadInputError(self.otherwise, reason="BadCommand", remedy=self.remedy)
+
+    def _options(self, words: Sequence[str]) -> tuple[tuple[str, str], ...]:
         """Return options and their values in order, and pass over all other words.
 
         The value of a flag, or one that is missing, is "".
@@ -68,10 +89,26 @@ class ServerCommand:
         values = [value for option, value in self.options if option == name]
         return values[-1] if values else None
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The options that are given."""
-        return tuple(option for option, _ in self.options)
+    def number(self, name: str, default: int, *, least: int, what: str, remedy: str) -> int:
+        """Return an option's whole number. Raises BadInputError for what is no `what`."""
+        text = self.last(name)
+        if text is None:
+            return default
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise BadInputError(f"{name} {text!r} is no {what}", reason="BadCommand", remedy=remedy)
+        return int(text)
+
+    def refuse(self, reasons: Mapping[str, str]) -> None:
+        """Refuse options that cannot go with prepared memory. Raises BadInputError for the first.
+
+        `reasons`: by option, what it does instead.
+        """
+        given = {option for option, _ in self.options}
+        for option, why in reasons.items():
+            if option in given:
+                raise BadInputError(
+                    f"{option} {why}", reason="BadCommand", remedy=f"leave {option} out"
+                )
 
 
 def key_in_file(path: str | None, keys: str) -> str | None:

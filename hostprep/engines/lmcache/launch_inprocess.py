@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from hostprep.backing import Backing
 from hostprep.engines.allocator import Allocator, share_of
-from hostprep.engines.catalogue import Integration
 from hostprep.engines.installation import python_path, release_notes
-from hostprep.engines.launching import Launch, Options, Requirements
+from hostprep.engines.launching import EngineStart, Launch, Requirements
 from hostprep.engines.lmcache.settings import (
     REQUESTER,
     RequestedSize,
@@ -48,19 +47,13 @@ _CONNECTOR = Connector(
 )
 
 
-def requirements(
-    integration: Integration,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    options: Options,
-) -> Requirements:
+def requirements(start: EngineStart) -> Requirements:
     """Return what the command needs of the pool: a region for each data-parallel rank.
 
     LMCache's `max_local_cpu_size` (GiB a rank) is the least that each rank's part of it must
     have. Raises BadInputError for a configuration that contradicts; reads, and changes nothing.
     """
-    del integration, options
-    line = read_command(command)
+    line, environ = read_command(start.command), start.environ
     vllm_launch.refuse_in_file(line, _CONNECTOR, f"{vllm_launch.SIZE_KEYS}|nnodes")
     config = _config(line)
     extra = config.get(_EXTRA) or {}
@@ -78,18 +71,13 @@ def requirements(
     return Requirements(count=required.count, size_bytes=size_bytes, because=because)
 
 
-def complete(
-    integration: Integration,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    leases: Sequence[Lease],
-) -> Launch:
+def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
     """Return the command with our connector in LMCache's place.
 
     Raises BadInputError where a rank's part is smaller than what LMCache is to take, or too
     large: its copies go anywhere, so that its memory is registered with CUDA by one call.
     """
-    line = read_command(command)
+    line, environ = read_command(start.command), start.environ
     config = _config(line)
     requested = requested_size(config.get(_EXTRA) or {}, environ)
     for lease in leases:
@@ -100,9 +88,9 @@ def complete(
     variables = python_path(leases[0].paths.root, line.program, environ)
     notes = (
         *vllm_launch.notes_of(line, _CONNECTOR, environ),
-        *release_notes(integration, line.program, environ),
+        *release_notes(start.integration, line.program, environ),
     )
-    return Launch(line.with_config(config), variables, (), notes)
+    return Launch(line.with_config(config), variables, notes=notes)
 
 
 def _config(line: CommandLine) -> dict[str, Any]:

@@ -7,9 +7,9 @@ import re
 import stat
 from collections.abc import Mapping, Sequence
 
-from hostprep.engines.catalogue import Integration, integration_of
+from hostprep.engines.catalogue import integration_of
 from hostprep.engines.installation import installed_version, python_path, release_notes
-from hostprep.engines.launching import Launch, Options, Requirements
+from hostprep.engines.launching import EngineStart, Launch, Requirements
 from hostprep.engines.options import key_in_file
 from hostprep.engines.vllm.command_parser import (
     CommandLine,
@@ -50,15 +50,10 @@ that of its GPU's number, modulo the number of workers (vllm/v1/kv_offload/tieri
 _OTHER_USER = ("gosu", "runuser", "setpriv", "su", "su-exec", "sudo")
 
 
-def requirements(
-    integration: Integration,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    options: Options,
-) -> Requirements:
+def requirements(start: EngineStart) -> Requirements:
     """Return what a vLLM command needs. Raises BadInputError; reads, and changes nothing."""
-    del options
-    return connector_requirements(_CONNECTORS[integration.name], command, environ)
+    connector = _CONNECTORS[start.integration.name]
+    return connector_requirements(connector, start.command, start.environ)
 
 
 def connector_requirements(
@@ -82,15 +77,10 @@ def connector_requirements(
     return Requirements(len(ranks.numbers), size_bytes, because, paths)
 
 
-def complete(
-    integration: Integration,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    leases: Sequence[Lease],
-) -> Launch:
+def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
     """Return the command completed for these leases, one for each data-parallel rank."""
-    connector = _CONNECTORS[integration.name]
-    line = read_command(command)
+    connector, environ = _CONNECTORS[start.integration.name], start.environ
+    line = read_command(start.command)
     config = parse_config(line)
     first = leases[0]
     size_bytes = min(lease.region.size_bytes for lease in leases)
