@@ -6,12 +6,12 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from hostprep.client.attach import attach_many
 from hostprep.client.handoff import Region
 from hostprep.cuda.cost import registration_cost
 from hostprep.known_issues import driver_text, issues_of
-from hostprep.paths import PoolPaths
 from hostprep.units import format_bytes, format_seconds
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def run_attach(options: argparse.Namespace, paths: PoolPaths, size_bytes: int) -> int:
+def run_attach(options: argparse.Namespace) -> int:
     """Attach as an engine does, print what it took, and let go. Returns 0.
 
     Prints also what registering with CUDA takes here, and its known issues, where there is a
@@ -27,13 +27,13 @@ def run_attach(options: argparse.Namespace, paths: PoolPaths, size_bytes: int) -
     """
     begin_s = time.perf_counter()
     attachments = attach_many(
-        paths.pool,
+        options.pool,
         count=options.count,
-        size_bytes=size_bytes,
+        size_bytes=options.size_bytes,
         numa_node=options.numa_node,
         regions=options.region,
         wait_timeout_s=options.wait,
-        root=paths.root,
+        root=options.root,
     )
     took_s = time.perf_counter() - begin_s
     for attachment in attachments:
@@ -76,15 +76,7 @@ def _registering(regions: Sequence[Region]) -> dict[str, Any] | None:
         "vram_bytes_per_gpu": cost.vram_bytes_per_gpu,
         "kernel_bytes": cost.kernel_bytes,
         "page_table_bytes": cost.page_table_bytes,
-        "faults": [
-            {
-                "severity": issue.severity,
-                "name": issue.name,
-                "what": issue.what,
-                "remedy": issue.remedy,
-            }
-            for issue in issues.values()
-        ],
+        "faults": [asdict(issue) for issue in issues.values()],
     }
 
 

@@ -6,13 +6,20 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hostprep.client.claim import claim
 from hostprep.client.environment import LeaseEnvironment
 from hostprep.client.lease import Lease, Request
+from hostprep.engines.catalogue import integration_of
 from hostprep.engines.installation import find_program
-from hostprep.engines.launching import Launch, launcher_of, reconcile_options
+from hostprep.engines.launching import (
+    EngineStart,
+    Launch,
+    Options,
+    Requirements,
+    launcher_of,
+    reconcile_options,
+)
 from hostprep.engines.links import check_paths, check_template, link_at, link_regions
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.linux.files import from_os_error
@@ -21,45 +28,43 @@ from hostprep.zipapp import pass_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
     from typing import NoReturn
 
-    from hostprep.engines.launching import EngineStart
 
-
-def execute(
-    paths: PoolPaths,
-    request: Request,
-    command: tuple[str, ...],
-    *,
-    wait_timeout_s: float,
-    link: str | None,
-    engine: EngineStart | None = None,
-) -> None:
+def run_exec(options: argparse.Namespace) -> NoReturn:
     """Claim the regions and replace this process by the command, which then holds the lease.
 
-    `engine`: completes its command; read before the claim, so that one that contradicts itself,
-    `hostprep exec` or the integration claims nothing (BadInputError).
-    The leased descriptors are passed on open: the lease lives exactly as long as the command or
-    any child that inherits them. So are the locks that keep the zipapp that the command imports
-    from, and nothing else. Does not return.
+    An engine's command is read before the claim, so that one that contradicts itself, `hostprep
+    exec` or the integration claims nothing. The leased descriptors are passed on open: the lease
+    lives exactly as long as the command or any child that inherits them. So are the locks that
+    keep the zipapp that the command imports from, and nothing else.
     Raises HostprepError; the claim is given back then.
     """
-    because = ""
-    if engine is not None:
+    command = tuple(options.command[1:] if options.command[:1] == ["--"] else options.command)
+    if not command:
+        raise BadInputError(
+            "there is no command to become", reason="NoCommand", remedy="give it after --"
+        )
+    paths, names = PoolPaths(options.root, options.pool), tuple(options.region)
+    count = 1 if options.count is None else options.count
+    engine, required = None, Requirements(count, options.size_bytes)
+    if options.engine is not None:
+        asked = Options(options.count, options.size_bytes, names)
+        engine = EngineStart(integration_of(options.engine), command, os.environ, asked)
         launcher = launcher_of(engine.integration)
-        required = reconcile_options(engine.options, launcher.requirements(engine))
+        required = reconcile_options(asked, launcher.requirements(engine))
         check_paths(paths.root, required.link_paths)
-        request = replace(request, count=required.count, size_bytes=required.size_bytes)
-        because = required.because
+    request = Request(required.count, required.size_bytes, options.numa_node, names)
     _find_program(command[0])
-    if link is not None:
-        check_template(paths, link, request.wanted)
-    leases = _claim(paths, request, wait_timeout_s, because)
+    if options.link is not None:
+        check_template(paths, options.link, request.wanted)
+    leases = _claim(paths, request, options.wait, required.because)
     launch = Launch(command, {}) if engine is None else launcher.complete(engine, leases)
     for note in launch.notes:
         print(f"hostprep: {note}", file=sys.stderr, flush=True)
-    if link is not None:
-        link_regions(leases, link)
+    if options.link is not None:
+        link_regions(leases, options.link)
     link_at(leases, launch.links)
     _become(launch, leases)
 

@@ -21,7 +21,7 @@ from hostprep.units import format_bytes
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hostprep.engines.lmcache.server import Server
-    from hostprep.engines.mooncake.rest import Service
+    from hostprep.engines.mooncake.segments import Service
 
 _ENGINE = "HOSTPREP_BESIDE"
 """The variable with the engine's process id: it may have ended before this process begins."""
@@ -80,7 +80,7 @@ def report(line: str) -> None:
 def _server_of(engine: str, address: str) -> Server | Service:
     """Return the client for an engine's interface. Raises BadInputError for a bad address."""
     if engine == "mooncake":
-        from hostprep.engines.mooncake.rest import Service
+        from hostprep.engines.mooncake.segments import Service
 
         return Service(address)
     from hostprep.engines.lmcache.server import Server

@@ -7,13 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hostprep.errors import BadInputError, HostprepError
-from hostprep.paths import PoolPaths, canonical_root, check_pool_name, default_root
+from hostprep.errors import HostprepError
+from hostprep.paths import canonical_root, check_pool_name, default_root
 from hostprep.units import format_bytes, parse_quantity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hostprep.client.lease import Request
+    from typing import NoReturn
 
 COMMANDS = {
     "exec": "Claim a region, put it where an engine looks, become it.",
@@ -107,10 +107,23 @@ _ENGINES = (
 def _add_common(parser: argparse.ArgumentParser, *, wait_default: float) -> None:
     given = os.environ.get("HOSTPREP_POOL") or None
     parser.add_argument(
-        "--pool", required=given is None, default=given, help="the pool's name (HOSTPREP_POOL)"
+        "--pool",
+        type=check_pool_name,
+        required=given is None,
+        default=given,
+        help="the pool's name (HOSTPREP_POOL)",
     )
-    parser.add_argument("--root", default=None, help="parent folder of all pools (HOSTPREP_ROOT)")
-    parser.add_argument("--size", help="the least that a region must have, such as 64Gi")
+    parser.add_argument(
+        "--root", type=_root, default="", help="parent folder of all pools (HOSTPREP_ROOT)"
+    )
+    parser.add_argument(
+        "--size",
+        type=_size_bytes,
+        default="",
+        dest="size_bytes",
+        metavar="SIZE",
+        help="the least that a region must have, such as 64Gi",
+    )
     parser.add_argument("--count", type=int, default=1, help="number of regions, all or none")
     parser.add_argument(
         "--wait",
@@ -119,6 +132,14 @@ def _add_common(parser: argparse.ArgumentParser, *, wait_default: float) -> None
         metavar="SECONDS",
         help="how long to wait for the pool and for a free region (default %(default)g)",
     )
+
+
+def _root(text: str) -> str:
+    return canonical_root(text or default_root())
+
+
+def _size_bytes(text: str) -> int:
+    return parse_quantity(text) if text else 1
 
 
 def _seconds(text: str) -> float:
@@ -147,7 +168,7 @@ def _add_exec(parser: argparse.ArgumentParser) -> None:
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--region", action="append", default=[], help="take this very region")
-    parser.add_argument("--numa-node", type=int, default=None, help="only regions on this node")
+    parser.add_argument("--numa-node", type=int, help="only regions on this node")
 
 
 def _add_wait(parser: argparse.ArgumentParser) -> None:
@@ -181,25 +202,10 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
 
 
-def _run_exec(options: argparse.Namespace) -> int:
-    from hostprep.engines.exec import execute
+def _run_exec(options: argparse.Namespace) -> NoReturn:
+    from hostprep.engines.exec import run_exec
 
-    command = tuple(options.command[1:] if options.command[:1] == ["--"] else options.command)
-    if not command:
-        raise BadInputError(
-            "there is no command to become", reason="NoCommand", remedy="give it after --"
-        )
-    paths, request = _paths(options), _request(options)
-    engine = None
-    if options.engine is not None:
-        from hostprep.engines.catalogue import integration_of
-        from hostprep.engines.launching import EngineStart, Options
-
-        exec_options = Options(options.count, request.size_bytes, request.names)
-        integration = integration_of(options.engine)
-        engine = EngineStart(integration, command, os.environ, exec_options)
-    execute(paths, request, command, wait_timeout_s=options.wait, link=options.link, engine=engine)
-    return 1
+    run_exec(options)
 
 
 def _run_engines(options: argparse.Namespace) -> int:
@@ -211,25 +217,21 @@ def _run_engines(options: argparse.Namespace) -> int:
 def _run_wait(options: argparse.Namespace) -> int:
     from hostprep.client.attach import wait
 
-    paths = _paths(options)
     handoff = wait(
-        paths.pool,
+        options.pool,
         timeout_s=options.wait,
-        size_bytes=_size_bytes(options),
+        size_bytes=options.size_bytes,
         count=options.count,
         handoff_only=options.handoff_only,
         on_wait=lambda why: print(f"waiting: {why.message}", file=sys.stderr, flush=True),
-        root=paths.root,
+        root=options.root,
     )
     total_bytes = sum(region.size_bytes for region in handoff.regions)
     if options.output == "json":
         import json
 
-        print(
-            json.dumps(
-                {"pool": handoff.pool, "generation": handoff.generation, "size_bytes": total_bytes}
-            )
-        )
+        answer = {"pool": handoff.pool, "generation": handoff.generation}
+        print(json.dumps({**answer, "size_bytes": total_bytes}))
     else:
         print(
             f"pool {handoff.pool} is ready: {len(handoff.regions)} region(s), "
@@ -241,27 +243,7 @@ def _run_wait(options: argparse.Namespace) -> int:
 def _run_attach(options: argparse.Namespace) -> int:
     from hostprep.engines.attach import run_attach
 
-    return run_attach(options, _paths(options), _size_bytes(options))
-
-
-def _request(options: argparse.Namespace) -> Request:
-    from hostprep.client.lease import Request
-
-    return Request(
-        count=1 if options.count is None else options.count,
-        size_bytes=_size_bytes(options),
-        numa_node=options.numa_node,
-        names=tuple(options.region),
-    )
-
-
-def _size_bytes(options: argparse.Namespace) -> int:
-    return parse_quantity(options.size) if options.size else 1
-
-
-def _paths(options: argparse.Namespace) -> PoolPaths:
-    root = canonical_root(options.root or default_root())
-    return PoolPaths(root, check_pool_name(options.pool))
+    return run_attach(options)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from hostprep.client.environment import LeaseEnvironment
 from hostprep.client.handoff import Region, read_handoff
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.paths import PoolPaths, canonical_root, check_pool_name, default_root
-from hostprep.units import format_bytes
+from hostprep.units import format_exact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -170,12 +170,8 @@ def _root(config: Mapping[str, Any]) -> str:
 def _check(region: Region, pool: str, size_bytes: int) -> None:
     if region.size_bytes < size_bytes:
         raise BadInputError(
-            f"the engine asks for {_both(size_bytes)}, and region {region.name} of pool {pool} "
-            f"has {_both(region.size_bytes)}",
+            f"the engine asks for {format_exact(size_bytes)}, and region {region.name} of pool "
+            f"{pool} has {format_exact(region.size_bytes)}",
             reason="RegionTooSmall",
             remedy="ask for less, or claim a larger region (`hostprep exec --size`)",
         )
-
-
-def _both(size_bytes: int) -> str:
-    return f"{size_bytes} bytes ({format_bytes(size_bytes)})"

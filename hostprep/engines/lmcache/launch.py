@@ -10,10 +10,15 @@ from collections.abc import Sequence
 from hostprep.backing import GIB
 from hostprep.engines.helper_process import start_beside
 from hostprep.engines.installation import release_notes
-from hostprep.engines.launching import EngineStart, Launch, Requirements
+from hostprep.engines.launching import (
+    CommandSyntax,
+    EngineStart,
+    Launch,
+    Requirements,
+    ServerCommand,
+)
 from hostprep.engines.lmcache.server import Server
 from hostprep.engines.lmcache.settings import bytes_of_gib, check_one_call
-from hostprep.engines.options import CommandSyntax, ServerCommand
 from hostprep.errors import BadInputError
 
 TYPE_CHECKING = False

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from hostprep.backing import Backing
 from hostprep.engines.allocator import Allocator, share_of
 from hostprep.engines.installation import python_path, release_notes
-from hostprep.engines.launching import EngineStart, Launch, Requirements
+from hostprep.engines.launching import EngineStart, Launch, Requirements, refuse_in_file
 from hostprep.engines.lmcache.settings import (
     REQUESTER,
-    RequestedSize,
     check_one_call,
     read_settings,
     requested_size,
@@ -54,7 +53,8 @@ def requirements(start: EngineStart) -> Requirements:
     have. Raises BadInputError for a configuration that contradicts; reads, and changes nothing.
     """
     line, environ = read_command(start.command), start.environ
-    vllm_launch.refuse_in_file(line, _CONNECTOR, f"{vllm_launch.SIZE_KEYS}|nnodes")
+    keys = f"{vllm_launch.SIZE_KEYS}|nnodes"
+    refuse_in_file(line.last("--config"), keys, engine=_CONNECTOR.integration)
     config = _config(line)
     extra = config.get(_EXTRA) or {}
     read_settings(extra)
@@ -63,7 +63,7 @@ def requirements(start: EngineStart) -> Requirements:
     if requested is None:
         return required
     ranks = local_worker_count(line)
-    size_bytes, because = requested.size_bytes, f"{requested.because} for each rank"
+    size_bytes, because = requested[0], f"{requested[1]} for each rank"
     if ranks > 1:
         # Each part is whole pages: of these here, or larger ones, which `complete` knows.
         size_bytes = -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES * ranks
@@ -102,9 +102,9 @@ def _config(line: CommandLine) -> dict[str, Any]:
     return config
 
 
-def _check_part(region: Region, ranks: int, requested: RequestedSize | None) -> None:
+def _check_part(region: Region, ranks: int, requested: tuple[int, str] | None) -> None:
     share = share_of(region.size_bytes, region.page_bytes, ranks=ranks, index=0)
-    size_bytes = requested.size_bytes if requested is not None else max(1, share.size_bytes)
+    size_bytes = requested[0] if requested is not None else max(1, share.size_bytes)
     check_one_call(
         size_bytes,
         owner="each rank",

@@ -27,8 +27,6 @@ class Arena:
     path: str
     size_bytes: int
     used_bytes: int
-    allocations: int
-    """Objects in it: what is cached there counts."""
     state: str
     """`active`, or `draining`: it takes nothing new, and goes when the last object has."""
     is_primary: bool
@@ -121,7 +119,6 @@ def _arena(row: dict[str, Any]) -> Arena:
         path=row["device_path"],
         size_bytes=row["size_in_bytes"],
         used_bytes=row["used_bytes"],
-        allocations=row["active_allocations"],
         state=row["state"],
         is_primary=row["is_primary"],
     )

@@ -8,8 +8,13 @@ from collections.abc import Mapping, Sequence
 
 from hostprep.engines.helper_process import start_beside
 from hostprep.engines.installation import release_notes
-from hostprep.engines.launching import EngineStart, Launch, Requirements
-from hostprep.engines.options import CommandSyntax, ServerCommand
+from hostprep.engines.launching import (
+    CommandSyntax,
+    EngineStart,
+    Launch,
+    Requirements,
+    ServerCommand,
+)
 from hostprep.errors import BadInputError
 
 TYPE_CHECKING = False

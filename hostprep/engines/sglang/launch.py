@@ -6,13 +6,17 @@ Names and defaults: sglang/srt/arg_groups/fields/{memory,parallel}.py and server
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Mapping, Sequence
 
 from hostprep.engines.installation import python_path, release_notes, site_folders
-from hostprep.engines.launching import EngineStart, Launch, Requirements
-from hostprep.engines.options import CommandSyntax, ServerCommand, key_in_file
+from hostprep.engines.launching import (
+    CommandSyntax,
+    EngineStart,
+    Launch,
+    Requirements,
+    ServerCommand,
+    refuse_in_file,
+)
 from hostprep.engines.sglang.plugin import ENABLED, LocalRank, split_ranks
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.zipapp import STABLE_NAME
@@ -85,8 +89,7 @@ _ELSEWHERE = {
 }
 _OWN_MEMORY = ("mori", "shm", "tensorcast")
 """Storage backends that bring the host pools' memory (get_allocator_from_storage)."""
-_POINTS = "entry_points.txt"
-_ENTRY = re.compile(rf"hostprep-[^/]+\.dist-info/{_POINTS}")
+_GROUP = "sglang.srt.plugins"
 _NO_EFFECT = ("SGLANG_HUGEPAGE_SIZE", "SGLANG_HICACHE_HOST_PARALLEL_ALLOC_THREADS")
 
 
@@ -98,14 +101,7 @@ def requirements(start: EngineStart) -> Requirements:
     """
     server = _SYNTAX.read(start.command)
     server.refuse(_ELSEWHERE)
-    path = server.last("--config")
-    key = key_in_file(path, _KEYS_IN_FILE)
-    if key is not None:
-        raise BadInputError(
-            f"{path} sets {key}, which --engine sglang has to see",
-            reason="BadCommand",
-            remedy="move it from the file to the command line",
-        )
+    refuse_in_file(server.last("--config"), _KEYS_IN_FILE, engine="sglang")
     _check_storage(server, start.environ)
     count = start.options.region_count
     _, sharing = split_ranks(count, LocalRank(0, _local_ranks(server)))
@@ -196,41 +192,15 @@ def _extra_config(server: ServerCommand) -> dict[str, object]:
 def _check_plugin(paths: Sequence[str], root: str) -> None:
     """Refuse a start that SGLang would make without the plugin, in memory of its own.
 
-    Entry points are found by what lies beside a package: our zipapp has it, and where we are
-    installed; a folder of sources has not.
+    Our zipapp has the entry point, and where we are installed; a folder of sources has not.
     """
-    if not any(_offers(path) for path in paths if path):
+    from importlib.metadata import distributions  # as SGLang searches
+
+    found = distributions(name="hostprep", path=[path for path in paths if path])
+    if not any(point.group == _GROUP for each in found for point in each.entry_points):
         raise NotReadyError(
             f"SGLang would not find our plugin: there is no {root}/{STABLE_NAME}, or an older one",
             reason="NoPlugin",
             remedy=f"have the agent or `hostprep prepare` write {STABLE_NAME}, or install hostprep "
             "beside SGLang",
         )
-
-
-def _offers(path: str) -> bool:
-    """Tell whether a folder or a zip file on Python's path has our entry point."""
-    try:
-        if os.path.isfile(path):
-            return any(map(_ENTRY.fullmatch, _names(path)))
-        folders = [name for name in os.listdir(path) if _ENTRY.fullmatch(f"{name}/{_POINTS}")]
-        return any(_names_group(f"{path}/{name}/{_POINTS}") for name in folders)
-    except OSError:
-        return False
-
-
-def _names(path: str) -> list[str]:
-    import zipfile
-
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.namelist()
-    except zipfile.BadZipFile:
-        return []
-
-
-def _names_group(path: str) -> bool:
-    if not os.path.isfile(path):
-        return False
-    with open(path, encoding="utf-8") as file:
-        return "[sglang.srt.plugins]" in file.read()

@@ -88,7 +88,7 @@ def _join() -> HostMemory:
             remedy="start it by `hostprep exec --pool POOL -- CMD`, or unset it",
         )
     region, sharing = split_ranks(len(LeaseEnvironment.read().regions), rank)
-    return HostMemory.take(
+    return HostMemory(
         engine_memory({}, index=region),
         rank=sharing.index,
         ranks=sharing.count,

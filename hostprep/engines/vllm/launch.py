@@ -9,8 +9,13 @@ from collections.abc import Mapping, Sequence
 
 from hostprep.engines.catalogue import integration_of
 from hostprep.engines.installation import installed_version, python_path, release_notes
-from hostprep.engines.launching import EngineStart, Launch, Requirements
-from hostprep.engines.options import key_in_file
+from hostprep.engines.launching import (
+    EngineStart,
+    Launch,
+    Requirements,
+    key_in_file,
+    refuse_in_file,
+)
 from hostprep.engines.vllm.command_parser import (
     CommandLine,
     Ranks,
@@ -116,18 +121,6 @@ def notes_of(
     return tuple(notes)
 
 
-def refuse_in_file(line: CommandLine, connector: Connector, keys: str) -> None:
-    """Raise BadInputError where vLLM's --config file, which is not read, sets one of `keys`."""
-    path = line.last("--config")
-    key = key_in_file(path, keys)
-    if key is not None:
-        raise BadInputError(
-            f"{path} sets {key}, which --engine {connector.integration} has to see and complete",
-            reason="BadCommand",
-            remedy="move it from the file to the command line",
-        )
-
-
 def _others_may_follow(folder: str) -> bool:
     """Tell whether links that we make in a folder may be followed by other users.
 
@@ -154,7 +147,7 @@ def _check_options(line: CommandLine, connector: Connector) -> None:
                 reason="BadCommand",
                 remedy="leave it out: the region says how much there is",
             )
-    refuse_in_file(line, connector, _CONFIGURATION)
+    refuse_in_file(line.last("--config"), _CONFIGURATION, engine=connector.integration)
 
 
 def _check_release(line: CommandLine, connector: Connector, environ: Mapping[str, str]) -> None:

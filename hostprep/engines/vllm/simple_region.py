@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hostprep.cuda.chunks import pool_of
 from hostprep.cuda.registration import Registration
 from hostprep.cuda.turnstile import Turnstile
-from hostprep.engines.rank_progress import RankProgress
+from hostprep.engines.host_memory import RankProgress
 from hostprep.errors import BadInputError, FailedError, HostprepError
 from hostprep.units import format_bytes
 

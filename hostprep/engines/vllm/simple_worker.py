@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from hostprep.engines.allocator import share_of
-from hostprep.engines.rank_progress import open_board
+from hostprep.engines.host_memory import open_board
 from hostprep.engines.vllm.simple_region import RunRegistrations, lay_out
 from hostprep.errors import FailedError, HostprepError
 

@@ -11,8 +11,7 @@ from hostprep.backing import MIB
 from hostprep.engines.catalogue import integration_of
 from hostprep.engines.launching import EngineStart, Options, Requirements
 from hostprep.engines.mooncake import launch
-from hostprep.engines.mooncake.rest import Service
-from hostprep.engines.mooncake.segments import mount
+from hostprep.engines.mooncake.segments import Service, mount
 from hostprep.errors import BadInputError, FailedError, NotReadyError
 from tests.unit.engines.leases import leases_of
 
