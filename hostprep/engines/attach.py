@@ -7,16 +7,13 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from hostprep.client.attach import attach_many
 from hostprep.client.handoff import Region
 from hostprep.cuda.cost import registration_cost
 from hostprep.known_issues import driver_text, issues_of
 from hostprep.units import format_bytes, format_seconds
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 def run_attach(options: argparse.Namespace) -> int:
@@ -46,10 +43,13 @@ def run_attach(options: argparse.Namespace) -> int:
         attachment.close()
     registering = _registering([attachment.region for attachment in attachments])
     if options.output == "json":
-        names = [attachment.region.name for attachment in attachments]
-        all_bytes = sum(attachment.size_bytes for attachment in attachments)
-        answer = {"regions": names, "size_bytes": all_bytes, "attach_s": took_s}
-        print(json.dumps({**answer, "registering": registering}))
+        answer = {
+            "regions": [attachment.region.name for attachment in attachments],
+            "size_bytes": sum(attachment.size_bytes for attachment in attachments),
+            "attach_s": took_s,
+            "registering": registering,
+        }
+        print(json.dumps(answer))
     else:
         print(f"attached in {format_seconds(took_s)}, every page present")
         for line in _registering_lines(registering) if registering else ():

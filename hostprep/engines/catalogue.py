@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 
 from hostprep.errors import BadInputError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,6 @@ class Integration:
 class RecordedTest:
     """What the last run of the engines' tests saw: one row of tested.json."""
 
-    engine: str
     version: str
     integration: str
     date: str
@@ -138,10 +134,10 @@ def integration_of(name: str) -> Integration:
 
 def recorded_tests() -> tuple[RecordedTest, ...]:
     """Return what the tests recorded when they last ran. Empty where nothing is recorded."""
-    import json
     from pkgutil import get_data  # reads from a zipapp as well
 
     data = get_data("hostprep.engines", "tested.json") or b"[]"
-    rows: list[dict[str, Any]] = json.loads(data)
-    fields = ("engine", "version", "way", "date", "result")
-    return tuple(RecordedTest(*(str(row[field]) for field in fields)) for row in rows)
+    rows: list[dict[str, str]] = json.loads(data)
+    return tuple(
+        RecordedTest(row["version"], row["way"], row["date"], row["result"]) for row in rows
+    )

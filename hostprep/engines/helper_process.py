@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 _ENGINE = "HOSTPREP_BESIDE"
 """The variable with the engine's process id: it may have ended before this process begins."""
 _PAUSE_S = 0.2
-
-
 _RESULTS = {
     "lmcache": ("the server's L1", "the server goes on without further regions"),
     "mooncake": ("Mooncake's pool", "the store goes on without this memory"),

@@ -10,19 +10,16 @@ import functools
 import logging
 import math
 import weakref
+from typing import TYPE_CHECKING, Any
 
+from hostprep.client.attach import Attachment
 from hostprep.cuda.board import RankBoard, board_path
-from hostprep.cuda.registration import register
+from hostprep.cuda.registration import Registration, register
 from hostprep.engines.allocator import Allocation, Allocator, Requester, share_of
 from hostprep.errors import BusyError, FailedError, HostprepError, NotReadyError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
-    from hostprep.client.attach import Attachment
     from hostprep.cuda.job import Board
-    from hostprep.cuda.registration import Registration
 
 _log = logging.getLogger("hostprep.engines")
 

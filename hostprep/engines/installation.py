@@ -5,6 +5,7 @@ Nothing is started or imported to find out.
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -21,16 +22,10 @@ def installed_version(program: str, names: Sequence[str], environ: Mapping[str, 
 
     The program is a Python, or a script whose first line names one. None where it cannot be found.
     """
-    pattern = re.compile(
-        "(?:" + "|".join(re.escape(name) for name in names) + r")-(?P<version>[^-]+)\.dist-info"
-    )
+    pattern = re.compile(rf"(?:{'|'.join(names)})-(?P<version>[^-]+)\.dist-info")
     for folder in site_folders(program, environ):
-        try:
-            entries = os.listdir(folder)
-        except OSError:
-            continue
-        for entry in sorted(entries):
-            match = pattern.fullmatch(entry)
+        for entry in _matching(folder, "*.dist-info"):
+            match = pattern.fullmatch(os.path.basename(entry))
             if match is not None:
                 return match["version"]
     return None
@@ -42,15 +37,12 @@ def site_folders(program: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     if python is None:
         return ()
     prefix = os.path.dirname(os.path.dirname(python))
-    found = []
-    for lib in (f"{prefix}/lib", f"{prefix}/lib64", f"{prefix}/local/lib"):
-        try:
-            versions = sorted(name for name in os.listdir(lib) if name.startswith("python3"))
-        except OSError:
-            continue
-        for version in versions:
-            found += [f"{lib}/{version}/{kind}-packages" for kind in ("site", "dist")]
-    return tuple(found)
+    return tuple(
+        f"{version}/{kind}-packages"
+        for lib in ("lib", "lib64", "local/lib")
+        for version in _matching(f"{prefix}/{lib}", "python3*")
+        for kind in ("site", "dist")
+    )
 
 
 def release_notes(
@@ -93,6 +85,10 @@ def find_program(program: str, environ: Mapping[str, str]) -> str | None:
         if os.path.isfile(path) and os.access(path, os.X_OK):
             return path
     return None
+
+
+def _matching(folder: str, pattern: str) -> list[str]:
+    return sorted(glob.glob(f"{glob.escape(folder)}/{pattern}"))
 
 
 def _interpreter(program: str, environ: Mapping[str, str]) -> str | None:

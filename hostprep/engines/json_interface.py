@@ -5,12 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from hostprep.errors import FailedError, NotReadyError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 OK = 200
 _ANSWER_TIMEOUT_S = 10.0

@@ -139,15 +139,11 @@ class CommandSyntax:
                 end = index + len(start)
                 if (os.path.basename(word), *words[index + 1 : end]) == start:
                     program = words[index - 1] if word == "-m" else word
-                    return ServerCommand(tuple(words), program, self._options(words[end:]))
+                    return ServerCommand(program, self._options(words[end:]))
         raise BadInputError(self.otherwise, reason="BadCommand", remedy=self.remedy)
 
-    def _options(self, words: Sequence[str]) -> tuple[tuple[str, str], ...]:
-        """Return options and their values in order, and pass over all other words.
-
-        The value of a flag, or one that is missing, is "".
-        """
-        found = []
+    def _options(self, words: Sequence[str]) -> dict[str, str]:
+        found = {}
         rest = list(words)
         while rest:
             name, equals, value = rest.pop(0).partition("=")
@@ -156,8 +152,8 @@ class CommandSyntax:
                 continue
             if not equals and option not in self.flags and rest:
                 value = rest.pop(0)
-            found.append((option, value))
-        return tuple(found)
+            found[option] = value
+        return found
 
     def _resolve(self, name: str) -> str | None:
         names = {*self.values, *self.flags, *self.aliases}
@@ -175,16 +171,14 @@ class CommandSyntax:
 class ServerCommand:
     """A command that starts an engine's server."""
 
-    words: tuple[str, ...]
     program: str
     """The script, or the Python that runs the module."""
-    options: tuple[tuple[str, str], ...]
-    """Long names and values, in order; the empty string for a flag."""
+    options: Mapping[str, str]
+    """Those that are given, by long names: the last value, which counts; empty for a flag."""
 
     def last(self, name: str) -> str | None:
-        """Return the last value of an option, which is the one that counts; None: not given."""
-        values = [value for option, value in self.options if option == name]
-        return values[-1] if values else None
+        """Return an option's value; None where it is not given."""
+        return self.options.get(name)
 
     def number(self, name: str, default: int, *, least: int, what: str, remedy: str) -> int:
         """Return an option's whole number. Raises BadInputError for what is no `what`."""
@@ -200,9 +194,8 @@ class ServerCommand:
 
         `reasons`: by option, what it does instead.
         """
-        given = {option for option, _ in self.options}
         for option, why in reasons.items():
-            if option in given:
+            if option in self.options:
                 raise BadInputError(
                     f"{option} {why}", reason="BadCommand", remedy=f"leave {option} out"
                 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from hostprep.engines.catalogue import (
     INTEGRATIONS,
@@ -14,10 +16,6 @@ from hostprep.engines.catalogue import (
 )
 from hostprep.engines.trtllm import CONNECTORS, connector_config
 from hostprep.errors import BadInputError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _COLUMNS = ("NAME", "ENGINE", "VERSIONS", "HOW", "IN BACKGROUND", "KIND", "LAST TEST")
 
@@ -38,8 +36,6 @@ def run_engines(options: argparse.Namespace) -> int:
         return 0
     integrations = (integration_of(options.name),) if options.name else INTEGRATIONS
     if options.output == "json":
-        import json
-
         print(json.dumps([_document(each) for each in integrations], indent=2))
     elif options.name:
         print(_entry(integrations[0]))

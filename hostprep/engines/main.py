@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -28,7 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         options = _parser().parse_args(arguments)
-        _handle_sigterm()
+        if os.getpid() == 1:
+            # Process 1 of a container only gets signals that it handles (pid_namespaces(7)). The
+            # command that `exec` becomes has the default again (execve(2)).
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         return int(options.run(options))
     except HostprepError as error:
         _report(error, as_json="json" in arguments)
@@ -38,21 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _handle_sigterm() -> None:
-    """End on SIGTERM as process 1 of a container, too, which only gets signals that it handles.
-
-    pid_namespaces(7). The command that `exec` becomes has the default again (execve(2)).
-    """
-    if os.getpid() == 1:
-        import signal
-
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-
-
 def _report(error: HostprepError, *, as_json: bool) -> None:
     if as_json:
-        import json
-
         print(json.dumps({"error": error.message, "reason": error.reason, "remedy": error.remedy}))
     print(f"hostprep: {error}", file=sys.stderr)
 
@@ -228,8 +220,6 @@ def _run_wait(options: argparse.Namespace) -> int:
     )
     total_bytes = sum(region.size_bytes for region in handoff.regions)
     if options.output == "json":
-        import json
-
         answer = {"pool": handoff.pool, "generation": handoff.generation}
         print(json.dumps({**answer, "size_bytes": total_bytes}))
     else:

@@ -7,7 +7,9 @@ Otherwise the engine's own configuration names a pool, and its one process claim
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hostprep.client.attach import Attachment, attach, join
 from hostprep.client.environment import LeaseEnvironment
@@ -15,11 +17,6 @@ from hostprep.client.handoff import Region, read_handoff
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.paths import PoolPaths, canonical_root, check_pool_name, default_root
 from hostprep.units import format_exact
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
 
 MEMORY_KEYS = ("hostprep.pool", "hostprep.root", "hostprep.region")
 """The keys of an engine's configuration by which it names its memory."""

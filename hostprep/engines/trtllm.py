@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from hostprep.engines.launching import EngineStart, Requirements
 from hostprep.errors import BadInputError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 CONNECTORS = ("lmcache", "mooncake")
 _VARIABLES = {

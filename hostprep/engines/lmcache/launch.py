@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hostprep.backing import GIB
+from hostprep.client.lease import Lease
 from hostprep.engines.helper_process import start_beside
 from hostprep.engines.installation import release_notes
 from hostprep.engines.launching import (
@@ -20,10 +21,6 @@ from hostprep.engines.launching import (
 from hostprep.engines.lmcache.server import Server
 from hostprep.engines.lmcache.settings import bytes_of_gib, check_one_call
 from hostprep.errors import BadInputError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from hostprep.client.lease import Lease
 
 SYNTAX = CommandSyntax(
     starts=(("lmcache", "server"),),
@@ -111,7 +108,7 @@ def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
     size_gb = server.last(_SIZE)
     largest_bytes = max(lease.region.size_bytes for lease in leases)
     _check_one_call(bytes_of_gib(size_gb, _SIZE) if size_gb is not None else largest_bytes)
-    words = server.words
+    words = start.command
     if size_gb is None:
         # A float of GiB, which holds every multiple of a page exactly.
         words += (_SIZE, repr(first.size_bytes / GIB))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 from hostprep.backing import Backing
+from hostprep.client.handoff import Region
+from hostprep.client.lease import Lease
 from hostprep.engines.allocator import Allocator, share_of
 from hostprep.engines.installation import python_path, release_notes
 from hostprep.engines.launching import EngineStart, Launch, Requirements, refuse_in_file
@@ -23,13 +26,6 @@ from hostprep.engines.vllm.command_parser import (
     read_command,
 )
 from hostprep.engines.vllm.configuration import Connector, check_config
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from hostprep.client.handoff import Region
-    from hostprep.client.lease import Lease
 
 _EXTRA = "kv_connector_extra_config"
 _MODULE = "kv_connector_module_path"

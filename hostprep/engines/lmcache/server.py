@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from hostprep.engines.json_interface import OK, JsonInterface, reason_in
 from hostprep.errors import BadInputError, NotReadyError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _PAUSE_S = 0.2
 

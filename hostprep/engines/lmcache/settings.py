@@ -7,6 +7,8 @@ kv_connector_extra_config comes before the environment, and that before LMCache'
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from hostprep.backing import GIB
 from hostprep.cuda.chunks import ONE_CALL_LIMIT_BYTES
@@ -15,11 +17,6 @@ from hostprep.engines.launching import key_in_file
 from hostprep.engines.vllm.settings import Settings
 from hostprep.errors import BadInputError
 from hostprep.units import format_bytes
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
 
 REQUESTER = Requester("LMCache", "max_local_cpu_size (GiB a rank)")
 SIZE_KEY = "lmcache.max_local_cpu_size"

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
+from hostprep.client.lease import Lease
 from hostprep.engines.helper_process import start_beside
 from hostprep.engines.installation import release_notes
 from hostprep.engines.launching import (
@@ -16,10 +17,6 @@ from hostprep.engines.launching import (
     ServerCommand,
 )
 from hostprep.errors import BadInputError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from hostprep.client.lease import Lease
 
 _PROGRAM = "mc_store_rest_server"
 _SYNTAX = CommandSyntax(

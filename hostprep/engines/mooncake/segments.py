@@ -6,26 +6,24 @@ The store opens the region's file itself and maps it; it never reads what is in 
 
 from __future__ import annotations
 
+from types import TracebackType
+from typing import Any, Protocol
+
+from hostprep.client.attach import Attachment
 from hostprep.engines.json_interface import JsonInterface
 from hostprep.errors import BadInputError, FailedError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Any, Protocol
 
-    from hostprep.client.attach import Attachment
+class Store(Protocol):
+    """What we call of mooncake.store.MooncakeDistributedStore (0.3.13.post1)."""
 
-    class Store(Protocol):
-        """What we call of mooncake.store.MooncakeDistributedStore (0.3.13.post1)."""
+    def mount_segment(
+        self, path: str, size: int, offset: int, protocol: str, location: str
+    ) -> dict[str, Any]:
+        """Map a part of a file, and offer it to the pool."""
 
-        def mount_segment(
-            self, path: str, size: int, offset: int, protocol: str, location: str
-        ) -> dict[str, Any]:
-            """Map a part of a file, and offer it to the pool."""
-
-        def unmount_segment(self, segment_ids: list[str]) -> int:
-            """Take it away again: 0 when that is done."""
+    def unmount_segment(self, segment_ids: list[str]) -> int:
+        """Take it away again: 0 when that is done."""
 
 
 class Segment:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from hostprep.client.lease import Lease
 from hostprep.engines.installation import python_path, release_notes, site_folders
 from hostprep.engines.launching import (
     CommandSyntax,
@@ -20,10 +21,6 @@ from hostprep.engines.launching import (
 from hostprep.engines.sglang.plugin import ENABLED, LocalRank, split_ranks
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.zipapp import STABLE_NAME
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from hostprep.client.lease import Lease
 
 _MODULE = "sglang.launch_server"
 _SYNTAX = CommandSyntax(
@@ -133,7 +130,7 @@ def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
     chosen = environ.get(_CHOSEN, "")
     if chosen and _PLUGIN not in (name.strip() for name in chosen.split(",")):
         variables[_CHOSEN] = f"{chosen},{_PLUGIN}"
-    words = server.words
+    words = start.command
     # A decode server makes host pools for other ends.
     if server.last(_ENABLE) is None and server.last("--disaggregation-mode") != "decode":
         words += (_ENABLE,)
