@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
@@ -50,29 +51,27 @@ def _report(error: HostprepError, *, as_json: bool) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    # Given a width, the formatter does not import shutil for it (4 ms).
+    formatter = functools.partial(argparse.HelpFormatter, width=98)
     parser = argparse.ArgumentParser(
         prog="hostprep",
         description="Use memory that was prepared on this node.",
-        formatter_class=_formatter,
+        formatter_class=formatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", prog="hostprep")
-    for name, description, fill in (
-        ("exec", _EXEC, _add_exec),
-        ("wait", _WAIT, _add_wait),
-        ("attach", _ATTACH, _add_attach),
-        ("engines", _ENGINES, _add_engines),
+    for name, description, run, options in (
+        ("exec", _EXEC, _run_exec, (_add_common, _add_choice, _add_exec)),
+        ("wait", _WAIT, _run_wait, (_add_common, _add_wait, _add_output)),
+        ("attach", _ATTACH, _run_attach, (_add_common, _add_choice, _add_output)),
+        ("engines", _ENGINES, _run_engines, (_add_engines, _add_output)),
     ):
-        fill(
-            commands.add_parser(
-                name, help=COMMANDS[name], description=description, formatter_class=_formatter
-            )
+        command = commands.add_parser(
+            name, help=COMMANDS[name], description=description, formatter_class=formatter
         )
+        for add in options:
+            add(command)
+        command.set_defaults(run=run)
     return parser
-
-
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    """Return argparse's own formatter; given a width, it does not import shutil for it (4 ms)."""
-    return argparse.HelpFormatter(prog, width=98)
 
 
 _EXEC = (
@@ -96,7 +95,7 @@ _ENGINES = (
 )
 
 
-def _add_common(parser: argparse.ArgumentParser, *, wait_default: float) -> None:
+def _add_common(parser: argparse.ArgumentParser) -> None:
     given = os.environ.get("HOSTPREP_POOL") or None
     parser.add_argument(
         "--pool",
@@ -120,7 +119,7 @@ def _add_common(parser: argparse.ArgumentParser, *, wait_default: float) -> None
     parser.add_argument(
         "--wait",
         type=_seconds,
-        default=wait_default,
+        default=0.0,
         metavar="SECONDS",
         help="how long to wait for the pool and for a free region (default %(default)g)",
     )
@@ -142,8 +141,6 @@ def _seconds(text: str) -> float:
 
 
 def _add_exec(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, wait_default=0.0)
-    _add_choice(parser)
     parser.add_argument(
         "--engine",
         metavar="NAME",
@@ -155,7 +152,7 @@ def _add_exec(parser: argparse.ArgumentParser) -> None:
         help="symbolic link to make; may hold {pool}, {lease}, {region} and {index}",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD")
-    parser.set_defaults(run=_run_exec, count=None)
+    parser.set_defaults(count=None)
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
@@ -164,21 +161,12 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_wait(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, wait_default=300.0)
     parser.add_argument(
         "--handoff-only",
         action="store_true",
         help="do not open the regions: where they cannot be seen yet (user namespaces)",
     )
-    _add_output(parser)
-    parser.set_defaults(run=_run_wait)
-
-
-def _add_attach(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, wait_default=0.0)
-    _add_choice(parser)
-    _add_output(parser)
-    parser.set_defaults(run=_run_attach)
+    parser.set_defaults(wait=300.0)
 
 
 def _add_engines(parser: argparse.ArgumentParser) -> None:
@@ -186,8 +174,6 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--connector", choices=("lmcache", "mooncake"), help="for trtllm")
     parser.add_argument("--server", metavar="ADDRESS", help="of the connector's server or master")
     parser.add_argument("--model-key", metavar="KEY", help="names the checkpoint to Mooncake")
-    _add_output(parser)
-    parser.set_defaults(run=_run_engines)
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
