@@ -23,13 +23,9 @@ from vllm.v1.kv_offload.cpu import gpu_worker
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from hostprep.engines.memory import engine_memory
-from hostprep.engines.vllm.offloading_region import (
-    Layout,
-    RankRegistration,
-    RankSlice,
-    layout_of,
-)
+from hostprep.engines.vllm.offloading_region import Layout, RankRegistration, layout_of
 from hostprep.engines.vllm.offloading_worker import HostprepWorker
+from hostprep.engines.vllm.settings import Settings
 
 BLOCKS, PAGES, WORLD, PER_CHUNK = 24, (4096, 1536), 2, 3
 
@@ -112,16 +108,16 @@ def caches_of(seed: int, *, kind: type[torch.Tensor]) -> CanonicalKVCaches:
     )
 
 
-def rank_of(layout: Layout, number: int) -> RankSlice:
-    return RankSlice(
-        number=number,
+def registration_of(memory: Any, layout: Layout, number: int) -> RankRegistration:
+    """Return one that registers nothing with CUDA."""
+    return RankRegistration(
+        memory,
+        layout,
+        Settings.read({}),
+        rank=number,
         world=WORLD,
-        offset_bytes=layout.offset_of(number),
-        size_bytes=layout.slice_bytes,
-        row_bytes=layout.row_bytes,
+        slice_number=number,
         registers=False,
-        mode="background",
-        deadline_s=60.0,
     )
 
 
@@ -155,7 +151,7 @@ def copy_both_ways(*, is_cuda: bool) -> None:
         HostprepWorker(
             caches,
             memory,
-            RankRegistration(memory, rank_of(layout, number)),
+            registration_of(memory, layout, number),
             layout=layout,
             slice_number=number,
             blocks_per_chunk=PER_CHUNK,

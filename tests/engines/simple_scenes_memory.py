@@ -137,9 +137,9 @@ def shutdown_while_it_registers_waits_for_one_chunk() -> None:
         with busy_driver():
             one.register()
             one.connector.get_handshake_metadata()
-            wait_for(lambda: one.connector._tier._registrations.state == "Registering")
+            wait_for(lambda: one.connector._tier._registrations.first.state == "Registering")
         one.connector.shutdown()
-        assert one.connector._tier._registrations.state == "Closed"
+        assert one.connector._tier._registrations.first.state == "Closed"
 
 
 @scene

@@ -22,7 +22,7 @@ from hostprep.engines.vllm.command_parser import (
     parse_config,
     read_command,
 )
-from hostprep.engines.vllm.configuration import TIERING, complete_config
+from hostprep.engines.vllm.launch import TIERING, complete_config
 from testbed.engines.interpreters import engine_python
 from testbed.machine import POOL, clean_node, machine_lock, pool_of
 

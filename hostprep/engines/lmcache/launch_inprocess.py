@@ -25,20 +25,17 @@ from hostprep.engines.vllm.command_parser import (
     parse_config,
     read_command,
 )
-from hostprep.engines.vllm.configuration import Connector, check_config
 
 _EXTRA = "kv_connector_extra_config"
 _MODULE = "kv_connector_module_path"
 _PAGE_BYTES = Backing.HUGETLB_2MI.page_bytes
 _LMCACHE_MODULE = "lmcache.integration.vllm.lmcache_connector_v1"
 """Where LMCache has a connector of its own, for vLLMs that lacked one."""
-_CONNECTOR = Connector(
+_CONNECTOR = vllm_launch.Connector(
     integration="lmcache-inprocess",
     name="HostprepLMCacheConnector",
     replaces=("LMCacheConnectorV1", "LMCacheConnectorV1Dynamic"),
     module="hostprep.engines.lmcache.vllm_connector",
-    spec=None,
-    spec_module=None,
 )
 
 
@@ -94,7 +91,7 @@ def _config(line: CommandLine) -> dict[str, Any]:
     config = copy.deepcopy(parse_config(line))
     if config.get(_MODULE) == _LMCACHE_MODULE:
         del config[_MODULE]
-    check_config(config, _CONNECTOR)
+    vllm_launch.check_config(config, _CONNECTOR)
     return config
 
 

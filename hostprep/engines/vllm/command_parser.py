@@ -25,26 +25,28 @@ if TYPE_CHECKING:
 
 CONFIG = "--kv-transfer-config"
 
-_SHORT = {
-    "-dp": "--data-parallel-size",
-    "-dpl": "--data-parallel-size-local",
-    "-dpn": "--data-parallel-rank",
-    "-dpr": "--data-parallel-start-rank",
-    "-dpb": "--data-parallel-backend",
+_SIZE = "--data-parallel-size"
+_LOCAL = "--data-parallel-size-local"
+_RANK = "--data-parallel-rank"
+_START = "--data-parallel-start-rank"
+_FLAGS = {
     "-dph": "--data-parallel-hybrid-lb",
     "-dpe": "--data-parallel-external-lb",
     "-dpm": "--data-parallel-multi-port-external-lb",
+}
+_SHORT = {
+    **_FLAGS,
+    "-dp": _SIZE,
+    "-dpl": _LOCAL,
+    "-dpn": _RANK,
+    "-dpr": _START,
+    "-dpb": "--data-parallel-backend",
     "-n": "--nnodes",
     "-r": "--node-rank",
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
     "-pcp": "--prefill-context-parallel-size",
 }
-_FLAGS = (
-    "--data-parallel-hybrid-lb",
-    "--data-parallel-external-lb",
-    "--data-parallel-multi-port-external-lb",
-)
 _LONG = frozenset(
     (
         CONFIG,
@@ -62,10 +64,6 @@ _CLIENTS = ("chat", "complete", "collect-env")
 _NUMBER = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<suffix>[kKmMgGtT])", re.ASCII)
 _STRING_OR_NUMBER = re.compile(r'"(?:[^"\\]|\\.)*"|\b\d+(?:\.\d+)?[kKmMgGtT]\b', re.ASCII)
 _POWERS = "kmgt"
-_SIZE = "--data-parallel-size"
-_LOCAL = "--data-parallel-size-local"
-_RANK = "--data-parallel-rank"
-_START = "--data-parallel-start-rank"
 _MAX_RANKS = 1024
 """More ranks than any node has: a slip of the hand."""
 
@@ -105,10 +103,6 @@ class CommandLine:
         found = self.all(name)
         return found[-1].text if found else None
 
-    def has(self, name: str) -> bool:
-        """Tell whether an option, or a flag, is given."""
-        return bool(self.all(name))
-
     def number(self, name: str) -> int | None:
         """Return a whole number that an option gives. Raises BadInputError for another text."""
         text = self.last(name)
@@ -123,18 +117,11 @@ class CommandLine:
 
     def with_config(self, config: dict[str, Any]) -> tuple[str, ...]:
         """Return the words with this --kv-transfer-config, in place of one that was given."""
-        new = (CONFIG, json.dumps(config))
         old = self.all(CONFIG)
-        if not old:
-            return (*self.words[: self.end], *new, *self.words[self.end :])
-        words: list[str] = []
-        position = 0
-        for option in old:
-            words += self.words[position : option.begin]
-            if option is old[0]:
-                words += new
-            position = option.end
-        return (*words, *self.words[position:])
+        at = old[0].begin if old else self.end
+        replaced = {index for option in old for index in range(option.begin, option.end)}
+        rest = (self.words[index] for index in range(at, len(self.words)) if index not in replaced)
+        return (*self.words[:at], CONFIG, json.dumps(config), *rest)
 
 
 def read_command(words: Sequence[str]) -> CommandLine:
@@ -173,7 +160,7 @@ def _options(words: tuple[str, ...], begin: int, end: int) -> list[GivenOption]:
         name, key, text = _split(words[index])
         after = index + 1
         if name in _LONG:
-            if text is None and name not in _FLAGS:
+            if text is None and name not in _FLAGS.values():
                 if after == end:
                     raise BadInputError(f"{words[index]} has no value", reason="BadCommand")
                 text = words[after]
@@ -286,8 +273,8 @@ def _value(text: str) -> Any:
 class Ranks:
     """The data-parallel ranks of this node."""
 
-    numbers: tuple[int, ...] = (0,)
-    is_parallel: bool = False
+    numbers: tuple[int, ...]
+    is_parallel: bool
     """Whether vLLM adds a suffix to their engine_id."""
 
     def engine_ids(self, engine_id: str) -> tuple[str, ...]:
@@ -317,10 +304,8 @@ def local_ranks(line: CommandLine) -> Ranks:
         return Ranks((rank,), is_parallel=size > 1 or rank > 0)
     local = line.number(_LOCAL)
     _check_known(line, size, local, start)
-    count = _count(line, _LOCAL) if local is not None else size
-    first = (start or 0) if local is not None else 0
-    numbers = tuple(range(first, first + count))
-    return Ranks(numbers, is_parallel=size > 1 or first > 0)
+    first, count = (0, size) if local is None else (start or 0, _count(line, _LOCAL))
+    return Ranks(tuple(range(first, first + count)), is_parallel=size > 1 or first > 0)
 
 
 def worker_count(line: CommandLine) -> int:
@@ -344,7 +329,7 @@ def local_worker_count(line: CommandLine) -> int:
 def _check_known(line: CommandLine, size: int, local: int | None, start: int | None) -> None:
     """Refuse what vLLM would derive from the number of this node among the others."""
     nodes = max(line.number("--nnodes") or 1, (line.number("--node-rank") or 0) + 1)
-    external = line.has("--data-parallel-external-lb")
+    external = bool(line.all("--data-parallel-external-lb"))
     derived = nodes > 1 and (local is None or start is None)
     ignored = start is not None and local is None  # vLLM takes it with the other one only
     if size > 1 and (derived or external or ignored):

@@ -26,12 +26,7 @@ from hostprep.engines.vllm.offloading_compat import (
     shares_process,
     warn_if_untested,
 )
-from hostprep.engines.vllm.offloading_region import (
-    Layout,
-    RankRegistration,
-    RankSlice,
-    layout_of,
-)
+from hostprep.engines.vllm.offloading_region import Layout, RankRegistration, layout_of
 from hostprep.engines.vllm.offloading_slots import SlotsManager
 from hostprep.engines.vllm.offloading_worker import HostprepWorker
 from hostprep.engines.vllm.settings import Settings
@@ -41,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any
 
-    from hostprep.engines.memory import EngineRegion
+    from hostprep.client.attach import Attachment
 
 
 class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
@@ -54,13 +49,28 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
     def __init__(self, config: Any) -> None:
         warn_if_untested()
         _check(config)
-        self._settings = Settings.read(config.extra_config, can_have_slots=True)
-        self._is_cuda = bool(current_platform.is_cuda())
-        self._region = self._find_region(config)
-        self._layout = self._lay_out(config)
-        copies = self._copies(config)
+        self._settings = settings = Settings.read(config.extra_config, can_have_slots=True)
+        parallel = config.parallel
+        processes = parallel.world_size if shares_process() else max(2, parallel.world_size)
+        self._region = engine_region(
+            config.extra_config,
+            size_bytes=settings.size_bytes or 1,
+            index=parallel.data_parallel_index,
+            processes=processes,
+        )
+        region = self._region.region
+        # Ranks that have bytes of their own: one where the base class says so (MLA).
+        is_replicated = config.replicated_layout and self._uses_shared_region()
+        copies = 1 if is_replicated else int(parallel.world_size)
+        self._layout = layout_of(
+            settings.size_bytes or region.size_bytes,
+            page_bytes=region.page_bytes,
+            chunk_bytes=config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk,
+            slices=copies,
+            region=f"region {region.name}",
+        )
         super().__init__(_sized(config, self._layout, copies, self.BLOCK_SIZE_ALIGNMENT))
-        self._gated: Any = None
+        self._gated: GatedManager | None = None
         self._copier: HostprepWorker | None = None
 
     def get_manager(self) -> Any:
@@ -73,7 +83,13 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
     def get_worker(self, kv_caches: Any) -> Any:
         """Return this rank's worker; its memory is mapped, and not registered yet."""
         if self._copier is None:
-            self._copier = self._new_worker(kv_caches)
+            index = self.config.parallel.data_parallel_index
+            memory = engine_memory(self.config.extra_config, index=index)
+            try:
+                self._copier = self._worker_over(memory, kv_caches)
+            except BaseException:
+                memory.close()
+                raise
         return self._copier
 
     def _slots(self) -> SlotsManager:
@@ -83,31 +99,6 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
             has_events=self.kv_events_config.enable_kv_cache_events,
             config_info=config_info_of(self),
         )
-
-    def _find_region(self, config: Any) -> EngineRegion:
-        parallel = config.parallel
-        processes = parallel.world_size if shares_process() else max(2, parallel.world_size)
-        return engine_region(
-            config.extra_config,
-            size_bytes=self._settings.size_bytes or 1,
-            index=parallel.data_parallel_index,
-            processes=processes,
-        )
-
-    def _lay_out(self, config: Any) -> Layout:
-        region = self._region.region
-        return layout_of(
-            self._settings.size_bytes or region.size_bytes,
-            page_bytes=region.page_bytes,
-            chunk_bytes=config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk,
-            slices=self._copies(config),
-            region=f"region {region.name}",
-        )
-
-    def _copies(self, config: Any) -> int:
-        """Return how many ranks have bytes of their own: one where the base class says so (MLA)."""
-        is_replicated = config.replicated_layout and self._uses_shared_region()
-        return 1 if is_replicated else int(config.parallel.world_size)
 
     def _gate(self) -> Gate:
         return Gate(
@@ -127,49 +118,41 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
             ),
         )
 
-    def _new_worker(self, kv_caches: Any) -> HostprepWorker:
-        parallel = self.config.parallel
-        memory = engine_memory(self.config.extra_config, index=parallel.data_parallel_index)
-        try:
-            number = 0 if self.replicated_layout else parallel.rank
-            rank = self._rank(number)
-            return HostprepWorker(
-                kv_caches,
-                memory,
-                RankRegistration(memory, rank),
-                layout=self._layout,
-                slice_number=number,
-                blocks_per_chunk=self.blocks_per_chunk,
-                is_cuda=self._is_cuda,
-                is_pinned=rank.registers,
-            )
-        except BaseException:
-            memory.close()
-            raise
-
-    def _rank(self, slice_number: int) -> RankSlice:
+    def _worker_over(self, memory: Attachment, kv_caches: Any) -> HostprepWorker:
+        parallel, is_cuda = self.config.parallel, bool(current_platform.is_cuda())
+        number = 0 if self.replicated_layout else parallel.rank
+        registers = self._settings.registers(is_cuda=is_cuda)
         nodes = nodes_of_world()
-        return RankSlice(
-            number=self.config.parallel.rank,
-            world=self.config.parallel.world_size,
-            offset_bytes=self._layout.offset_of(slice_number),
-            size_bytes=self._layout.slice_bytes,
-            row_bytes=self._layout.row_bytes,
-            registers=self._settings.registers(is_cuda=self._is_cuda),
-            mode=self._settings.mode,
-            deadline_s=self._settings.deadline_s,
+        registration = RankRegistration(
+            memory,
+            self._layout,
+            self._settings,
+            rank=parallel.rank,
+            world=parallel.world_size,
+            slice_number=number,
+            registers=registers,
             obstacle=f"its ranks are on {nodes} nodes, and vLLM's OffloadingConnector has no "
             "channel by which another node's ranks could say that they are ready"
             if nodes > 1
             else "",
         )
+        return HostprepWorker(
+            kv_caches,
+            memory,
+            registration,
+            layout=self._layout,
+            slice_number=number,
+            blocks_per_chunk=self.blocks_per_chunk,
+            is_cuda=is_cuda,
+            is_pinned=registers,
+        )
 
 
+@dataclasses.dataclass(frozen=True)
 class _Side:
     """Whether a request may use host memory; kept in its context, and gone with it."""
 
-    def __init__(self, *, is_inside: bool) -> None:
-        self.is_inside = is_inside
+    is_inside: bool
 
 
 class GatedManager(Forwarding):  # type: ignore[misc]
@@ -226,11 +209,11 @@ class GatedManager(Forwarding):  # type: ignore[misc]
         self.inner.shutdown()
 
     def _is_inside(self, req_context: Any) -> bool:
-        side = req_context.get_state(_Side)
+        side: _Side | None = req_context.get_state(_Side)
         if side is None:
-            side = _Side(is_inside=self.gate.is_open)
+            side = _Side(self.gate.is_open)
             req_context.set_state(side)
-        return bool(side.is_inside)
+        return side.is_inside
 
 
 def _check(config: Any) -> None:

@@ -10,6 +10,7 @@ after its stores; the two before it call it first (v1/offloading/scheduler.py,
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import vllm
@@ -25,7 +26,7 @@ except ImportError:  # before 0.32.0
     CacheHitSource = None
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
 # Below vLLM's own logger, whose handler and level are the ones that people have set.
@@ -79,52 +80,40 @@ def keys_from(key: bytes, req_context: Any) -> list[bytes]:
     gives a manager the position of a key but no list: that is read from where it is kept. Without
     it there is only the key itself, and all that follow are looked up one by one.
     """
-    keys = list(_keys(req_context))
-    if key not in keys:
-        return [key]
-    group = key[-4:]
-    return [each for each in keys[keys.index(key) :] if each[-4:] == group]
+    for keys in keys_by_group(req_context):
+        if key in keys:
+            return keys[keys.index(key) :]
+    return [key]
 
 
 def keys_by_group(req_context: Any) -> list[list[bytes]]:
     """Return a request's keys, each group's in order, as far as vLLM has noted them."""
     groups: dict[bytes, list[bytes]] = {}
-    for key in _keys(req_context):
-        groups.setdefault(key[-4:], []).append(key)
+    for key in getattr(req_context, "_offload_key_positions", ()):
+        groups.setdefault(group_of(key), []).append(key)
     return list(groups.values())
 
 
-def _keys(req_context: Any) -> Collection[bytes]:
-    keys: Collection[bytes] = getattr(req_context, "_offload_key_positions", ())
-    return keys
+def group_of(key: bytes) -> bytes:
+    """Return the number of a key's group of layers, with which it ends (v1/kv_offload/base.py)."""
+    return key[-4:]
 
 
-def _forward(name: str, member: object) -> Any:
-    if isinstance(member, property):
-        return property(lambda self: getattr(self.inner, name))
-
-    def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        return getattr(self.inner, name)(*arguments, **named)
-
-    call.__name__ = name
-    return call
+def _set_inner(self: Any, inner: Any) -> None:
+    self.inner = inner
 
 
-def _forwarding() -> Callable[[Any], Any]:
-    """Make a manager class that forwards this release's whole interface to `inner`."""
-    members = {
-        name: _forward(name, member)
-        for name, member in vars(OffloadingManager).items()
-        if not name.startswith("_")
-    }
-
-    def __init__(self: Any, inner: Any) -> None:  # noqa: N807
-        self.inner = inner
-
-    made: Callable[[Any], Any] = type(OffloadingManager)(
-        "Forwarding", (OffloadingManager,), {**members, "__init__": __init__}
-    )
-    return made
-
-
-Forwarding: Any = _forwarding()
+# A property serves for methods as well: it returns the one of `inner`.
+Forwarding: Any = type(OffloadingManager)(
+    "Forwarding",
+    (OffloadingManager,),
+    {
+        "__init__": _set_inner,
+        **{
+            name: property(attrgetter(f"inner.{name}"))
+            for name in vars(OffloadingManager)
+            if not name.startswith("_")
+        },
+    },
+)
+"""A manager that forwards this release's whole interface to `inner`."""

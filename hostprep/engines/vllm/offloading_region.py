@@ -23,6 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hostprep.client.attach import Attachment
     from hostprep.cuda.registration import Registration
+    from hostprep.engines.vllm.settings import Settings
 
 _SMALLEST_ALIGNMENT = 512
 _STEP_BYTES = 256 * MIB
@@ -83,45 +84,45 @@ def _round_up(size_bytes: int, to: int) -> int:
     return -(-size_bytes // to) * to
 
 
-@dataclass(frozen=True)
-class RankSlice:
-    """Which slice of the region is a rank's, and how it is registered."""
-
-    number: int
-    world: int
-    offset_bytes: int
-    size_bytes: int
-    row_bytes: int
-    registers: bool
-    mode: str
-    deadline_s: float
-    obstacle: str = ""
-    """Why the gate can never open for this rank, which is reported at once."""
-
-
 class RankRegistration:
-    """One rank's registration, in its process. `poll` is called at each step, and is cheap."""
+    """One rank's registration, in its process. `poll` is called at each step, and is cheap.
 
-    def __init__(self, memory: Attachment, rank: RankSlice) -> None:
+    `slice_number`: which slice of the layout is the rank's. `registers`: with CUDA; without, the
+    rank is ready at the first poll. `obstacle`: why the gate can never open for this rank, which
+    is reported at once.
+    """
+
+    def __init__(
+        self,
+        memory: Attachment,
+        layout: Layout,
+        settings: Settings,
+        *,
+        rank: int,
+        world: int,
+        slice_number: int,
+        registers: bool,
+        obstacle: str = "",
+    ) -> None:
         """Enter the rank on the board; register only where that is to be done at once.
 
         Raises BadInputError where the rank is taken (two engines on one region), HostprepError.
         """
         self._memory = memory
-        self._rank = rank
+        self._layout = layout
+        self._settings = settings
+        self._slice_number = slice_number
+        self._registers = registers
         self._registration: Registration | None = None
         self._has_begun = False
         self._board = RankBoard.open(
-            board_path(memory),
-            generation=memory.lease_id,
-            world=rank.world,
-            rank=rank.number,
+            board_path(memory), generation=memory.lease_id, world=world, rank=rank
         )
         try:
-            if rank.obstacle:
+            if obstacle:
                 self._has_begun = True
-                self._board.failed(rank.obstacle)
-            elif rank.mode == "sync":
+                self._board.failed(obstacle)
+            elif settings.mode == "sync":
                 self.poll()
         except BaseException:
             self._board.close()
@@ -132,23 +133,23 @@ class RankRegistration:
         if self._has_begun:
             return
         self._has_begun = True
-        if not self._rank.registers:
+        if not self._registers:
             self._board.initializing()
             self._board.ready()
             return
         try:
             self._registration = register(
                 self._memory,
-                mode=self._rank.mode,
-                offset_bytes=self._rank.offset_bytes,
-                size_bytes=self._rank.size_bytes,
-                row_bytes=self._rank.row_bytes,
-                deadline_s=self._rank.deadline_s,
+                mode=self._settings.mode,
+                offset_bytes=self._layout.offset_of(self._slice_number),
+                size_bytes=self._layout.slice_bytes,
+                row_bytes=self._layout.row_bytes,
+                deadline_s=self._settings.deadline_s,
                 board=self._board,
             )
         except HostprepError as error:
             self._board.failed(str(error))
-            if self._rank.mode == "sync":
+            if self._settings.mode == "sync":
                 raise
 
     def close(self) -> None:

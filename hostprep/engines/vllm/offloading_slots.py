@@ -33,7 +33,12 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec, CPUOffloadingMetrics
 
-from hostprep.engines.vllm.offloading_compat import LOAD_SOURCE, keys_by_group, keys_from
+from hostprep.engines.vllm.offloading_compat import (
+    LOAD_SOURCE,
+    group_of,
+    keys_by_group,
+    keys_from,
+)
 from hostprep.errors import FailedError
 from hostprep.slots import WRITE, Claim, Group, Layout, Request, ShortageError, SlotPool
 
@@ -43,15 +48,14 @@ if TYPE_CHECKING:
 
 _KEY_BYTES = 36
 """vLLM's keys by default: a SHA-256, and the number of a group."""
-_GROUP_BYTES = 4
-"""They end with the number of a group of layers (v1/kv_offload/base.py)."""
 
 
 class _Store:
     """A store that is being copied: its claim, and the chunks that are not reported yet."""
 
-    def __init__(self, claim: Claim, keys: Iterable[bytes]) -> None:
+    def __init__(self, claim: Claim, keys: list[Any]) -> None:
         self.claim = claim
+        self.keys = keys
         self.left = set(keys)
         self.has_failed = False
 
@@ -121,17 +125,14 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         if claim is None:
             return None
         use = claim.uses[0]
-        written = use.blocks(WRITE)
-        if not written:
-            claim.release()
-            return PrepareStoreOutput(
-                keys_to_store=[], store_spec=CPULoadStoreSpec([]), evicted_keys=[]
-            )
-        self._sizes.append(len(written))
-        evicted: list[Any] = list(use.evicted)
-        self._record_event(evicted, is_removed=True)
+        written, evicted = use.blocks(WRITE), list(use.evicted)
         new = [keys[block] for block in written]
-        self._writing.update(dict.fromkeys(new, _Store(claim, new)))
+        if new:
+            self._sizes.append(len(new))
+            self._record_event(evicted, is_removed=True)
+            self._writing.update(dict.fromkeys(new, _Store(claim, new)))
+        else:
+            claim.release()
         return PrepareStoreOutput(
             keys_to_store=new,
             store_spec=CPULoadStoreSpec([use.slots[block] for block in written]),
@@ -170,7 +171,7 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
 
     def reset_cache(self) -> None:
         """Empty all slots, claimed ones as well: vLLM forgets its jobs, and drains its workers."""
-        self._end_claims()
+        self.shutdown()
         self.pool.forget_unclaimed()
 
     def get_stats(self) -> Any:
@@ -198,18 +199,22 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """End all claims."""
-        self._end_claims()
+        self._reads.clear()
+        for store in set(self._writing.values()):
+            store.claim.release()
+        self._writing.clear()
 
     def _claim(self, keys: list[Any], request_id: str) -> Claim | None:
         """Claim what is there of these and slots for the rest; None where they are short."""
         self._reads.claim_noted()
-        request = request_for(request_id, keys, store=True)
+        request = _request(request_id, keys, store=True)
         while True:
             try:
                 return self.pool.claim_batch([request]).claims[0]
             except ShortageError as short:
                 (lack,) = short.missing
-            stored = chain(keys, *(one.claim.request.hashes for one in self._stores()))
+            stores = set(self._writing.values())
+            stored = chain(keys, *(store.claim.request.hashes for store in stores))
             if not self._reads.give_up(lack.needed - lack.available, stored):
                 self._sizes.append(lack.needed)
                 return None
@@ -217,20 +222,8 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
     def _finish(self, store: _Store) -> None:
         if not store.has_failed:
             store.claim.commit()
-            use = store.claim.uses[0]
-            self._record_event(
-                [store.claim.request.hashes[i] for i in use.blocks(WRITE)], is_removed=False
-            )
+            self._record_event(store.keys, is_removed=False)
         store.claim.release()
-
-    def _stores(self) -> set[_Store]:
-        return set(self._writing.values())
-
-    def _end_claims(self) -> None:
-        self._reads.clear()
-        for store in self._stores():
-            store.claim.release()
-        self._writing.clear()
 
     def _record_event(self, keys: list[Any], *, is_removed: bool) -> None:
         if keys and self._events is not None:
@@ -247,9 +240,8 @@ class _Reads:
         """Of everything that is claimed."""
         self.notes: dict[bytes, None] = {}
         """Keys that were hits, to be claimed before anything is evicted."""
-        self.tried: set[bytes] = set()
-        """Groups whose chunks were claimed in order, in this step."""
-        self.step = -1
+        self.tried: dict[bytes, int] = {}
+        """By group: in which step its chunks were last claimed in order."""
         self.loads = 0
         """Being copied to the GPU."""
         self.has_run = False
@@ -312,8 +304,7 @@ class ReadClaims:
         """End a load. One from before `clear` no longer counts."""
         reads = _reads_of(req_context)
         reads.loads = max(0, reads.loads - 1)
-        if not reads.loads:
-            self._end(reads)
+        self._leave(reads)
 
     def end_waiting(self, req_context: Any) -> None:
         """End what a request claimed that runs without loading it."""
@@ -331,7 +322,7 @@ class ReadClaims:
         self._leave(reads)
         if reads.has_run:
             groups = keys_by_group(req_context)
-            self._pool.claim_batch([_request(reads, keys) for keys in groups]).release()
+            self._pool.claim_batch([_request(reads.request_id, keys) for keys in groups]).release()
 
     def end_step(self, scheduled: Iterable[str]) -> None:
         """Note a step, and the requests that wait no longer.
@@ -348,7 +339,8 @@ class ReadClaims:
         if not self._noted:
             return
         noted = list(self._noted)
-        batch = self._pool.claim_batch([_request(one, list(one.notes)) for one in noted])
+        requests = [_request(reads.request_id, list(reads.notes)) for reads in noted]
+        batch = self._pool.claim_batch(requests)
         for reads, claim in zip(noted, batch.claims):
             self._take(reads, claim)
             self._forget_notes(reads)
@@ -386,15 +378,12 @@ class ReadClaims:
         if before is not reads:  # of a request that vLLM restarted under the same name
             self._end(before)
             self._waiting[reads.request_id] = reads
-        if reads.step != self._step:
-            reads.step = self._step
-            reads.tried.clear()
-        group = key[-_GROUP_BYTES:]
-        if group in reads.tried:
+        group = group_of(key)
+        if reads.tried.get(group) == self._step:
             reads.notes[key] = None
             self._noted[reads] = None
             return
-        reads.tried.add(group)
+        reads.tried[group] = self._step
         following = keys_from(key, req_context)
         if reads.slots:
             following = list(takewhile(lambda one: one not in reads.slots, following))
@@ -403,7 +392,8 @@ class ReadClaims:
     def _claim(self, reads: _Reads, keys: list[bytes]) -> None:
         """Claim the first of these keys, up to one that is not there."""
         if keys:
-            self._take(reads, self._pool.claim_batch([_request(reads, keys)]).claims[0])
+            batch = self._pool.claim_batch([_request(reads.request_id, keys)])
+            self._take(reads, batch.claims[0])
 
     def _take(self, reads: _Reads, claim: Claim) -> None:
         if not claim.counts.reused:
@@ -437,31 +427,25 @@ def _release(claims: Iterable[Claim]) -> None:
 
 
 def _reads_of(req_context: Any) -> _Reads:
-    reads = req_context.get_state(_Reads)
+    reads: _Reads | None = req_context.get_state(_Reads)
     if reads is None:
         reads = _Reads(req_context.req_id)
         req_context.set_state(reads)
-    found: _Reads = reads
-    return found
+    return reads
 
 
-def _request(reads: _Reads, keys: list[bytes]) -> Request:
-    return request_for(reads.request_id, keys, store=False)
-
-
-def request_for(request_id: str, keys: list[bytes], *, store: bool) -> Request:
+def _request(request_id: str, keys: list[bytes], *, store: bool = False) -> Request:
     """Return the request for all of these chunks, to store or to load; a chunk is one token.
 
     They may be from anywhere in a sequence: not from its first block on.
     """
     end = 1 + len(keys)
-    limit = 0 if store else end
     return Request(
         request_id,
         end,
         keys,
         computed_tokens=1,
         first_block=1,
-        reuse_limit_tokens=limit,
+        reuse_limit_tokens=0 if store else end,
         store=store,
     )

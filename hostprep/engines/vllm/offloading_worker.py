@@ -32,11 +32,9 @@ def host_views(memory: Attachment, layout: Layout, slice_number: int, widths: li
     where a chunk is larger than vLLM said when the layout was made.
     """
     if sum(widths) > layout.row_bytes:
-        raise FailedError(
+        raise _unequal_ranks(
             f"a chunk of this rank takes {sum(widths)} bytes, and rows were made for "
-            f"{layout.row_bytes}: its ranks hold unequal parts of the model",
-            reason="UnequalRanks",
-            remedy="use `hostprep exec --engine vllm`, or no pipeline parallelism",
+            f"{layout.row_bytes}"
         )
     whole = torch.frombuffer(memory.buffer, dtype=torch.int8)
     views, offset = [], layout.offset_of(slice_number)
@@ -72,10 +70,17 @@ class HostprepWorker(OffloadingWorker):  # type: ignore[misc]
             cache.tensor.view(torch.int8).view((-1, cache.page_size_bytes))
             for cache in kv_caches.tensors
         ]
-        make = functools.partial(_cuda_handler, is_pinned) if is_cuda else MemcpyHandler
+        make: Any = MemcpyHandler
+        if is_cuda:
+            from vllm.v1.kv_offload.cpu.gpu_worker import SingleDirectionOffloadingHandler
 
-        def handler(*, is_store: bool) -> Any:
-            return make(
+            # Where host memory is pinned, GPU kernels may read it themselves. That is decided
+            # here, before it is pinned; no job comes before the gate is open.
+            make = functools.partial(
+                SingleDirectionOffloadingHandler, host_memory_is_pinned=is_pinned
+            )
+        self._handlers = [
+            make(
                 # Lists of its own for each: vLLM's handlers empty theirs when they shut down.
                 gpu_tensors=list(caches),
                 cpu_tensors=list(views),
@@ -83,11 +88,10 @@ class HostprepWorker(OffloadingWorker):  # type: ignore[misc]
                 layer_refs_per_group=kv_caches.group_data_refs,
                 gpu_to_cpu=is_store,
             )
-
-        self._stores = handler(is_store=True)
-        self._loads = handler(is_store=False)
-        self._expedited = handler(is_store=False)  # a queue of its own: a step waits for these
-        self._handlers = (self._stores, self._loads, self._expedited)
+            for is_store in (True, False, False)
+        ]
+        # Expedited loads have a queue of their own: a step waits for these.
+        self._stores, self._loads, self._expedited = self._handlers
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         """Begin to copy from the GPU."""
@@ -133,22 +137,18 @@ class HostprepWorker(OffloadingWorker):  # type: ignore[misc]
         """Refuse chunks beyond this rank's slice: they would be another rank's memory."""
         ids = chunks.block_ids
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._rows:
-            raise FailedError(
+            raise _unequal_ranks(
                 f"the scheduler names chunk {int(ids.max())}, and this rank's slice holds "
-                f"{self._rows}: its ranks hold unequal parts of the model",
-                reason="UnequalRanks",
-                remedy="use `hostprep exec --engine vllm`, or no pipeline parallelism",
+                f"{self._rows}"
             )
 
 
-def _cuda_handler(is_pinned: bool, /, **arguments: Any) -> Any:
-    """Return vLLM's own copies: where host memory is pinned, GPU kernels may read it themselves.
-
-    That is decided here, before it is pinned; no job comes before the gate is open.
-    """
-    from vllm.v1.kv_offload.cpu.gpu_worker import SingleDirectionOffloadingHandler
-
-    return SingleDirectionOffloadingHandler(**arguments, host_memory_is_pinned=is_pinned)
+def _unequal_ranks(what: str) -> FailedError:
+    return FailedError(
+        f"{what}: its ranks hold unequal parts of the model",
+        reason="UnequalRanks",
+        remedy="use `hostprep exec --engine vllm`, or no pipeline parallelism",
+    )
 
 
 class MemcpyHandler:
@@ -207,17 +207,12 @@ class MemcpyHandler:
             if not count:
                 continue
             skipped = first % self._blocks_per_chunk
-            chunks = -(-(skipped + count) // self._blocks_per_chunk)
             blocks = gpu.block_ids[block_at : block_at + count]
-            places = [
-                (
-                    cpu.block_ids[chunk_at + at // self._blocks_per_chunk],
-                    at % self._blocks_per_chunk,
-                )
-                for at in range(skipped, skipped + count)
-            ]
+            chunks = cpu.block_ids[chunk_at:]
+            steps = [divmod(at, self._blocks_per_chunk) for at in range(skipped, skipped + count)]
+            places = [(chunks[index], at) for index, at in steps]
             size_bytes += self._copy_group(refs, blocks, places)
-            block_at, chunk_at = block_at + count, chunk_at + chunks
+            block_at, chunk_at = block_at + count, chunk_at + steps[-1][0] + 1
         return TransferResult(
             job_id=job_id,
             success=True,

@@ -18,13 +18,7 @@ _REGISTER = ("auto", "always", "never")
 _MODES = ("background", "sync")
 _DEADLINE_S = 1800.0
 
-SETTING_KEYS = (
-    *MEMORY_KEYS,
-    "hostprep.register",
-    "hostprep.mode",
-    "hostprep.deadline_s",
-    SLOTS,
-)
+_KEYS = (*MEMORY_KEYS, "hostprep.register", "hostprep.mode", "hostprep.deadline_s", SLOTS)
 """All keys of ours; what else begins with "hostprep." is a slip of the pen."""
 
 
@@ -50,18 +44,18 @@ class Settings:
         Raises BadInputError for what is unknown or no number, and for what cannot go together.
         `can_have_slots`: whether the connector has a manager that slots can replace.
         """
-        unknown = [key for key in config if _is_ours(key) and key not in SETTING_KEYS]
+        unknown = [key for key in config if key.startswith("hostprep.") and key not in _KEYS]
         if unknown:
             raise BadInputError(
                 f"kv_connector_extra_config holds the unknown key(s) {', '.join(sorted(unknown))}",
                 reason="UnknownKey",
-                remedy=f"known are {', '.join(SETTING_KEYS)}",
+                remedy=f"known are {', '.join(_KEYS)}",
             )
         return cls(
             register=_one_of(config, "hostprep.register", _REGISTER),
             mode=_one_of(config, "hostprep.mode", _MODES),
-            deadline_s=_seconds(config, "hostprep.deadline_s", _DEADLINE_S),
-            size_bytes=_size(config, "cpu_bytes_to_use"),
+            deadline_s=_deadline_s(config),
+            size_bytes=_size_bytes(config.get("cpu_bytes_to_use")),
             slots=has_slots(config, can_have=can_have_slots),
         )
 
@@ -89,7 +83,11 @@ def has_slots(config: Mapping[str, Any], *, can_have: bool) -> bool:
             reason="NoSlots",
             remedy="leave it out, or use `hostprep exec --engine vllm-offloading`",
         )
-    against = [f"{key} {config[key]!r}" for key, fits in _HARMLESS.items() if not fits(config)]
+    against = [
+        f"{key} {config[key]!r}"
+        for key, is_harmless in _HARMLESS.items()
+        if key in config and not is_harmless(config[key])
+    ]
     if against:
         raise BadInputError(
             f"{SLOTS} does not go with {' and '.join(against)}",
@@ -99,24 +97,20 @@ def has_slots(config: Mapping[str, Any], *, can_have: bool) -> bool:
     return True
 
 
-def _is_below(limit: int, key: str, config: Mapping[str, Any]) -> bool:
+def _is_below_two(given: Any) -> bool:
     try:
-        return int(config.get(key) or 0) < limit
+        return int(given or 0) < 2
     except (TypeError, ValueError):
         return False
 
 
-_HARMLESS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
-    "eviction_policy": lambda config: config.get("eviction_policy", "lru") == "lru",
-    "cache_policy_module_path": lambda config: not config.get("cache_policy_module_path"),
-    "store_threshold": lambda config: _is_below(2, "store_threshold", config),
-    "secondary_tiers": lambda config: not config.get("secondary_tiers"),
+_HARMLESS: dict[str, Callable[[Any], bool]] = {
+    "eviction_policy": lambda given: given == "lru",
+    "cache_policy_module_path": lambda given: not given,
+    "store_threshold": _is_below_two,
+    "secondary_tiers": lambda given: not given,
 }
 """vLLM's keys for how its own manager evicts and stores, and whether they have no effect."""
-
-
-def _is_ours(key: object) -> bool:
-    return isinstance(key, str) and key.startswith("hostprep.")
 
 
 def _one_of(config: Mapping[str, Any], key: str, choices: tuple[str, ...]) -> str:
@@ -128,21 +122,23 @@ def _one_of(config: Mapping[str, Any], key: str, choices: tuple[str, ...]) -> st
     return chosen
 
 
-def _seconds(config: Mapping[str, Any], key: str, otherwise: float) -> float:
+def _deadline_s(config: Mapping[str, Any]) -> float:
+    given = config.get("hostprep.deadline_s", _DEADLINE_S)
     try:
-        seconds = float(config.get(key, otherwise))
+        seconds = float(given)
     except (TypeError, ValueError):
         seconds = 0.0
     if not 0 < seconds < 1e9:
         raise BadInputError(
-            f"{key} is {config[key]!r}", reason="BadSetting", remedy="give seconds, more than 0"
+            f"hostprep.deadline_s is {given!r}",
+            reason="BadSetting",
+            remedy="give seconds, more than 0",
         )
     return seconds
 
 
-def _size(config: Mapping[str, Any], key: str) -> int | None:
+def _size_bytes(given: Any) -> int | None:
     """Return a number of bytes, or None where there is none (vLLM takes 0 for none as well)."""
-    given = config.get(key)
     if not given:
         return None
     if isinstance(given, (int, float)) and given > 0:

@@ -6,13 +6,13 @@ vLLM loads it by name: `"kv_connector": "HostprepSimpleConnector", "kv_connector
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import simple_cpu_offload_connector as upstream
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.simple_kv_offload.metadata import (
     SimpleCPUOffloadMetadata,
@@ -22,17 +22,11 @@ from vllm.v1.simple_kv_offload.metadata import (
 from hostprep.cuda.board_view import BoardReader
 from hostprep.engines.memory import engine_memory, engine_region
 from hostprep.engines.vllm.settings import Settings
-from hostprep.engines.vllm.simple_scheduler import TierGate
-from hostprep.engines.vllm.simple_worker import PreparedTier, Rank
+from hostprep.engines.vllm.simple_tier import PreparedTier, TierGate
 from hostprep.errors import BadInputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from hostprep.client.attach import Attachment
-
-# Below vLLM's own logger, whose handler and level are the ones that people have set.
-_log = init_logger("vllm.hostprep")
 
 
 @dataclass
@@ -65,16 +59,16 @@ class HostprepSimpleConnector(upstream.SimpleCPUOffloadConnector):  # type: igno
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+        parallel = vllm_config.parallel_config
         settings = Settings.read(extra)
         _check(extra)
         super().__init__(vllm_config, role, kv_cache_config)
         self._tier: PreparedTier | None = None
         self._gate: TierGate | None = None
         if role == KVConnectorRole.WORKER and self.worker_handler is not None:
-            self._tier = _tier_of(self.worker_handler, vllm_config, settings)
+            self._tier = _tier_of(self.worker_handler, parallel, extra, settings)
         if self.scheduler_manager is not None and settings.mode == "background":
-            world = vllm_config.parallel_config.world_size
-            self._gate = TierGate(world, _board_of(vllm_config), _log)
+            self._gate = TierGate(parallel.world_size, _board_of(parallel, extra))
 
     # In the worker.
 
@@ -118,16 +112,11 @@ class HostprepSimpleConnector(upstream.SimpleCPUOffloadConnector):  # type: igno
 
     # In the scheduler.
 
-    def get_num_new_matched_tokens(
-        self, request: Any, num_computed_tokens: int
-    ) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
         """Find nothing while the gate is closed: a miss, never "ask again"."""
         if self._gate is not None and not self._gate.admits(request.request_id):
             return 0, False
-        found: tuple[int | None, bool] = super().get_num_new_matched_tokens(
-            request, num_computed_tokens
-        )
-        return found
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Follow only requests that may use the tier."""
@@ -145,7 +134,7 @@ class HostprepSimpleConnector(upstream.SimpleCPUOffloadConnector):  # type: igno
         """Pass the ranks' states to the gate."""
         meta = connector_output.kv_connector_worker_meta
         if self._gate is not None and isinstance(meta, RankMetadata):
-            self._gate.report(meta.ranks)
+            self._gate.report_all(meta.ranks)
         super().update_connector_output(connector_output)
 
     def request_finished(self, request: Any, block_ids: Any) -> Any:
@@ -179,39 +168,27 @@ def _check(extra: Mapping[str, Any]) -> None:
         )
 
 
-def _tier_of(handler: Any, vllm_config: Any, settings: Settings) -> PreparedTier:
-    parallel = vllm_config.parallel_config
-    here = parallel.local_world_size
-    extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
-
-    def attach() -> Attachment:
-        return engine_memory(
-            extra,
-            size_bytes=handler.cpu_capacity_bytes * here,
-            index=parallel.data_parallel_index,
-            processes=parallel.world_size,
-        )
-
-    return PreparedTier(
-        handler,
-        Rank(parallel.rank, parallel.world_size, parallel.rank % here, here),
-        attach=attach,
-        registers=settings.registers(is_cuda=current_platform.is_cuda()),
-        in_background=settings.mode == "background",
-        deadline_s=settings.deadline_s,
-        log=_log,
+def _tier_of(
+    handler: Any, parallel: Any, extra: Mapping[str, Any], settings: Settings
+) -> PreparedTier:
+    attach = functools.partial(
+        engine_memory,
+        extra,
+        size_bytes=handler.cpu_capacity_bytes * parallel.local_world_size,
+        index=parallel.data_parallel_index,
+        processes=parallel.world_size,
     )
+    registers = settings.registers(is_cuda=current_platform.is_cuda())
+    return PreparedTier(handler, parallel, settings, attach=attach, registers=registers)
 
 
-def _board_of(vllm_config: Any) -> BoardReader | None:
+def _board_of(parallel: Any, extra: Mapping[str, Any]) -> BoardReader | None:
     """Return the board of this engine's region, where this process can know which one that is.
 
     A region that a worker process claimed by the configuration is known to that process only:
     the ranks' own messages are enough then.
     """
-    parallel = vllm_config.parallel_config
     if "HOSTPREP_LEASE" not in os.environ and parallel.distributed_executor_backend != "uni":
         return None
-    extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
     region = engine_region(extra, index=parallel.data_parallel_index, processes=parallel.world_size)
     return BoardReader(region.board, generation=region.lease_id)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostprep.engines.vllm.command_parser import CONFIG, parse_config, read_command
-from hostprep.engines.vllm.configuration import (
+from hostprep.engines.vllm.launch import (
     OFFLOADING,
     SIMPLE,
     TIERING,

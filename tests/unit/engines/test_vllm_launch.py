@@ -17,7 +17,7 @@ from hostprep.engines.catalogue import integration_of
 from hostprep.engines.launching import EngineStart, Launch, Options, Requirements, reconcile_options
 from hostprep.engines.vllm import launch as launcher
 from hostprep.engines.vllm.command_parser import CONFIG
-from hostprep.engines.vllm.configuration import SIMPLE, TIERING, usable_bytes
+from hostprep.engines.vllm.launch import SIMPLE, TIERING, usable_bytes
 from hostprep.errors import BadInputError
 from tests.unit.engines.leases import leases_of
 

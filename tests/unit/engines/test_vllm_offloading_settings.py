@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hostprep.engines.vllm.configuration import OFFLOADING, SIMPLE, TIERING, Connector, check_config
+from hostprep.engines.vllm.launch import OFFLOADING, SIMPLE, TIERING, Connector, check_config
 from hostprep.engines.vllm.settings import Settings
 from hostprep.errors import BadInputError
 

@@ -1,4 +1,4 @@
-"""Where vLLM's host tensors lie in a region."""
+"""Where vLLM's host tensors lie in a region, and who may use the tier while ranks register."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hostprep.backing import GIB, MIB
 from hostprep.engines.allocator import share_of
-from hostprep.engines.vllm.simple_region import Layout, lay_out
+from hostprep.engines.vllm.simple_tier import Run, TierGate, lay_out
 from hostprep.errors import BadInputError
 
 pytestmark = pytest.mark.unit
@@ -21,21 +21,20 @@ PAGES = st.sampled_from((4 * KIB, 2 * MIB, GIB))
 
 def test_tensors_with_equal_rows_follow_one_another_in_one_run() -> None:
     share = share_of(64 * MIB, 2 * MIB, ranks=2, index=1)
-    layout = lay_out({"a": 8 * KIB, "b": 8 * KIB}, rows=1000, share=share)
-    assert layout.offsets == (("a", 32 * MIB), ("b", 32 * MIB + 8000 * KIB))
-    (run,) = layout.runs
+    offsets, (run,) = lay_out({"a": 8 * KIB, "b": 8 * KIB}, rows=1000, share=share)
+    assert offsets == {"a": 32 * MIB, "b": 32 * MIB + 8000 * KIB}
     assert (run.offset_bytes, run.size_bytes, run.row_bytes) == (32 * MIB, 16 * MIB, 8 * KIB)
 
 
 def test_rows_of_another_size_begin_on_a_page_of_their_own() -> None:
     """Latent rows and an indexer's, say."""
     rows = {"l0": 41984, "l0.indexer": 8448, "l1": 41984, "l1.indexer": 8448}
-    layout = lay_out(rows, rows=100, share=share_of(64 * MIB, 2 * MIB, ranks=1, index=0))
-    assert [name for name, _ in layout.offsets] == list(rows)
-    indexer, latent = layout.runs
+    offsets, runs = lay_out(rows, rows=100, share=share_of(64 * MIB, 2 * MIB, ranks=1, index=0))
+    assert list(offsets) == list(rows)
+    indexer, latent = runs
     assert (indexer.offset_bytes, indexer.row_bytes) == (0, 8448)
     assert (latent.offset_bytes, latent.row_bytes) == (2 * MIB, 41984)
-    assert dict(layout.offsets)["l1"] == 2 * MIB + 4198400
+    assert offsets["l1"] == 2 * MIB + 4198400
 
 
 def test_a_region_that_is_too_small_is_refused_with_what_would_do() -> None:
@@ -54,7 +53,8 @@ def test_what_its_remedy_says_fits() -> None:
     share = share_of(8 * MIB, 2 * MIB, ranks=1, index=0)
     with pytest.raises(BadInputError, match=f"cpu_bytes_to_use to {6 * MIB} or less"):
         lay_out(rows, rows=8 * MIB // 4000, share=share)
-    assert lay_out(rows, rows=6 * MIB // 4000, share=share).end_bytes <= 8 * MIB
+    _, runs = lay_out(rows, rows=6 * MIB // 4000, share=share)
+    assert _end_bytes(runs) <= 8 * MIB
 
 
 @pytest.mark.parametrize("index", [-1, 2])
@@ -82,17 +82,47 @@ def test_tensors_never_overlap_and_runs_are_whole_pages(
     named = {f"t{at}": size for at, size in enumerate(sizes)}
     capacity = rows * sum(sizes) + len(sizes) * page
     share = share_of(-(-capacity // page) * page * ranks, page, ranks=ranks, index=ranks - 1)
-    layout = lay_out(named, rows=rows, share=share)
-    _check(layout, named, rows, page)
-    assert layout.end_bytes <= share.offset_bytes + share.size_bytes
+    offsets, runs = lay_out(named, rows=rows, share=share)
+    spans = sorted((at, at + rows * named[name]) for name, at in offsets.items())
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+    assert all(run.offset_bytes % page == run.size_bytes % page == 0 for run in runs)
+    assert _end_bytes(runs) <= share.offset_bytes + share.size_bytes
     # Whatever the sizes are: each row lies in one run, at a multiple of the row from its start.
     name = data.draw(st.sampled_from(sorted(named)))
-    (run,) = (run for run in layout.runs if run.row_bytes == named[name])
-    assert (dict(layout.offsets)[name] - run.offset_bytes) % run.row_bytes == 0
+    (run,) = (run for run in runs if run.row_bytes == named[name])
+    assert (offsets[name] - run.offset_bytes) % run.row_bytes == 0
 
 
-def _check(layout: Layout, named: dict[str, int], rows: int, page: int) -> None:
-    spans = sorted((at, at + rows * named[name]) for name, at in layout.offsets)
-    assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
-    for run in layout.runs:
-        assert run.offset_bytes % page == run.size_bytes % page == 0
+def _end_bytes(runs: tuple[Run, ...]) -> int:
+    return max(run.offset_bytes + run.size_bytes for run in runs)
+
+
+def test_an_early_request_stays_out_for_life_and_a_later_one_does_not() -> None:
+    gate = TierGate(1, None)
+    assert not gate.admits("early")
+    gate.report_all({0: ("Ready", "")})
+    assert gate.is_open
+    assert not gate.admits("early")
+    assert gate.admits("late")
+    gate.forget("early")
+    assert gate.admits("early")
+
+
+def test_nothing_is_kept_of_requests_once_the_tier_is_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = TierGate(2, None)
+    gate.report_all({1: ("Failed", "out of memory"), 0: ("Ready", "")})
+    gate.report_all({1: ("Ready", "")})
+    assert gate.is_decided
+    assert not any(gate.admits(f"r{number}") for number in range(100))
+    assert gate._early == set()
+    assert "out of memory" in gate.why
+    assert len([text for text in caplog.messages if "GPU memory alone" in text]) == 1
+
+
+def test_closing_it_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    gate = TierGate(1, None)
+    gate.close()
+    assert not gate.admits("a")
+    assert caplog.messages == []
