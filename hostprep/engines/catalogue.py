@@ -132,12 +132,13 @@ def integration_of(name: str) -> Integration:
     )
 
 
-def recorded_tests() -> tuple[RecordedTest, ...]:
-    """Return what the tests recorded when they last ran. Empty where nothing is recorded."""
+def recorded_tests(integration: Integration | None = None) -> tuple[RecordedTest, ...]:
+    """Return what the tests recorded when they last ran, of one integration or of all."""
     from pkgutil import get_data  # reads from a zipapp as well
 
     data = get_data("hostprep.engines", "tested.json") or b"[]"
-    rows: list[dict[str, str]] = json.loads(data)
     return tuple(
-        RecordedTest(row["version"], row["way"], row["date"], row["result"]) for row in rows
+        RecordedTest(row["version"], row["way"], row["date"], row["result"])
+        for row in json.loads(data)
+        if integration is None or row["way"] == integration.name
     )

@@ -5,21 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from dataclasses import replace
 
 from hostprep.client.claim import claim
 from hostprep.client.environment import LeaseEnvironment
 from hostprep.client.lease import Lease, Request
-from hostprep.engines.catalogue import integration_of
 from hostprep.engines.installation import find_program
-from hostprep.engines.launching import (
-    EngineStart,
-    Launch,
-    Options,
-    Requirements,
-    launcher_of,
-    reconcile_options,
-)
 from hostprep.engines.links import check_paths, check_template, link_at, link_regions
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.linux.files import from_os_error
@@ -46,39 +37,49 @@ def run_exec(options: argparse.Namespace) -> NoReturn:
         raise BadInputError(
             "there is no command to become", reason="NoCommand", remedy="give it after --"
         )
-    paths, names = PoolPaths(options.root, options.pool), tuple(options.region)
+    paths = PoolPaths(options.root, options.pool)
     count = 1 if options.count is None else options.count
-    engine, required = None, Requirements(count, options.size_bytes)
+    request = Request(count, options.size_bytes, options.numa_node, tuple(options.region))
+    launcher, because = None, ""
     if options.engine is not None:
-        asked = Options(options.count, options.size_bytes, names)
-        engine = EngineStart(integration_of(options.engine), command, os.environ, asked)
-        launcher = launcher_of(engine.integration)
-        required = reconcile_options(asked, launcher.requirements(engine))
+        from hostprep.engines import launching
+        from hostprep.engines.catalogue import integration_of
+
+        asked = launching.Options(options.count, request.size_bytes, request.names)
+        integration = integration_of(options.engine)
+        engine = launching.EngineStart(integration, command, os.environ, asked)
+        launcher = launching.launcher_of(integration)
+        required = launching.reconcile_options(asked, launcher.requirements(engine))
         check_paths(paths.root, required.link_paths)
-    request = Request(required.count, required.size_bytes, options.numa_node, names)
+        request = replace(request, count=required.count, size_bytes=required.size_bytes)
+        because = required.because
     _find_program(command[0])
     if options.link is not None:
         check_template(paths, options.link, request.wanted)
-    leases = _claim(paths, request, options.wait, required.because)
-    launch = Launch(command, {}) if engine is None else launcher.complete(engine, leases)
-    for note in launch.notes:
-        print(f"hostprep: {note}", file=sys.stderr, flush=True)
+    leases = _claim(paths, request, options.wait, because)
+    variables = {**os.environ, **LeaseEnvironment.of(leases).to_variables()}
+    links: tuple[tuple[str, int], ...] = ()
+    if launcher is not None:
+        launch = launcher.complete(engine, leases)
+        for note in launch.notes:
+            print(f"hostprep: {note}", file=sys.stderr, flush=True)
+        command, links = launch.command, launch.links
+        variables.update(launch.variables)
     if options.link is not None:
         link_regions(leases, options.link)
-    link_at(leases, launch.links)
-    _become(launch, leases)
+    link_at(leases, links)
+    _become(command, variables, leases)
 
 
-def _become(launch: Launch, leases: Sequence[Lease]) -> NoReturn:
+def _become(command: tuple[str, ...], variables: dict[str, str], leases: list[Lease]) -> NoReturn:
     for lease in leases:
         os.set_inheritable(lease.fd, True)
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)  # Python ignores them, and exec passes that on
-    variables = {**os.environ, **LeaseEnvironment.of(leases).to_variables(), **launch.variables}
     variables.update(pass_on(variables))
-    program = _find_program(launch.command[0])
+    program = _find_program(command[0])
     try:
-        os.execve(program, launch.command, variables)  # noqa: S606 - that is the point
+        os.execve(program, command, variables)  # noqa: S606 - that is the point
     except OSError as error:
         raise from_os_error(error, f"run {program}") from error
 

@@ -5,14 +5,16 @@ Nothing is started or imported to find out.
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections.abc import Mapping, Sequence
 
 import hostprep
-from hostprep.engines.catalogue import Integration
 from hostprep.zipapp import STABLE_NAME
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hostprep.engines.catalogue import Integration
 
 _FIRST_LINE_BYTES = 512
 
@@ -88,6 +90,8 @@ def find_program(program: str, environ: Mapping[str, str]) -> str | None:
 
 
 def _matching(folder: str, pattern: str) -> list[str]:
+    import glob
+
     return sorted(glob.glob(f"{glob.escape(folder)}/{pattern}"))
 
 

@@ -7,13 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hostprep.engines.catalogue import (
-    INTEGRATIONS,
-    Integration,
-    RecordedTest,
-    integration_of,
-    recorded_tests,
-)
+from hostprep.engines.catalogue import INTEGRATIONS, Integration, integration_of, recorded_tests
 from hostprep.engines.trtllm import CONNECTORS, connector_config
 from hostprep.errors import BadInputError
 
@@ -64,19 +58,15 @@ def _document(integration: Integration) -> dict[str, Any]:
         "example": integration.example,
         "tested": [
             {"version": row.version, "date": row.date, "result": row.result}
-            for row in _rows(integration)
+            for row in recorded_tests(integration)
         ],
     }
-
-
-def _rows(integration: Integration) -> list[RecordedTest]:
-    return [row for row in recorded_tests() if row.integration == integration.name]
 
 
 def _last_tests(integration: Integration) -> str:
     """Return what came of each release that was tested, those with the same result together."""
     versions: dict[tuple[str, str], list[str]] = {}
-    for row in _rows(integration):
+    for row in recorded_tests(integration):
         versions.setdefault((row.result, row.date), []).append(row.version)
     return "; ".join(f"{' '.join(key)} ({', '.join(found)})" for key, found in versions.items())
 

@@ -132,18 +132,12 @@ def _claim(config: Mapping[str, Any], size_bytes: int, processes: int) -> Attach
             reason="SeveralProcesses",
             remedy=f"start it by `hostprep exec --pool {pool} -- CMD`: all of them join that lease",
         )
-    key = (_root(config), check_pool_name(str(pool)), str(region or ""))
+    root, pool, region = key = (_root(config), check_pool_name(str(pool)), str(region or ""))
     if key not in _claimed or not _is_open(_claimed[key]):
-        _claimed[key] = _attach(*key, size_bytes)
+        if region:  # before it is taken: a region that was claimed in vain has to be scrubbed
+            _check(_region_of(PoolPaths(root, pool), region), pool, size_bytes)
+        _claimed[key] = attach(pool, region=region or None, size_bytes=size_bytes, root=root)
     return _claimed[key]
-
-
-def _attach(root: str, pool: str, region: str, size_bytes: int) -> Attachment:
-    if not region:
-        return attach(pool, size_bytes=size_bytes, root=root)
-    # Before it is taken: a region that was claimed in vain would have to be scrubbed.
-    _check(_region_of(PoolPaths(root, pool), region), pool, size_bytes)
-    return attach(pool, region=region, root=root)
 
 
 def _region_of(paths: PoolPaths, name: str) -> Region:
