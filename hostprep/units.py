@@ -89,6 +89,11 @@ def format_bytes(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
+def format_exact(size_bytes: int) -> str:
+    """Return a size in bytes, and as people read it."""
+    return f"{size_bytes} bytes ({format_bytes(size_bytes)})"
+
+
 def format_rate(bytes_per_s: float) -> str:
     """Return a rate in GiB/s."""
     return f"{bytes_per_s / (1 << 30):.1f} GiB/s"

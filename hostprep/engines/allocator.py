@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hostprep.errors import BadInputError
-from hostprep.units import format_bytes
+from hostprep.units import format_bytes, format_exact
 
 
 @dataclass(frozen=True)
@@ -97,15 +97,12 @@ class Allocator:
 
     def too_small(self, size_bytes: int) -> BadInputError:
         """Return the error for that many bytes."""
+        share = self._share
         return BadInputError(
-            f"{self._requester.engine} asks for {_both(size_bytes)} of host memory, and this "
-            f"rank's part of the region has {_both(self.free_bytes)} left of "
-            f"{_both(self._share.size_bytes)} (pages of {format_bytes(self._share.page_bytes)})",
+            f"{self._requester.engine} asks for {format_exact(size_bytes)} of host memory, and "
+            f"this rank's part of the region has {format_exact(self.free_bytes)} left of "
+            f"{format_exact(share.size_bytes)} (pages of {format_bytes(share.page_bytes)})",
             reason="RegionTooSmall",
             remedy=f"lower {self._requester.lower}, or claim a larger region "
             "(`hostprep exec --size`)",
         )
-
-
-def _both(size_bytes: int) -> str:
-    return f"{size_bytes} bytes ({format_bytes(size_bytes)})"

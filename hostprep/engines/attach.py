@@ -6,20 +6,17 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from hostprep.client.attach import attach_many
 from hostprep.client.handoff import Region
 from hostprep.cuda.cost import registration_cost
 from hostprep.known_issues import driver_text, issues_of
-from hostprep.paths import PoolPaths
 from hostprep.units import format_bytes, format_seconds
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
-
-def run_attach(options: argparse.Namespace, paths: PoolPaths, size_bytes: int) -> int:
+def run_attach(options: argparse.Namespace) -> int:
     """Attach as an engine does, print what it took, and let go. Returns 0.
 
     Prints also what registering with CUDA takes here, and its known issues, where there is a
@@ -27,13 +24,13 @@ def run_attach(options: argparse.Namespace, paths: PoolPaths, size_bytes: int) -
     """
     begin_s = time.perf_counter()
     attachments = attach_many(
-        paths.pool,
+        options.pool,
         count=options.count,
-        size_bytes=size_bytes,
+        size_bytes=options.size_bytes,
         numa_node=options.numa_node,
         regions=options.region,
         wait_timeout_s=options.wait,
-        root=paths.root,
+        root=options.root,
     )
     took_s = time.perf_counter() - begin_s
     for attachment in attachments:
@@ -46,10 +43,13 @@ def run_attach(options: argparse.Namespace, paths: PoolPaths, size_bytes: int) -
         attachment.close()
     registering = _registering([attachment.region for attachment in attachments])
     if options.output == "json":
-        names = [attachment.region.name for attachment in attachments]
-        all_bytes = sum(attachment.size_bytes for attachment in attachments)
-        answer = {"regions": names, "size_bytes": all_bytes, "attach_s": took_s}
-        print(json.dumps({**answer, "registering": registering}))
+        answer = {
+            "regions": [attachment.region.name for attachment in attachments],
+            "size_bytes": sum(attachment.size_bytes for attachment in attachments),
+            "attach_s": took_s,
+            "registering": registering,
+        }
+        print(json.dumps(answer))
     else:
         print(f"attached in {format_seconds(took_s)}, every page present")
         for line in _registering_lines(registering) if registering else ():
@@ -76,15 +76,7 @@ def _registering(regions: Sequence[Region]) -> dict[str, Any] | None:
         "vram_bytes_per_gpu": cost.vram_bytes_per_gpu,
         "kernel_bytes": cost.kernel_bytes,
         "page_table_bytes": cost.page_table_bytes,
-        "faults": [
-            {
-                "severity": issue.severity,
-                "name": issue.name,
-                "what": issue.what,
-                "remedy": issue.remedy,
-            }
-            for issue in issues.values()
-        ],
+        "faults": [asdict(issue) for issue in issues.values()],
     }
 
 

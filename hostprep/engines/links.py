@@ -57,17 +57,16 @@ def check_paths(root: str, paths: Sequence[str]) -> None:
         _check_free(root, path, _LEFT)
 
 
-def link_regions(leases: Sequence[Lease], template: str) -> tuple[str, ...]:
-    """Link every leased region at its path. Returns the paths; none is left on an error.
+def link_regions(leases: Sequence[Lease], template: str) -> None:
+    """Link every leased region at its path; none is left on an error.
 
     Raises BadInputError where something that is not ours is in the way.
     """
     places = [
-        _fill(template, lease.handoff.pool, lease.lease_id, lease.region.name, index)
+        (lease, _fill(template, lease.handoff.pool, lease.lease_id, lease.region.name, index))
         for index, lease in enumerate(leases)
     ]
-    _link_all([(lease, path) for lease, path in zip(leases, places)], _CHOOSE)
-    return tuple(places)
+    _link_all(places, _CHOOSE)
 
 
 def link_at(leases: Sequence[Lease], places: Sequence[tuple[str, int]]) -> None:

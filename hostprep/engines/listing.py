@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
+from typing import Any
 
-from hostprep.engines.catalogue import (
-    INTEGRATIONS,
-    Integration,
-    RecordedTest,
-    integration_of,
-    recorded_tests,
-)
-from hostprep.engines.trtllm import (
-    CONNECTORS,
-    connector_yaml,
-    lmcache,
-    mooncake,
-    mooncake_client,
-)
+from hostprep.engines.catalogue import INTEGRATIONS, Integration, integration_of, recorded_tests
+from hostprep.engines.trtllm import CONNECTORS, connector_config
 from hostprep.errors import BadInputError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _COLUMNS = ("NAME", "ENGINE", "VERSIONS", "HOW", "IN BACKGROUND", "KIND", "LAST TEST")
 
@@ -34,12 +20,16 @@ def run_engines(options: argparse.Namespace) -> int:
     Raises BadInputError for an engine that is not there, and for options of another one.
     """
     if options.connector or options.server or options.model_key:
-        print(_configuration(options), end="")
+        if options.name != "trtllm" or options.connector is None:
+            raise BadInputError(
+                "--server and --model-key go with `hostprep engines trtllm --connector NAME`",
+                reason="BadInput",
+                remedy=f"NAME is one of {', '.join(CONNECTORS)}",
+            )
+        print(connector_config(options.connector, options.server, options.model_key), end="")
         return 0
     integrations = (integration_of(options.name),) if options.name else INTEGRATIONS
     if options.output == "json":
-        import json
-
         print(json.dumps([_document(each) for each in integrations], indent=2))
     elif options.name:
         print(_entry(integrations[0]))
@@ -68,19 +58,15 @@ def _document(integration: Integration) -> dict[str, Any]:
         "example": integration.example,
         "tested": [
             {"version": row.version, "date": row.date, "result": row.result}
-            for row in _rows(integration)
+            for row in recorded_tests(integration)
         ],
     }
-
-
-def _rows(integration: Integration) -> list[RecordedTest]:
-    return [row for row in recorded_tests() if row.integration == integration.name]
 
 
 def _last_tests(integration: Integration) -> str:
     """Return what came of each release that was tested, those with the same result together."""
     versions: dict[tuple[str, str], list[str]] = {}
-    for row in _rows(integration):
+    for row in recorded_tests(integration):
         versions.setdefault((row.result, row.date), []).append(row.version)
     return "; ".join(f"{' '.join(key)} ({', '.join(found)})" for key, found in versions.items())
 
@@ -99,8 +85,8 @@ def _row(integration: Integration) -> tuple[str, ...]:
 
 def _entry(integration: Integration) -> str:
     """Return what one needs to know about an integration, as text."""
-    names = ("engine", "versions", "how", "in background", "kind", "last test")
-    lines = [f"{name}: {text}" for name, text in zip(names, _row(integration)[1:])]
+    cells = list(zip(_COLUMNS, _row(integration)))[1:]
+    lines = [f"{column.lower()}: {text}" for column, text in cells]
     return "\n".join([*lines, f"more: {integration.docs}", "", f"  {integration.example}"])
 
 
@@ -109,28 +95,3 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
     ]
-
-
-def _configuration(options: argparse.Namespace) -> str:
-    """Return the file for `trtllm-serve --config`, or Mooncake's for its client."""
-    if options.name != "trtllm" or options.connector is None:
-        raise BadInputError(
-            "--server and --model-key go with `hostprep engines trtllm --connector NAME`",
-            reason="BadInput",
-            remedy=f"NAME is one of {', '.join(CONNECTORS)}",
-        )
-    if options.connector == "lmcache":
-        server = options.server or "tcp://127.0.0.1:5555"
-        return connector_yaml(
-            lmcache(server),
-            "trtllm-serve MODEL --config THIS_FILE, with PYTHONHASHSEED=0 in its environment",
-            "the memory is the LMCache server's: hostprep exec --engine lmcache",
-        )
-    if options.server or options.model_key:
-        client = mooncake_client(options.server or "127.0.0.1:50051", options.model_key or "")
-        return connector_yaml(client)
-    return connector_yaml(
-        mooncake(),
-        "trtllm-serve MODEL --config THIS_FILE, with MOONCAKE_CONFIG_PATH leading to the client's:",
-        "hostprep engines trtllm --connector mooncake --server HOST:PORT --model-key KEY",
-    )

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
-from hostprep.errors import BadInputError, HostprepError
-from hostprep.paths import PoolPaths, canonical_root, check_pool_name, default_root
+from hostprep.errors import HostprepError
+from hostprep.paths import canonical_root, check_pool_name, default_root
 from hostprep.units import format_bytes, parse_quantity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hostprep.client.lease import Request
+    from typing import NoReturn
 
 COMMANDS = {
     "exec": "Claim a region, put it where an engine looks, become it.",
@@ -28,7 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         options = _parser().parse_args(arguments)
-        _handle_sigterm()
+        if os.getpid() == 1:
+            # Process 1 of a container only gets signals that it handles (pid_namespaces(7)). The
+            # command that `exec` becomes has the default again (execve(2)).
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         return int(options.run(options))
     except HostprepError as error:
         _report(error, as_json="json" in arguments)
@@ -38,49 +44,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _handle_sigterm() -> None:
-    """End on SIGTERM as process 1 of a container, too, which only gets signals that it handles.
-
-    pid_namespaces(7). The command that `exec` becomes has the default again (execve(2)).
-    """
-    if os.getpid() == 1:
-        import signal
-
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-
-
 def _report(error: HostprepError, *, as_json: bool) -> None:
     if as_json:
-        import json
-
         print(json.dumps({"error": error.message, "reason": error.reason, "remedy": error.remedy}))
     print(f"hostprep: {error}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
+    # Given a width, the formatter does not import shutil for it (4 ms).
+    formatter = functools.partial(argparse.HelpFormatter, width=98)
     parser = argparse.ArgumentParser(
         prog="hostprep",
         description="Use memory that was prepared on this node.",
-        formatter_class=_formatter,
+        formatter_class=formatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", prog="hostprep")
-    for name, description, fill in (
-        ("exec", _EXEC, _add_exec),
-        ("wait", _WAIT, _add_wait),
-        ("attach", _ATTACH, _add_attach),
-        ("engines", _ENGINES, _add_engines),
+    for name, description, run, options in (
+        ("exec", _EXEC, _run_exec, (_add_common, _add_choice, _add_exec)),
+        ("wait", _WAIT, _run_wait, (_add_common, _add_wait, _add_output)),
+        ("attach", _ATTACH, _run_attach, (_add_common, _add_choice, _add_output)),
+        ("engines", _ENGINES, _run_engines, (_add_engines, _add_output)),
     ):
-        fill(
-            commands.add_parser(
-                name, help=COMMANDS[name], description=description, formatter_class=_formatter
-            )
+        command = commands.add_parser(
+            name, help=COMMANDS[name], description=description, formatter_class=formatter
         )
+        for add in options:
+            add(command)
+        command.set_defaults(run=run)
     return parser
-
-
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    """Return argparse's own formatter; given a width, it does not import shutil for it (4 ms)."""
-    return argparse.HelpFormatter(prog, width=98)
 
 
 _EXEC = (
@@ -104,21 +95,42 @@ _ENGINES = (
 )
 
 
-def _add_common(parser: argparse.ArgumentParser, *, wait_default: float) -> None:
+def _add_common(parser: argparse.ArgumentParser) -> None:
     given = os.environ.get("HOSTPREP_POOL") or None
     parser.add_argument(
-        "--pool", required=given is None, default=given, help="the pool's name (HOSTPREP_POOL)"
+        "--pool",
+        type=check_pool_name,
+        required=given is None,
+        default=given,
+        help="the pool's name (HOSTPREP_POOL)",
     )
-    parser.add_argument("--root", default=None, help="parent folder of all pools (HOSTPREP_ROOT)")
-    parser.add_argument("--size", help="the least that a region must have, such as 64Gi")
+    parser.add_argument(
+        "--root", type=_root, default="", help="parent folder of all pools (HOSTPREP_ROOT)"
+    )
+    parser.add_argument(
+        "--size",
+        type=_size_bytes,
+        default="",
+        dest="size_bytes",
+        metavar="SIZE",
+        help="the least that a region must have, such as 64Gi",
+    )
     parser.add_argument("--count", type=int, default=1, help="number of regions, all or none")
     parser.add_argument(
         "--wait",
         type=_seconds,
-        default=wait_default,
+        default=0.0,
         metavar="SECONDS",
         help="how long to wait for the pool and for a free region (default %(default)g)",
     )
+
+
+def _root(text: str) -> str:
+    return canonical_root(text or default_root())
+
+
+def _size_bytes(text: str) -> int:
+    return parse_quantity(text) if text else 1
 
 
 def _seconds(text: str) -> float:
@@ -129,8 +141,6 @@ def _seconds(text: str) -> float:
 
 
 def _add_exec(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, wait_default=0.0)
-    _add_choice(parser)
     parser.add_argument(
         "--engine",
         metavar="NAME",
@@ -142,30 +152,21 @@ def _add_exec(parser: argparse.ArgumentParser) -> None:
         help="symbolic link to make; may hold {pool}, {lease}, {region} and {index}",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD")
-    parser.set_defaults(run=_run_exec, count=None)
+    parser.set_defaults(count=None)
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--region", action="append", default=[], help="take this very region")
-    parser.add_argument("--numa-node", type=int, default=None, help="only regions on this node")
+    parser.add_argument("--numa-node", type=int, help="only regions on this node")
 
 
 def _add_wait(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, wait_default=300.0)
     parser.add_argument(
         "--handoff-only",
         action="store_true",
         help="do not open the regions: where they cannot be seen yet (user namespaces)",
     )
-    _add_output(parser)
-    parser.set_defaults(run=_run_wait)
-
-
-def _add_attach(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, wait_default=0.0)
-    _add_choice(parser)
-    _add_output(parser)
-    parser.set_defaults(run=_run_attach)
+    parser.set_defaults(wait=300.0)
 
 
 def _add_engines(parser: argparse.ArgumentParser) -> None:
@@ -173,32 +174,16 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--connector", choices=("lmcache", "mooncake"), help="for trtllm")
     parser.add_argument("--server", metavar="ADDRESS", help="of the connector's server or master")
     parser.add_argument("--model-key", metavar="KEY", help="names the checkpoint to Mooncake")
-    _add_output(parser)
-    parser.set_defaults(run=_run_engines)
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
 
 
-def _run_exec(options: argparse.Namespace) -> int:
-    from hostprep.engines.exec import EngineStart, execute
+def _run_exec(options: argparse.Namespace) -> NoReturn:
+    from hostprep.engines.exec import run_exec
 
-    command = tuple(options.command[1:] if options.command[:1] == ["--"] else options.command)
-    if not command:
-        raise BadInputError(
-            "there is no command to become", reason="NoCommand", remedy="give it after --"
-        )
-    paths, request = _paths(options), _request(options)
-    engine = None
-    if options.engine is not None:
-        from hostprep.engines.launching import Options
-
-        exec_options = Options(options.count, request.size_bytes, request.names)
-        engine = EngineStart(options.engine, paths, command, exec_options)
-        request = engine.request_for(request)
-    execute(paths, request, command, wait_timeout_s=options.wait, link=options.link, engine=engine)
-    return 1
+    run_exec(options)
 
 
 def _run_engines(options: argparse.Namespace) -> int:
@@ -210,25 +195,19 @@ def _run_engines(options: argparse.Namespace) -> int:
 def _run_wait(options: argparse.Namespace) -> int:
     from hostprep.client.attach import wait
 
-    paths = _paths(options)
     handoff = wait(
-        paths.pool,
+        options.pool,
         timeout_s=options.wait,
-        size_bytes=_size_bytes(options),
+        size_bytes=options.size_bytes,
         count=options.count,
         handoff_only=options.handoff_only,
         on_wait=lambda why: print(f"waiting: {why.message}", file=sys.stderr, flush=True),
-        root=paths.root,
+        root=options.root,
     )
     total_bytes = sum(region.size_bytes for region in handoff.regions)
     if options.output == "json":
-        import json
-
-        print(
-            json.dumps(
-                {"pool": handoff.pool, "generation": handoff.generation, "size_bytes": total_bytes}
-            )
-        )
+        answer = {"pool": handoff.pool, "generation": handoff.generation}
+        print(json.dumps({**answer, "size_bytes": total_bytes}))
     else:
         print(
             f"pool {handoff.pool} is ready: {len(handoff.regions)} region(s), "
@@ -240,27 +219,7 @@ def _run_wait(options: argparse.Namespace) -> int:
 def _run_attach(options: argparse.Namespace) -> int:
     from hostprep.engines.attach import run_attach
 
-    return run_attach(options, _paths(options), _size_bytes(options))
-
-
-def _request(options: argparse.Namespace) -> Request:
-    from hostprep.client.lease import Request
-
-    return Request(
-        count=1 if options.count is None else options.count,
-        size_bytes=_size_bytes(options),
-        numa_node=options.numa_node,
-        names=tuple(options.region),
-    )
-
-
-def _size_bytes(options: argparse.Namespace) -> int:
-    return parse_quantity(options.size) if options.size else 1
-
-
-def _paths(options: argparse.Namespace) -> PoolPaths:
-    root = canonical_root(options.root or default_root())
-    return PoolPaths(root, check_pool_name(options.pool))
+    return run_attach(options)
 
 
 if __name__ == "__main__":

@@ -7,19 +7,16 @@ Otherwise the engine's own configuration names a pool, and its one process claim
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hostprep.client.attach import Attachment, attach, join
 from hostprep.client.environment import LeaseEnvironment
 from hostprep.client.handoff import Region, read_handoff
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.paths import PoolPaths, canonical_root, check_pool_name, default_root
-from hostprep.units import format_bytes
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+from hostprep.units import format_exact
 
 MEMORY_KEYS = ("hostprep.pool", "hostprep.root", "hostprep.region")
 """The keys of an engine's configuration by which it names its memory."""
@@ -135,18 +132,12 @@ def _claim(config: Mapping[str, Any], size_bytes: int, processes: int) -> Attach
             reason="SeveralProcesses",
             remedy=f"start it by `hostprep exec --pool {pool} -- CMD`: all of them join that lease",
         )
-    key = (_root(config), check_pool_name(str(pool)), str(region or ""))
+    root, pool, region = key = (_root(config), check_pool_name(str(pool)), str(region or ""))
     if key not in _claimed or not _is_open(_claimed[key]):
-        _claimed[key] = _attach(*key, size_bytes)
+        if region:  # before it is taken: a region that was claimed in vain has to be scrubbed
+            _check(_region_of(PoolPaths(root, pool), region), pool, size_bytes)
+        _claimed[key] = attach(pool, region=region or None, size_bytes=size_bytes, root=root)
     return _claimed[key]
-
-
-def _attach(root: str, pool: str, region: str, size_bytes: int) -> Attachment:
-    if not region:
-        return attach(pool, size_bytes=size_bytes, root=root)
-    # Before it is taken: a region that was claimed in vain would have to be scrubbed.
-    _check(_region_of(PoolPaths(root, pool), region), pool, size_bytes)
-    return attach(pool, region=region, root=root)
 
 
 def _region_of(paths: PoolPaths, name: str) -> Region:
@@ -170,12 +161,8 @@ def _root(config: Mapping[str, Any]) -> str:
 def _check(region: Region, pool: str, size_bytes: int) -> None:
     if region.size_bytes < size_bytes:
         raise BadInputError(
-            f"the engine asks for {_both(size_bytes)}, and region {region.name} of pool {pool} "
-            f"has {_both(region.size_bytes)}",
+            f"the engine asks for {format_exact(size_bytes)}, and region {region.name} of pool "
+            f"{pool} has {format_exact(region.size_bytes)}",
             reason="RegionTooSmall",
             remedy="ask for less, or claim a larger region (`hostprep exec --size`)",
         )
-
-
-def _both(size_bytes: int) -> str:
-    return f"{size_bytes} bytes ({format_bytes(size_bytes)})"

@@ -12,17 +12,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from typing import Any
 
-from hostprep.engines.catalogue import Integration
-from hostprep.engines.launching import Launch, Options, Requirements
+from hostprep.engines.launching import EngineStart, Requirements
 from hostprep.errors import BadInputError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from hostprep.client.lease import Lease
 
 CONNECTORS = ("lmcache", "mooncake")
 _VARIABLES = {
@@ -36,18 +29,12 @@ _URL = re.compile(r"(?:tcp|ipc|grpc)://[!-~]+", re.ASCII)
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", re.ASCII)
 
 
-def requirements(
-    integration: Integration,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    options: Options,
-) -> Requirements:
+def requirements(start: EngineStart) -> Requirements:
     """Refuse: there is nothing to claim for it. Always raises BadInputError."""
-    del integration, command, options
-    set_here = [f"{name} is set: {why}" for name, why in _VARIABLES.items() if name in environ]
+    found = [f"; {name} is set: {why}" for name, why in _VARIABLES.items() if name in start.environ]
     raise BadInputError(
         "TensorRT-LLM allocates its host pools as anonymous memory, which cannot be prepared, "
-        "so there is nothing to claim for it" + "".join(f"; {words}" for words in set_here),
+        f"so there is nothing to claim for it{''.join(found)}",
         reason="NoMemoryOfItsOwn",
         remedy="keep its KV cache in an LMCache server or a Mooncake store that has the prepared "
         "memory: `hostprep engines trtllm --connector lmcache --server tcp://127.0.0.1:5555` "
@@ -55,22 +42,32 @@ def requirements(
     )
 
 
-def complete(
-    integration: Integration,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    leases: Sequence[Lease],
-) -> Launch:
-    """Return the command as it is. Never called: nothing is claimed."""
-    del integration, environ, leases
-    return Launch(command, {})
+def connector_config(connector: str, server: str | None, model_key: str | None) -> str:
+    """Return the file for `trtllm-serve --config`, or Mooncake's for its client.
 
-
-def lmcache(server: str) -> dict[str, Any]:
-    """Return the options for an LMCache server, such as tcp://127.0.0.1:5555.
-
-    Raises BadInputError for what is no URL.
+    The latter where `server`, the address of Mooncake's master, or a model's key is given.
+    Raises BadInputError for an address of another form, and for a client without a key.
     """
+    if connector == "lmcache":
+        return _yaml(
+            _lmcache(server or "tcp://127.0.0.1:5555"),
+            "trtllm-serve MODEL --config THIS_FILE, with PYTHONHASHSEED=0 in its environment",
+            "the memory is the LMCache server's: hostprep exec --engine lmcache",
+        )
+    if server or model_key:
+        return _yaml(_mooncake_client(server or "127.0.0.1:50051", model_key))
+    options = {
+        "kv_cache_config": {"use_kv_cache_manager_v2": True, "enable_block_reuse": True},
+        "kv_connector_config": {"connector": "mooncake-store"},
+    }
+    return _yaml(
+        options,
+        "trtllm-serve MODEL --config THIS_FILE, with MOONCAKE_CONFIG_PATH leading to the client's:",
+        "hostprep engines trtllm --connector mooncake --server HOST:PORT --model-key KEY",
+    )
+
+
+def _lmcache(server: str) -> dict[str, Any]:
     if _URL.fullmatch(server) is None:
         raise BadInputError(
             f"--server {server!r} is no URL of an LMCache server",
@@ -83,26 +80,15 @@ def lmcache(server: str) -> dict[str, Any]:
     }
 
 
-def mooncake() -> dict[str, Any]:
-    """Return the options for a Mooncake store; its address is in the client's own file."""
-    return {
-        "kv_cache_config": {"use_kv_cache_manager_v2": True, "enable_block_reuse": True},
-        "kv_connector_config": {"connector": "mooncake-store"},
-    }
-
-
-def mooncake_client(server: str, model: str, *, protocol: str = "tcp") -> dict[str, Any]:
-    """Return what MOONCAKE_CONFIG_PATH is to lead to: a client that lends no memory of its own.
-
-    `server` is the master's address, host:port. Raises BadInputError for another.
-    """
+def _mooncake_client(server: str, model_key: str | None) -> dict[str, Any]:
+    """Return what MOONCAKE_CONFIG_PATH is to lead to: a client that lends no memory of its own."""
     if _ADDRESS.fullmatch(server) is None:
         raise BadInputError(
             f"--server {server!r} is no address of a Mooncake master",
             reason="BadServer",
             remedy="write it like 127.0.0.1:50051",
         )
-    if not model:
+    if not model_key:
         raise BadInputError(
             "keys in a Mooncake pool need to tell checkpoints apart",
             reason="NoModel",
@@ -111,16 +97,15 @@ def mooncake_client(server: str, model: str, *, protocol: str = "tcp") -> dict[s
     return {
         "metadata_server": "P2PHANDSHAKE",
         "master_server_address": server,
-        "protocol": protocol,
+        "protocol": "tcp",
         "device_name": "",
         "global_segment_size": 0,
         "local_buffer_size": 1 << 30,
         "role": "both",
-        "model_key": model,
+        "model_key": model_key,
     }
 
 
-def connector_yaml(options: dict[str, Any], *notes: str) -> str:
-    """Return options as a file for `trtllm-serve --config`: JSON, which YAML includes."""
-    lines = [f"# {note}" for note in notes]
-    return "\n".join([*lines, json.dumps(options, indent=2)]) + "\n"
+def _yaml(options: dict[str, Any], *notes: str) -> str:
+    """Return options as JSON, which YAML includes."""
+    return "\n".join([*(f"# {note}" for note in notes), json.dumps(options, indent=2), ""])

@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from hostprep.engines.helper_process import report
 from hostprep.engines.lmcache.server import Arena, Server
 from hostprep.errors import FailedError, HostprepError
 from hostprep.units import format_bytes
@@ -26,19 +27,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         server = Server(options.server)
         server.wait(options.wait)
-        lines = _lines(server)
+        lines = [f"{server.url} is healthy"]
+        try:
+            lines += map(_line, server.arenas())
+        except FailedError:
+            lines = [f"{server.url} is healthy, its L1 is not in files"]
     except HostprepError as error:
-        sys.stderr.write(f"hostprep: {error}\n")
+        report(str(error))
         return error.exit_code
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    print(*lines, sep="\n")
     return 0
-
-
-def _lines(server: Server) -> list[str]:
-    try:
-        return [f"{server.url} is healthy", *(_line(arena) for arena in server.arenas())]
-    except FailedError:
-        return [f"{server.url} is healthy, its L1 is not in files"]
 
 
 def _line(arena: Arena) -> str:

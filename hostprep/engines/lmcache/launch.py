@@ -5,23 +5,28 @@ Names and defaults: lmcache/v1/distributed/config.py and lmcache/v1/multiprocess
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from hostprep.backing import GIB
-from hostprep.engines.catalogue import Integration
+from hostprep.client.lease import Lease
 from hostprep.engines.helper_process import start_beside
 from hostprep.engines.installation import release_notes
-from hostprep.engines.launching import Launch, Options, Requirements, refuse_options
+from hostprep.engines.launching import (
+    CommandSyntax,
+    EngineStart,
+    Launch,
+    Requirements,
+    ServerCommand,
+)
 from hostprep.engines.lmcache.server import Server
 from hostprep.engines.lmcache.settings import bytes_of_gib, check_one_call
-from hostprep.engines.options import OptionTable, ServerCommand
 from hostprep.errors import BadInputError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from hostprep.client.lease import Lease
-
-_OPTIONS = OptionTable(
+SYNTAX = CommandSyntax(
+    starts=(("lmcache", "server"),),
+    otherwise="the command is not `lmcache server`",
+    remedy="give --engine lmcache the server's own command: -- lmcache server ...; vLLM with "
+    "LMCache inside its processes is --engine lmcache-inprocess",
     values=(
         "--eviction-policy",
         "--eviction-ratio",
@@ -62,27 +67,21 @@ _ELSEWHERE = {
 }
 
 
-def requirements(
-    integration: Integration,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    options: Options,
-) -> Requirements:
+def requirements(start: EngineStart) -> Requirements:
     """Return what the server needs of the pool. Raises BadInputError where its options forbid it.
 
     `--l1-size-gb` (GiB, whatever its name) is the least that the region must have; without it the
     server gets all of each region.
     """
-    del integration, environ
-    server = read_command(command)
-    refuse_options(_ELSEWHERE, server.names)
+    server = SYNTAX.read(start.command)
+    server.refuse(_ELSEWHERE)
     if server.last("--shm-name"):
         raise BadInputError(
             "--shm-name has L1 in a shared memory segment of the server's own",
             reason="BadCommand",
             remedy="leave --shm-name out",
         )
-    count = options.region_count
+    count = start.options.region_count
     if count > 1:
         Server(url_of(server))  # refuses an address at which no region could be added
     size_gb = server.last(_SIZE)
@@ -99,27 +98,22 @@ def requirements(
     return Requirements(count=1, size_bytes=size_bytes, because=f"--l1-size-gb is {size_gb}")
 
 
-def complete(
-    integration: Integration,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    leases: Sequence[Lease],
-) -> Launch:
+def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
     """Return the server's command over these leases. Raises BadInputError for too large a region.
 
     LMCache registers each with CUDA by one call.
     """
-    server = read_command(command)
+    server = SYNTAX.read(start.command)
     first = leases[0].region
     size_gb = server.last(_SIZE)
     largest_bytes = max(lease.region.size_bytes for lease in leases)
     _check_one_call(bytes_of_gib(size_gb, _SIZE) if size_gb is not None else largest_bytes)
-    words = server.words
+    words = start.command
     if size_gb is None:
         # A float of GiB, which holds every multiple of a page exactly.
         words += (_SIZE, repr(first.size_bytes / GIB))
     words += ("--l1-devdax-path", leases[0].path, "--no-l1-use-lazy", "--shm-name", "")
-    notes = release_notes(integration, server.program, environ)
+    notes = release_notes(start.integration, server.program, start.environ)
     if server.last("--eviction-policy") is None:
         words += ("--eviction-policy", "LRU")
         notes += ("no --eviction-policy was given: LRU",)
@@ -127,23 +121,7 @@ def complete(
         # Several tagged L1s (--l1-manager) would each cache for themselves, and none could grow.
         regions = [text for each in leases[1:] for text in (each.path, str(each.region.size_bytes))]
         words = start_beside("lmcache", [url_of(server), *regions], words)
-    return Launch(words, {}, (), notes)
-
-
-def read_command(words: Sequence[str]) -> ServerCommand:
-    """Read a command such as `lmcache server --port 5555`, or one that ends so, after `numactl`.
-
-    Raises BadInputError for what starts no server.
-    """
-    for index, word in enumerate(words[:-1]):
-        if word.rpartition("/")[2] == "lmcache" and words[index + 1] == "server":
-            return ServerCommand(tuple(words), word, _OPTIONS.read(words[index + 2 :]))
-    raise BadInputError(
-        "the command is not `lmcache server`",
-        reason="BadCommand",
-        remedy="give --engine lmcache the server's own command: -- lmcache server ...; vLLM with "
-        "LMCache inside its processes is --engine lmcache-inprocess",
-    )
+    return Launch(words, {}, notes=notes)
 
 
 def url_of(server: ServerCommand) -> str:

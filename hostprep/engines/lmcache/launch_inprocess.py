@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from hostprep.backing import Backing
+from hostprep.client.handoff import Region
+from hostprep.client.lease import Lease
 from hostprep.engines.allocator import Allocator, share_of
-from hostprep.engines.catalogue import Integration
 from hostprep.engines.installation import python_path, release_notes
-from hostprep.engines.launching import Launch, Options, Requirements
+from hostprep.engines.launching import EngineStart, Launch, Requirements, refuse_in_file
 from hostprep.engines.lmcache.settings import (
     REQUESTER,
-    RequestedSize,
     check_one_call,
     read_settings,
     requested_size,
@@ -24,13 +25,6 @@ from hostprep.engines.vllm.command_parser import (
     parse_config,
     read_command,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from hostprep.client.handoff import Region
-    from hostprep.client.lease import Lease
 
 _EXTRA = "kv_connector_extra_config"
 _MODULE = "kv_connector_module_path"
@@ -45,20 +39,15 @@ _CONNECTOR = vllm_launch.Connector(
 )
 
 
-def requirements(
-    integration: Integration,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    options: Options,
-) -> Requirements:
+def requirements(start: EngineStart) -> Requirements:
     """Return what the command needs of the pool: a region for each data-parallel rank.
 
     LMCache's `max_local_cpu_size` (GiB a rank) is the least that each rank's part of it must
     have. Raises BadInputError for a configuration that contradicts; reads, and changes nothing.
     """
-    del integration, options
-    line = read_command(command)
-    vllm_launch.refuse_in_file(line, _CONNECTOR, f"{vllm_launch.SIZE_KEYS}|nnodes")
+    line, environ = read_command(start.command), start.environ
+    keys = f"{vllm_launch.SIZE_KEYS}|nnodes"
+    refuse_in_file(line.last("--config"), keys, engine=_CONNECTOR.integration)
     config = _config(line)
     extra = config.get(_EXTRA) or {}
     read_settings(extra)
@@ -67,7 +56,7 @@ def requirements(
     if requested is None:
         return required
     ranks = local_worker_count(line)
-    size_bytes, because = requested.size_bytes, f"{requested.because} for each rank"
+    size_bytes, because = requested[0], f"{requested[1]} for each rank"
     if ranks > 1:
         # Each part is whole pages: of these here, or larger ones, which `complete` knows.
         size_bytes = -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES * ranks
@@ -75,18 +64,13 @@ def requirements(
     return Requirements(count=required.count, size_bytes=size_bytes, because=because)
 
 
-def complete(
-    integration: Integration,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    leases: Sequence[Lease],
-) -> Launch:
+def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
     """Return the command with our connector in LMCache's place.
 
     Raises BadInputError where a rank's part is smaller than what LMCache is to take, or too
     large: its copies go anywhere, so that its memory is registered with CUDA by one call.
     """
-    line = read_command(command)
+    line, environ = read_command(start.command), start.environ
     config = _config(line)
     requested = requested_size(config.get(_EXTRA) or {}, environ)
     for lease in leases:
@@ -97,9 +81,9 @@ def complete(
     variables = python_path(leases[0].paths.root, line.program, environ)
     notes = (
         *vllm_launch.notes_of(line, _CONNECTOR, environ),
-        *release_notes(integration, line.program, environ),
+        *release_notes(start.integration, line.program, environ),
     )
-    return Launch(line.with_config(config), variables, (), notes)
+    return Launch(line.with_config(config), variables, notes=notes)
 
 
 def _config(line: CommandLine) -> dict[str, Any]:
@@ -111,9 +95,9 @@ def _config(line: CommandLine) -> dict[str, Any]:
     return config
 
 
-def _check_part(region: Region, ranks: int, requested: RequestedSize | None) -> None:
+def _check_part(region: Region, ranks: int, requested: tuple[int, str] | None) -> None:
     share = share_of(region.size_bytes, region.page_bytes, ranks=ranks, index=0)
-    size_bytes = requested.size_bytes if requested is not None else max(1, share.size_bytes)
+    size_bytes = requested[0] if requested is not None else max(1, share.size_bytes)
     check_one_call(
         size_bytes,
         owner="each rank",

@@ -6,23 +6,15 @@ The interface knows no authentication: it is to listen on 127.0.0.1, its default
 
 from __future__ import annotations
 
-import http.client
-import json
 import time
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
-from hostprep.errors import BadInputError, FailedError, NotReadyError
+from hostprep.engines.json_interface import OK, JsonInterface, reason_in
+from hostprep.errors import BadInputError, NotReadyError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-_ANSWER_TIMEOUT_S = 10.0
-_PIN_TIMEOUT_S = 600.0
-"""Adding a region registers it with CUDA, in one call, before it answers."""
 _PAUSE_S = 0.2
-_OK = 200
 
 
 @dataclass(frozen=True)
@@ -32,8 +24,6 @@ class Arena:
     path: str
     size_bytes: int
     used_bytes: int
-    allocations: int
-    """Objects in it: what is cached there counts."""
     state: str
     """`active`, or `draining`: it takes nothing new, and goes when the last object has."""
     is_primary: bool
@@ -47,23 +37,33 @@ class Server:
         """Take an http:// URL. Raises BadInputError for anything else."""
         parts = urlsplit(url)
         try:
-            self._host, self._port = parts.hostname or "", parts.port or 80
+            host, port = parts.hostname, parts.port or 80
         except ValueError:
-            self._host = ""
-        if parts.scheme != "http" or not self._host:
+            host, port = None, 80
+        if parts.scheme != "http" or not host:
             raise BadInputError(
                 f"{url!r} is no URL of an LMCache server's HTTP interface",
                 reason="BadServer",
                 remedy="write it like http://127.0.0.1:8080 (--http-host and --http-port)",
             )
         self.url = url
+        self._interface = JsonInterface(
+            host,
+            port,
+            server="LMCache server",
+            place=f"at {url}",
+            options="--http-host and --http-port",
+            refused="ServerRefused",
+            remedy="it must have been started with its L1 in a file, as `hostprep exec "
+            "--engine lmcache` does",
+        )
 
     def check(self) -> None:
         """Raise NotReadyError unless the server answers and its cache works."""
-        status, document = self._ask("GET", "/healthcheck")
-        if status != _OK:
+        status, document = self._interface.ask("/healthcheck")
+        if status != OK:
             raise NotReadyError(
-                f"the LMCache server at {self.url} is not healthy: {_reason(document)}",
+                f"the LMCache server at {self.url} is not healthy: {reason_in(document)}",
                 reason="ServerNotReady",
                 remedy="look at its log",
             )
@@ -89,7 +89,7 @@ class Server:
 
         Raises NotReadyError where no server answers, FailedError where its L1 is of another kind.
         """
-        document = self._expect("GET", "/reconfigure/dax/l1/status")
+        document = self._interface.expect("/reconfigure/dax/l1/status")
         return tuple(_arena(row) for row in document["arenas"])
 
     def arena(self, path: str) -> Arena | None:
@@ -99,8 +99,7 @@ class Server:
     def add(self, path: str, size_bytes: int) -> Arena:
         """Have it map a file, which is part of its L1 from then on. Raises as `arenas` does."""
         body = {"device_path": path, "size": size_bytes}
-        document = self._expect("POST", "/reconfigure/dax/l1/add", body, timeout_s=_PIN_TIMEOUT_S)
-        return _arena(document["added"])
+        return _arena(self._interface.expect("/reconfigure/dax/l1/add", body)["added"])
 
     def drain(self, path: str) -> bool:
         """Have it put nothing new there. True when it has unmapped it already.
@@ -108,53 +107,8 @@ class Server:
         Otherwise it does so once the last object in it was evicted or cleared. Raises as `arenas`
         does; FailedError for its first arena, and for one that it does not have.
         """
-        document = self._expect(
-            "POST", "/reconfigure/dax/l1/remove", {"device_path": path}, timeout_s=_PIN_TIMEOUT_S
-        )
+        document = self._interface.expect("/reconfigure/dax/l1/remove", {"device_path": path})
         return all(_arena(row).state == "removed" for row in document["removed"]["arenas"])
-
-    def _expect(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, Any] | None = None,
-        *,
-        timeout_s: float = _ANSWER_TIMEOUT_S,
-    ) -> dict[str, Any]:
-        status, document = self._ask(method, path, body, timeout_s)
-        if status != _OK:
-            raise FailedError(
-                f"the LMCache server at {self.url} refused {path}: {_reason(document)}",
-                reason="ServerRefused",
-                remedy="it must have been started with its L1 in a file, as `hostprep exec "
-                "--engine lmcache` does",
-            )
-        return document
-
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, Any] | None = None,
-        timeout_s: float = _ANSWER_TIMEOUT_S,
-    ) -> tuple[int, dict[str, Any]]:
-        """Return status and document. Raises NotReadyError where no server answers in time."""
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
-        try:
-            text = None if body is None else json.dumps(body)
-            headers = {"Content-Type": "application/json"} if text else {}
-            connection.request(method, path, text, headers)
-            answer = connection.getresponse()
-            document = json.loads(answer.read() or b"{}")
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise NotReadyError(
-                f"no LMCache server answers at {self.url}: {error}",
-                reason="NoServer",
-                remedy="start it first, and look at its --http-host and --http-port",
-            ) from error
-        finally:
-            connection.close()
-        return answer.status, document if isinstance(document, dict) else {}
 
 
 def _arena(row: dict[str, Any]) -> Arena:
@@ -162,11 +116,6 @@ def _arena(row: dict[str, Any]) -> Arena:
         path=row["device_path"],
         size_bytes=row["size_in_bytes"],
         used_bytes=row["used_bytes"],
-        allocations=row["active_allocations"],
         state=row["state"],
         is_primary=row["is_primary"],
     )
-
-
-def _reason(document: dict[str, Any]) -> str:
-    return str(document.get("error") or document.get("reason") or document.get("detail") or "")

@@ -7,20 +7,16 @@ kv_connector_extra_config comes before the environment, and that before LMCache'
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 from hostprep.backing import GIB
 from hostprep.cuda.chunks import ONE_CALL_LIMIT_BYTES
 from hostprep.engines.allocator import Requester
-from hostprep.engines.options import key_in_file
+from hostprep.engines.launching import key_in_file
 from hostprep.engines.vllm.settings import Settings
 from hostprep.errors import BadInputError
 from hostprep.units import format_bytes
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
 
 REQUESTER = Requester("LMCache", "max_local_cpu_size (GiB a rank)")
 SIZE_KEY = "lmcache.max_local_cpu_size"
@@ -31,14 +27,6 @@ _WITHOUT_EFFECT = {
     "cpu_bytes_to_use_per_rank": f"LMCache's size is {SIZE_KEY}, in GiB a rank",
     "hostprep.deadline_s": "LMCache takes its memory as it starts, by one call that nothing ends",
 }
-
-
-@dataclass(frozen=True)
-class RequestedSize:
-    """What one rank is to take, and which setting says so."""
-
-    size_bytes: int
-    because: str
 
 
 def read_settings(extra: Mapping[str, Any]) -> Settings:
@@ -60,8 +48,8 @@ def read_settings(extra: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def requested_size(extra: Mapping[str, Any], environ: Mapping[str, str]) -> RequestedSize | None:
-    """Return how much LMCache is to take, in GiB whatever it calls them; None where nothing says.
+def requested_size(extra: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[int, str] | None:
+    """Return the bytes that one rank is to take, and which setting says so; None where none does.
 
     Raises BadInputError for what is no size, and for one in LMCache's own file, which ours would
     override.
@@ -77,7 +65,7 @@ def requested_size(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Requ
         (_SIZE_VARIABLE, environ.get(_SIZE_VARIABLE)),
     ):
         if given is not None:
-            return RequestedSize(bytes_of_gib(given, name), f"{name} is {given}")
+            return bytes_of_gib(given, name), f"{name} is {given}"
     return None
 
 

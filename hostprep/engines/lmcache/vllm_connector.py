@@ -49,7 +49,12 @@ class HostprepLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
         config = vllm_config.kv_transfer_config
         extra = config.kv_connector_extra_config or {}
         settings = read_settings(extra)
-        _check_platform()
+        if current_platform.is_rocm():
+            raise BadInputError(
+                "memory is registered with CUDA, and this is ROCm",
+                reason="WrongPlatform",
+                remedy="use LMCacheConnectorV1 itself",
+            )
         self._prepared: HostMemory | None = None
         if role == KVConnectorRole.WORKER:
             memory = self._prepared = _memory_of(vllm_config, extra)
@@ -80,15 +85,6 @@ class HostprepLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
                 self._prepared.close()
 
 
-def _check_platform() -> None:
-    if current_platform.is_rocm():
-        raise BadInputError(
-            "memory is registered with CUDA, and this is ROCm",
-            reason="WrongPlatform",
-            remedy="use LMCacheConnectorV1 itself",
-        )
-
-
 def _memory_of(vllm_config: Any, extra: Mapping[str, Any]) -> HostMemory:
     parallel = vllm_config.parallel_config
     local_world_size = parallel.local_world_size
@@ -96,14 +92,14 @@ def _memory_of(vllm_config: Any, extra: Mapping[str, Any]) -> HostMemory:
         extra, index=parallel.data_parallel_index, processes=parallel.world_size
     )
     rank = parallel.rank % local_world_size
-    return HostMemory.take(attachment, rank=rank, ranks=local_world_size, requester=REQUESTER)
+    return HostMemory(attachment, rank=rank, ranks=local_world_size, requester=REQUESTER)
 
 
 def _size_bytes(memory: HostMemory, extra: Mapping[str, Any]) -> int:
     """Return how much LMCache is to take: what is requested, or all. Raises BadInputError."""
     try:
         requested = requested_size(extra, os.environ)
-        size_bytes = requested.size_bytes if requested is not None else memory.free_bytes
+        size_bytes = requested[0] if requested is not None else memory.free_bytes
         memory.check(size_bytes)
     except BaseException:
         memory.close()

@@ -6,82 +6,64 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
-from hostprep.engines.catalogue import Integration
+from hostprep.client.lease import Lease
 from hostprep.engines.helper_process import start_beside
 from hostprep.engines.installation import release_notes
-from hostprep.engines.launching import Launch, Options, Requirements
-from hostprep.engines.options import OptionTable, ServerCommand
+from hostprep.engines.launching import (
+    CommandSyntax,
+    EngineStart,
+    Launch,
+    Requirements,
+    ServerCommand,
+)
 from hostprep.errors import BadInputError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from hostprep.client.lease import Lease
-
 _PROGRAM = "mc_store_rest_server"
-_OPTIONS = OptionTable(values=("--config", "--port"), flags=(), shortest=len("--config"))
+_SYNTAX = CommandSyntax(
+    starts=((_PROGRAM,),),
+    otherwise=f"the command is not {_PROGRAM}",
+    remedy=f"give --engine mooncake the store service: -- {_PROGRAM} ...; a store in an "
+    "engine's own process takes regions by hostprep.engines.mooncake.segments",
+    values=("--config", "--port"),
+    flags=(),
+    shortest=len("--config"),
+)
 _FOLDER = "/dev/shm"  # noqa: S108 - Mooncake searches nowhere else
 _OWN_MEMORY = "global_segment_size"
 _SIZE_VARIABLE = "MOONCAKE_GLOBAL_SEGMENT_SIZE"
 
 
-def requirements(
-    integration: Integration,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    options: Options,
-) -> Requirements:
+def requirements(start: EngineStart) -> Requirements:
     """Return what the service needs: as many regions as asked for, of any size.
 
     Raises BadInputError for another program, and for a configuration that has the service bring
     memory of its own besides.
     """
-    del integration
-    service = _read_command(command)
+    service = _SYNTAX.read(start.command)
     _port(service)
-    _check_own_memory(service, environ)
-    return Requirements(count=options.region_count)
+    _check_own_memory(service, start.environ)
+    return Requirements(count=start.options.region_count)
 
 
-def complete(
-    integration: Integration,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    leases: Sequence[Lease],
-) -> Launch:
+def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
     """Return the service's command beside a process that mounts the regions."""
-    service = _read_command(command)
+    service = _SYNTAX.read(start.command)
     arguments = [_port(service)]
     links = []
     for index, lease in enumerate(leases):
         name = f"hostprep-{lease.lease_id}-{index}"
         links.append((f"{_FOLDER}/{name}", index))
         arguments += [name, str(lease.region.size_bytes)]
-    variables = {}
+    environ, variables = start.environ, {}
     if _config_path(service, environ) is None and not environ.get(_SIZE_VARIABLE):
         variables[_SIZE_VARIABLE] = "0"
-    notes = release_notes(integration, service.program, environ)
-    return Launch(start_beside("mooncake", arguments, command), variables, tuple(links), notes)
-
-
-def _read_command(words: Sequence[str]) -> ServerCommand:
-    for index, word in enumerate(words):
-        if word.rpartition("/")[2] == _PROGRAM:
-            return ServerCommand(tuple(words), word, _OPTIONS.read(words[index + 1 :]))
-    raise BadInputError(
-        f"the command is not {_PROGRAM}",
-        reason="BadCommand",
-        remedy=f"give --engine mooncake the store service: -- {_PROGRAM} ...; a store in an "
-        "engine's own process takes regions by hostprep.engines.mooncake.segments",
-    )
+    words = start_beside("mooncake", arguments, start.command)
+    notes = release_notes(start.integration, service.program, environ)
+    return Launch(words, variables, tuple(links), notes)
 
 
 def _port(service: ServerCommand) -> str:
-    text = service.last("--port") or "8080"
-    if not text.isascii() or not text.isdigit():
-        raise BadInputError(
-            f"--port {text!r} is no port", reason="BadCommand", remedy="give a number"
-        )
-    return str(int(text))
+    return str(service.number("--port", 8080, least=0, what="port", remedy="give a number"))
 
 
 def _config_path(service: ServerCommand, environ: Mapping[str, str]) -> str | None:

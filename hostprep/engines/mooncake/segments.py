@@ -1,4 +1,4 @@
-"""Segments of a Mooncake store in prepared regions, from Python.
+"""Segments of a Mooncake store in prepared regions: from Python, and by its store service.
 
 The store opens the region's file itself and maps it; it never reads what is in there
 (mooncake-store/src/real_client.cpp, mountSegment): zeros are the claim's doing.
@@ -6,24 +6,24 @@ The store opens the region's file itself and maps it; it never reads what is in 
 
 from __future__ import annotations
 
+from types import TracebackType
+from typing import Any, Protocol
+
 from hostprep.client.attach import Attachment
+from hostprep.engines.json_interface import JsonInterface
 from hostprep.errors import BadInputError, FailedError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Any, Protocol
 
-    class Store(Protocol):
-        """What we call of mooncake.store.MooncakeDistributedStore (0.3.13.post1)."""
+class Store(Protocol):
+    """What we call of mooncake.store.MooncakeDistributedStore (0.3.13.post1)."""
 
-        def mount_segment(
-            self, path: str, size: int, offset: int, protocol: str, location: str
-        ) -> dict[str, Any]:
-            """Map a part of a file, and offer it to the pool."""
+    def mount_segment(
+        self, path: str, size: int, offset: int, protocol: str, location: str
+    ) -> dict[str, Any]:
+        """Map a part of a file, and offer it to the pool."""
 
-        def unmount_segment(self, segment_ids: list[str]) -> int:
-            """Take it away again: 0 when that is done."""
+    def unmount_segment(self, segment_ids: list[str]) -> int:
+        """Take it away again: 0 when that is done."""
 
 
 class Segment:
@@ -94,3 +94,42 @@ def mount(
             remedy="look at its log; the store must have been set up, and its master answer",
         )
     return Segment(store, attachment, list(answer["segment_ids"]))
+
+
+class Service:
+    """One running store service on this machine, by its REST interface.
+
+    Paths and fields: mooncake/mooncake_store_service.py, 0.3.13.post1. A segment's file is named
+    by what it is called in /dev/shm: a link there leads to the region. The interface knows no
+    authentication and listens everywhere: keep it inside the pod.
+    """
+
+    def __init__(self, port: str) -> None:
+        """Take the number of a port. Raises BadInputError for anything else."""
+        if not (port.isdecimal() and 0 < int(port) < 1 << 16):
+            raise BadInputError(
+                f"{port!r} is no port of a Mooncake store's service",
+                reason="BadPort",
+                remedy="give the number of its --port",
+            )
+        self._interface = JsonInterface(
+            "127.0.0.1",
+            int(port),
+            server="Mooncake store",
+            place=f"on port {port}",
+            options="--port",
+            refused="StoreRefused",
+            remedy="look at its log, and at its master's",
+            may_answer_text=True,
+        )
+
+    def check(self) -> None:
+        """Raise NotReadyError unless it answers."""
+        self._interface.ask("/")
+
+    def add(self, name: str, size_bytes: int) -> None:
+        """Have it offer /dev/shm/`name` to the pool.
+
+        Raises NotReadyError where no store answers, FailedError where it refuses.
+        """
+        self._interface.expect("/api/mount_shm", {"name": name, "size": size_bytes})

@@ -6,24 +6,28 @@ Names and defaults: sglang/srt/arg_groups/fields/{memory,parallel}.py and server
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Mapping, Sequence
 
-from hostprep.engines.catalogue import Integration
+from hostprep.client.lease import Lease
 from hostprep.engines.installation import python_path, release_notes, site_folders
-from hostprep.engines.launching import Launch, Options, Requirements, refuse_options
-from hostprep.engines.options import OptionTable, ServerCommand, key_in_file
+from hostprep.engines.launching import (
+    CommandSyntax,
+    EngineStart,
+    Launch,
+    Requirements,
+    ServerCommand,
+    refuse_in_file,
+)
 from hostprep.engines.sglang.plugin import ENABLED, LocalRank, split_ranks
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.zipapp import STABLE_NAME
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from hostprep.client.lease import Lease
-
 _MODULE = "sglang.launch_server"
-_OPTIONS = OptionTable(
+_SYNTAX = CommandSyntax(
+    starts=(("-m", _MODULE), ("sglang", "serve")),
+    otherwise="the command starts no server of SGLang's",
+    remedy=f"give --engine sglang one: -- python3 -m {_MODULE} ..., or -- sglang serve ...; "
+    "for a program of your own see docs/engines/sglang.md",
     values=(
         "--config",
         "--disaggregation-mode",
@@ -82,37 +86,29 @@ _ELSEWHERE = {
 }
 _OWN_MEMORY = ("mori", "shm", "tensorcast")
 """Storage backends that bring the host pools' memory (get_allocator_from_storage)."""
-_POINTS = "entry_points.txt"
-_ENTRY = re.compile(rf"hostprep-[^/]+\.dist-info/{_POINTS}")
+_GROUP = "sglang.srt.plugins"
 _NO_EFFECT = ("SGLANG_HUGEPAGE_SIZE", "SGLANG_HICACHE_HOST_PARALLEL_ALLOC_THREADS")
 
 
-def requirements(
-    integration: Integration,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    options: Options,
-) -> Requirements:
+def requirements(start: EngineStart) -> Requirements:
     """Return what the server needs of the pool. Raises BadInputError where its options forbid it.
 
     One region for all its ranks, unless several are asked for. `--hicache-size` (GB a rank) is
     the least that each rank's part must have; what a ratio comes to, SGLang only knows later.
     """
-    del integration
-    server = _read_command(command)
-    refuse_options(_ELSEWHERE, server.names)
-    path = server.last("--config")
-    key = key_in_file(path, _KEYS_IN_FILE)
-    if key is not None:
-        raise BadInputError(
-            f"{path} sets {key}, which --engine sglang has to see",
-            reason="BadCommand",
-            remedy="move it from the file to the command line",
-        )
-    _check_storage(server, environ)
-    count = options.region_count
+    server = _SYNTAX.read(start.command)
+    server.refuse(_ELSEWHERE)
+    refuse_in_file(server.last("--config"), _KEYS_IN_FILE, engine="sglang")
+    _check_storage(server, start.environ)
+    count = start.options.region_count
     _, sharing = split_ranks(count, LocalRank(0, _local_ranks(server)))
-    size_gb = _size_gb(server)
+    size_gb = server.number(
+        "--hicache-size",
+        0,
+        least=0,
+        what="size",
+        remedy="give whole GB for each rank, such as 64",
+    )
     if size_gb == 0:
         return Requirements(count=count)
     because = f"--hicache-size is {size_gb} for each rank"
@@ -121,17 +117,12 @@ def requirements(
     return Requirements(count=count, size_bytes=size_gb * _GB * sharing.count, because=because)
 
 
-def complete(
-    integration: Integration,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    leases: Sequence[Lease],
-) -> Launch:
+def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
     """Return the server's command over these leases, and the variables that enable the plugin.
 
     Raises NotReadyError where the plugin cannot be found: SGLang would start without it.
     """
-    server = _read_command(command)
+    server, environ = _SYNTAX.read(start.command), start.environ
     root = leases[0].paths.root
     variables = {ENABLED: "1", **python_path(root, server.program, environ)}
     paths = variables.get("PYTHONPATH", environ.get("PYTHONPATH", "")).split(":")
@@ -139,7 +130,7 @@ def complete(
     chosen = environ.get(_CHOSEN, "")
     if chosen and _PLUGIN not in (name.strip() for name in chosen.split(",")):
         variables[_CHOSEN] = f"{chosen},{_PLUGIN}"
-    words = server.words
+    words = start.command
     # A decode server makes host pools for other ends.
     if server.last(_ENABLE) is None and server.last("--disaggregation-mode") != "decode":
         words += (_ENABLE,)
@@ -151,28 +142,8 @@ def complete(
         for name in _NO_EFFECT
         if environ.get(name)
     ]
-    return Launch(
-        words, variables, (), (*release_notes(integration, server.program, environ), *notes)
-    )
-
-
-def _read_command(words: Sequence[str]) -> ServerCommand:
-    """Read `python3 -m sglang.launch_server ...` or `sglang serve ...`, after `numactl` or alone.
-
-    Raises BadInputError for what starts no server.
-    """
-    for index, word in enumerate(words[:-1]):
-        is_module = word == "-m" and words[index + 1] == _MODULE and index > 0
-        is_script = os.path.basename(word) == "sglang" and words[index + 1] == "serve"
-        if is_module or is_script:
-            program = words[index - 1] if is_module else word
-            return ServerCommand(tuple(words), program, _OPTIONS.read(words[index + 2 :]))
-    raise BadInputError(
-        "the command starts no server of SGLang's",
-        reason="BadCommand",
-        remedy=f"give --engine sglang one: -- python3 -m {_MODULE} ..., or -- sglang serve ...; "
-        "for a program of your own see docs/engines/sglang.md",
-    )
+    notes[:0] = release_notes(start.integration, server.program, environ)
+    return Launch(words, variables, notes=tuple(notes))
 
 
 def _local_ranks(server: ServerCommand) -> int:
@@ -184,16 +155,8 @@ def _local_ranks(server: ServerCommand) -> int:
 
 
 def _count(server: ServerCommand, name: str) -> int:
-    text = server.last(name)
-    if text is None:
-        return 1
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise BadInputError(
-            f"{name} {text!r} is no number of anything",
-            reason="BadCommand",
-            remedy="give a whole number from 1 on",
-        )
-    return int(text)
+    remedy = "give a whole number from 1 on"
+    return server.number(name, 1, least=1, what="number of anything", remedy=remedy)
 
 
 def _check_storage(server: ServerCommand, environ: Mapping[str, str]) -> None:
@@ -223,57 +186,18 @@ def _extra_config(server: ServerCommand) -> dict[str, object]:
     return config if isinstance(config, dict) else {}
 
 
-def _size_gb(server: ServerCommand) -> int:
-    text = server.last("--hicache-size")
-    if text is None:
-        return 0
-    if not text.isascii() or not text.isdigit():
-        raise BadInputError(
-            f"--hicache-size {text!r} is no size",
-            reason="BadCommand",
-            remedy="give whole GB for each rank, such as 64",
-        )
-    return int(text)
-
-
 def _check_plugin(paths: Sequence[str], root: str) -> None:
     """Refuse a start that SGLang would make without the plugin, in memory of its own.
 
-    Entry points are found by what lies beside a package: our zipapp has it, and where we are
-    installed; a folder of sources has not.
+    Our zipapp has the entry point, and where we are installed; a folder of sources has not.
     """
-    if not any(_offers(path) for path in paths if path):
+    from importlib.metadata import distributions  # as SGLang searches
+
+    found = distributions(name="hostprep", path=[path for path in paths if path])
+    if not any(point.group == _GROUP for each in found for point in each.entry_points):
         raise NotReadyError(
             f"SGLang would not find our plugin: there is no {root}/{STABLE_NAME}, or an older one",
             reason="NoPlugin",
             remedy=f"have the agent or `hostprep prepare` write {STABLE_NAME}, or install hostprep "
             "beside SGLang",
         )
-
-
-def _offers(path: str) -> bool:
-    """Tell whether a folder or a zip file on Python's path has our entry point."""
-    try:
-        if os.path.isfile(path):
-            return any(map(_ENTRY.fullmatch, _names(path)))
-        folders = [name for name in os.listdir(path) if _ENTRY.fullmatch(f"{name}/{_POINTS}")]
-        return any(_names_group(f"{path}/{name}/{_POINTS}") for name in folders)
-    except OSError:
-        return False
-
-
-def _names(path: str) -> list[str]:
-    import zipfile
-
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.namelist()
-    except zipfile.BadZipFile:
-        return []
-
-
-def _names_group(path: str) -> bool:
-    if not os.path.isfile(path):
-        return False
-    with open(path, encoding="utf-8") as file:
-        return "[sglang.srt.plugins]" in file.read()

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from hostprep.engines.allocator import Requester
 from hostprep.errors import BadInputError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     from hostprep.engines.host_memory import HostMemory
 
 ENABLED = "HOSTPREP_SGLANG"
@@ -88,7 +86,7 @@ def _join() -> HostMemory:
             remedy="start it by `hostprep exec --pool POOL -- CMD`, or unset it",
         )
     region, sharing = split_ranks(len(LeaseEnvironment.read().regions), rank)
-    return HostMemory.take(
+    return HostMemory(
         engine_memory({}, index=region),
         rank=sharing.index,
         ranks=sharing.count,

@@ -14,10 +14,15 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hostprep.engines.catalogue import Integration, integration_of
+from hostprep.engines.catalogue import integration_of
 from hostprep.engines.installation import installed_version, python_path, release_notes
-from hostprep.engines.launching import Launch, Options, Requirements
-from hostprep.engines.options import key_in_file
+from hostprep.engines.launching import (
+    EngineStart,
+    Launch,
+    Requirements,
+    key_in_file,
+    refuse_in_file,
+)
 from hostprep.engines.vllm.command_parser import (
     CONFIG,
     CommandLine,
@@ -99,15 +104,10 @@ SIMPLE = Connector(
 _CONNECTORS = {each.integration: each for each in (TIERING, OFFLOADING, SIMPLE)}
 
 
-def requirements(
-    integration: Integration,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    options: Options,
-) -> Requirements:
+def requirements(start: EngineStart) -> Requirements:
     """Return what a vLLM command needs. Raises BadInputError; reads, and changes nothing."""
-    del options
-    return connector_requirements(_CONNECTORS[integration.name], command, environ)
+    connector = _CONNECTORS[start.integration.name]
+    return connector_requirements(connector, start.command, start.environ)
 
 
 def connector_requirements(
@@ -131,15 +131,10 @@ def connector_requirements(
     return Requirements(len(ranks.numbers), size_bytes, because, paths)
 
 
-def complete(
-    integration: Integration,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    leases: Sequence[Lease],
-) -> Launch:
+def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
     """Return the command completed for these leases, one for each data-parallel rank."""
-    connector = _CONNECTORS[integration.name]
-    line = read_command(command)
+    connector, environ = _CONNECTORS[start.integration.name], start.environ
+    line = read_command(start.command)
     config = parse_config(line)
     first = leases[0]
     size_bytes = min(lease.region.size_bytes for lease in leases)
@@ -179,18 +174,6 @@ def notes_of(
     if line.last("--distributed-executor-backend") == "ray":
         notes.append("workers that Ray starts hold no lease of their own")
     return tuple(notes)
-
-
-def refuse_in_file(line: CommandLine, connector: Connector, keys: str) -> None:
-    """Raise BadInputError where vLLM's --config file, which is not read, sets one of `keys`."""
-    path = line.last("--config")
-    key = key_in_file(path, keys)
-    if key is not None:
-        raise BadInputError(
-            f"{path} sets {key}, which --engine {connector.integration} has to see and complete",
-            reason="BadCommand",
-            remedy="move it from the file to the command line",
-        )
 
 
 def check_config(config: dict[str, Any], connector: Connector) -> None:
@@ -301,7 +284,7 @@ def _check_options(line: CommandLine, connector: Connector) -> None:
                 reason="BadCommand",
                 remedy="leave it out: the region says how much there is",
             )
-    refuse_in_file(line, connector, _CONFIGURATION)
+    refuse_in_file(line.last("--config"), _CONFIGURATION, engine=connector.integration)
 
 
 def _check_release(line: CommandLine, connector: Connector, environ: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from hostprep.backing import MIB
 from hostprep.cuda.board import RankBoard, board_path
 from hostprep.cuda.registration import register
 from hostprep.errors import BadInputError, HostprepError
-from hostprep.units import format_bytes
+from hostprep.units import format_exact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def layout_of(
     if rows < 1:
         raise BadInputError(
             f"one chunk takes {row_bytes} bytes for each of {slices} rank(s), and {region} has "
-            f"{usable_bytes} bytes ({format_bytes(usable_bytes)})",
+            f"{format_exact(usable_bytes)}",
             reason="RegionTooSmall",
             remedy="claim a larger region, or make chunks smaller (blocks_per_chunk)",
         )

@@ -22,7 +22,7 @@ from hostprep.cuda.gate import Gate
 from hostprep.cuda.registration import Registration
 from hostprep.cuda.turnstile import Turnstile
 from hostprep.engines.allocator import share_of
-from hostprep.engines.rank_progress import RankProgress, open_board
+from hostprep.engines.host_memory import RankProgress, open_board
 from hostprep.errors import BadInputError, FailedError, HostprepError
 from hostprep.units import format_bytes
 

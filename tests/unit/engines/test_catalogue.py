@@ -11,7 +11,7 @@ import yaml
 
 from hostprep.engines import trtllm
 from hostprep.engines.catalogue import INTEGRATIONS, integration_of, recorded_tests
-from hostprep.engines.launching import Options
+from hostprep.engines.launching import EngineStart, Options
 from hostprep.engines.main import main
 from hostprep.errors import BadInputError
 
@@ -117,5 +117,7 @@ def test_the_help_teaches_the_engines(capsys: pytest.CaptureFixture[str]) -> Non
 def test_exec_says_why_tensorrt_llm_has_nothing_to_claim() -> None:
     environ = {"TLLM_KV_CACHE_MANAGER_V2_THP": "1"}
     with pytest.raises(BadInputError, match="anonymous memory.*V2_THP is set") as caught:
-        trtllm.requirements(integration_of("trtllm"), ("trtllm-serve", "m"), environ, Options())
+        trtllm.requirements(
+            EngineStart(integration_of("trtllm"), ("trtllm-serve", "m"), environ, Options())
+        )
     assert "--connector lmcache" in str(caught.value)

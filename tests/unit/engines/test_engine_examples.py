@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from hostprep.engines.catalogue import INTEGRATIONS, integration_of
-from hostprep.engines.launching import Options, launcher_of
+from hostprep.engines.launching import EngineStart, launcher_of
 from testbed.engine_pods import GID
 
 pytestmark = pytest.mark.unit
@@ -65,7 +65,7 @@ def test_the_commands_are_such_as_exec_completes(spec: dict[str, Any]) -> None:
             command = tuple(words[words.index("--") + 1 :])
             integration = integration_of(name)
             launcher = launcher_of(integration)
-            assert launcher.requirements(integration, command, {}, Options()).count == 1
+            assert launcher.requirements(EngineStart(integration, command, {})).count == 1
 
 
 def test_nothing_surges(deployment: dict[str, Any]) -> None:

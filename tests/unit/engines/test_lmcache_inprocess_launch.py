@@ -10,7 +10,7 @@ import pytest
 
 from hostprep.backing import GIB, MIB
 from hostprep.engines.catalogue import integration_of
-from hostprep.engines.launching import Launch, Options, Requirements
+from hostprep.engines.launching import EngineStart, Launch, Options, Requirements
 from hostprep.engines.lmcache import launch, launch_inprocess
 from hostprep.engines.lmcache.settings import requested_size
 from hostprep.errors import BadInputError
@@ -30,13 +30,15 @@ def _given(**config: Any) -> tuple[str, str]:
 
 def _required(*options: str, **environ: str) -> Requirements:
     return launch_inprocess.requirements(
-        INPROCESS, (*SERVE, *options), NOTHING | environ, Options()
+        EngineStart(INPROCESS, (*SERVE, *options), NOTHING | environ, Options())
     )
 
 
 def _completed(*options: str, size_bytes: int = 64 * MIB, python: str = "") -> Launch:
     begin = (python, "-m", *SERVE) if python else SERVE
-    return launch_inprocess.complete(INPROCESS, (*begin, *options), NOTHING, leases_of(size_bytes))
+    return launch_inprocess.complete(
+        EngineStart(INPROCESS, (*begin, *options), NOTHING), leases_of(size_bytes)
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,9 +205,11 @@ def test_a_part_that_one_call_cannot_register_is_refused() -> None:
 
 def test_the_server_is_another_way() -> None:
     with pytest.raises(BadInputError, match="does not start a vLLM server"):
-        launch_inprocess.requirements(INPROCESS, ("lmcache", "server"), NOTHING, Options())
+        launch_inprocess.requirements(
+            EngineStart(INPROCESS, ("lmcache", "server"), NOTHING, Options())
+        )
     with pytest.raises(BadInputError, match="--engine lmcache-inprocess") as refused:
         launch.requirements(
-            LMCACHE, (*SERVE, *_given(kv_connector="LMCacheConnectorV1")), NOTHING, Options()
+            EngineStart(LMCACHE, (*SERVE, *_given(kv_connector="LMCacheConnectorV1")), NOTHING)
         )
     assert refused.value.exit_code == 2

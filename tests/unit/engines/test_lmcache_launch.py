@@ -9,9 +9,9 @@ import pytest
 
 from hostprep.backing import GIB, MIB
 from hostprep.engines.catalogue import integration_of
-from hostprep.engines.launching import Launch, Options, Requirements
+from hostprep.engines.launching import EngineStart, Launch, Options, Requirements
 from hostprep.engines.lmcache import launch
-from hostprep.engines.lmcache.launch import read_command, url_of
+from hostprep.engines.lmcache.launch import SYNTAX, url_of
 from hostprep.engines.lmcache.server import Server
 from hostprep.errors import BadInputError, NotReadyError
 from tests.unit.engines.leases import leases_of
@@ -24,11 +24,13 @@ NOTHING = {"PATH": "/nowhere"}
 
 
 def _required(*options: str, told: Options | None = None) -> Requirements:
-    return launch.requirements(LMCACHE, (*SERVER, *options), NOTHING, told or Options())
+    return launch.requirements(
+        EngineStart(LMCACHE, (*SERVER, *options), NOTHING, told or Options())
+    )
 
 
 def _completed(*options: str, sizes: Sequence[int] = (64 * MIB,)) -> Launch:
-    return launch.complete(LMCACHE, (*SERVER, *options), NOTHING, leases_of(*sizes))
+    return launch.complete(EngineStart(LMCACHE, (*SERVER, *options), NOTHING), leases_of(*sizes))
 
 
 def test_the_whole_region_becomes_l1() -> None:
@@ -135,7 +137,7 @@ def test_the_shell_hands_every_word_on_as_it_is() -> None:
 def test_another_command_is_refused() -> None:
     for command in (("vllm", "serve", "m"), ("lmcache", "ping"), ("lmcache",)):
         with pytest.raises(BadInputError, match="lmcache server"):
-            launch.requirements(LMCACHE, command, NOTHING, Options())
+            launch.requirements(EngineStart(LMCACHE, command, NOTHING))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_another_command_is_refused() -> None:
     ],
 )
 def test_where_its_http_interface_will_be(options: tuple[str, ...], url: str) -> None:
-    assert url_of(read_command(("/opt/venv/bin/lmcache", "server", *options))) == url
+    assert url_of(SYNTAX.read(("/opt/venv/bin/lmcache", "server", *options))) == url
 
 
 @pytest.mark.parametrize("url", ["tcp://127.0.0.1:5555", "127.0.0.1:8080", "http://", "http://a:b"])

@@ -9,10 +9,9 @@ import pytest
 
 from hostprep.backing import MIB
 from hostprep.engines.catalogue import integration_of
-from hostprep.engines.launching import Options, Requirements
+from hostprep.engines.launching import EngineStart, Options, Requirements
 from hostprep.engines.mooncake import launch
-from hostprep.engines.mooncake.rest import Service
-from hostprep.engines.mooncake.segments import mount
+from hostprep.engines.mooncake.segments import Service, mount
 from hostprep.errors import BadInputError, FailedError, NotReadyError
 from tests.unit.engines.leases import leases_of
 
@@ -24,10 +23,10 @@ SERVICE = ("mc_store_rest_server", "--port", "50073")
 
 
 def test_its_regions_are_mounted_beside_it() -> None:
-    assert launch.requirements(MOONCAKE, SERVICE, NOTHING, Options(count=2)) == Requirements(
-        count=2
-    )
-    done = launch.complete(MOONCAKE, SERVICE, NOTHING, leases_of(64 * MIB, 32 * MIB))
+    assert launch.requirements(
+        EngineStart(MOONCAKE, SERVICE, NOTHING, Options(count=2))
+    ) == Requirements(count=2)
+    done = launch.complete(EngineStart(MOONCAKE, SERVICE, NOTHING), leases_of(64 * MIB, 32 * MIB))
     names = [f"hostprep-1ea5e-{index}" for index in (0, 1)]
     assert done.links == tuple((f"/dev/shm/{name}", i) for i, name in enumerate(names))
     words = f"helper_process mooncake 50073 {names[0]} {64 * MIB} {names[1]} {32 * MIB} & exec "
@@ -42,24 +41,28 @@ def test_memory_of_its_own_besides_is_refused(tmp_path: Path) -> None:
     for text, said in (('{"global_segment_size": 1024}', "1024"), ("{}", "its default")):
         config.write_text(text)
         with pytest.raises(BadInputError, match=said):
-            launch.requirements(MOONCAKE, told, NOTHING, Options())
+            launch.requirements(EngineStart(MOONCAKE, told, NOTHING))
     config.write_text('{"global_segment_size": 0}')
-    assert launch.requirements(MOONCAKE, told, NOTHING, Options()) == Requirements(count=1)
-    assert launch.complete(MOONCAKE, told, NOTHING, leases_of(MIB)).variables == {}
+    assert launch.requirements(EngineStart(MOONCAKE, told, NOTHING)) == Requirements(count=1)
+    assert launch.complete(EngineStart(MOONCAKE, told, NOTHING), leases_of(MIB)).variables == {}
     with pytest.raises(BadInputError, match="4gb"):
-        launch.requirements(MOONCAKE, SERVICE, {"MOONCAKE_GLOBAL_SEGMENT_SIZE": "4gb"}, Options())
+        launch.requirements(
+            EngineStart(MOONCAKE, SERVICE, {"MOONCAKE_GLOBAL_SEGMENT_SIZE": "4gb"}, Options())
+        )
 
 
 def test_another_command_and_port_are_refused() -> None:
     with pytest.raises(BadInputError, match="mc_store_rest_server"):
-        launch.requirements(MOONCAKE, ("mooncake_master",), NOTHING, Options())
+        launch.requirements(EngineStart(MOONCAKE, ("mooncake_master",), NOTHING))
     with pytest.raises(BadInputError, match="no port"):
-        launch.requirements(MOONCAKE, ("mc_store_rest_server", "--port=x"), NOTHING, Options())
+        launch.requirements(
+            EngineStart(MOONCAKE, ("mc_store_rest_server", "--port=x"), NOTHING, Options())
+        )
 
 
 def test_a_service_that_is_not_there_is_not_ready() -> None:
     with pytest.raises(NotReadyError, match="port 1"):
-        Service(1).check()
+        Service("1").check()
 
 
 class _Store:

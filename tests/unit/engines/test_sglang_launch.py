@@ -14,7 +14,7 @@ import pytest
 
 from hostprep.backing import GIB
 from hostprep.engines.catalogue import integration_of
-from hostprep.engines.launching import Launch, Options, Requirements
+from hostprep.engines.launching import EngineStart, Launch, Options, Requirements
 from hostprep.engines.sglang import launch
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.node.apply.zipapp import build_zipapp
@@ -30,7 +30,7 @@ HICACHE = "--enable-hierarchical-cache"
 
 
 def _required(*options: str, told: Options | None = None) -> Requirements:
-    return launch.requirements(SGLANG, (*SERVER, *options), NOTHING, told or Options())
+    return launch.requirements(EngineStart(SGLANG, (*SERVER, *options), NOTHING, told or Options()))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _completed(root: Path, *options: str, environ: dict[str, str] | None = None) -> Launch:
     return launch.complete(
-        SGLANG, (*SERVER, *options), environ or NOTHING, leases_of(8 * GIB, root=str(root))
+        EngineStart(SGLANG, (*SERVER, *options), environ or NOTHING),
+        leases_of(8 * GIB, root=str(root)),
     )
 
 
@@ -64,7 +65,7 @@ def test_what_is_there_stays(root: Path) -> None:
         "PYTHONPATH": "/x",
         "SGLANG_HUGEPAGE_SIZE": "2MB",
     }
-    done = launch.complete(SGLANG, words, environ, leases_of(8 * GIB, root=str(root)))
+    done = launch.complete(EngineStart(SGLANG, words, environ), leases_of(8 * GIB, root=str(root)))
     assert done.command == words
     assert done.variables["SGLANG_PLUGINS"] == "mine,hostprep"
     assert done.variables["PYTHONPATH"] == f"{root}/hostprep.pyz:/x"
@@ -72,7 +73,9 @@ def test_what_is_there_stays(root: Path) -> None:
     ours = {**NOTHING, "SGLANG_PLUGINS": "mine, hostprep"}
     assert (
         "SGLANG_PLUGINS"
-        not in launch.complete(SGLANG, words, ours, leases_of(8 * GIB, root=str(root))).variables
+        not in launch.complete(
+            EngineStart(SGLANG, words, ours), leases_of(8 * GIB, root=str(root))
+        ).variables
     )
 
 
@@ -177,7 +180,7 @@ def test_options_in_a_file_have_to_be_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [("python3", "engine.py"), ("sglang", "generate"), ("-m",)])
 def test_another_program_is_refused(command: tuple[str, ...]) -> None:
     with pytest.raises(BadInputError, match="starts no server"):
-        launch.requirements(SGLANG, command, NOTHING, Options())
+        launch.requirements(EngineStart(SGLANG, command, NOTHING))
 
 
 def test_a_plugin_that_would_not_be_found_is_said(tmp_path: Path) -> None:

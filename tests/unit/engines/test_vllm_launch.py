@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hostprep.backing import MIB
 from hostprep.client.lease import Lease
 from hostprep.engines.catalogue import integration_of
-from hostprep.engines.launching import Launch, Options, Requirements, reconcile_options
+from hostprep.engines.launching import EngineStart, Launch, Options, Requirements, reconcile_options
 from hostprep.engines.vllm import launch as launcher
 from hostprep.engines.vllm.command_parser import CONFIG
 from hostprep.engines.vllm.launch import SIMPLE, TIERING, usable_bytes
@@ -29,13 +29,13 @@ NOTHING: dict[str, str] = {"PATH": "/nowhere"}
 
 def _required(*options: str, name: str = "vllm") -> Requirements:
     command = (*SERVE, *options)
-    return launcher.requirements(integration_of(name), command, NOTHING, Options())
+    return launcher.requirements(EngineStart(integration_of(name), command, NOTHING))
 
 
 def _complete(
     command: tuple[str, ...], environ: dict[str, str], leases: list[Lease], name: str = "vllm"
 ) -> Launch:
-    return launcher.complete(integration_of(name), command, environ, leases)
+    return launcher.complete(EngineStart(integration_of(name), command, environ), leases)
 
 
 def _completed(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hostprep.engines.catalogue import integration_of
-from hostprep.engines.launching import Options, launcher_of
+from hostprep.engines.launching import EngineStart, launcher_of
 from hostprep.errors import BadInputError
 
 pytestmark = pytest.mark.unit
@@ -29,7 +29,7 @@ def _serve(folder: Path, release: str, *options: str) -> tuple[str, ...]:
 def _count(name: str, command: tuple[str, ...]) -> int:
     integration = integration_of(name)
     launcher = launcher_of(integration)
-    return launcher.requirements(integration, command, {"PATH": ""}, Options()).count
+    return launcher.requirements(EngineStart(integration, command, {"PATH": ""})).count
 
 
 def test_before_0_32_chosen_gpus_would_have_ranks_share_a_place(tmp_path: Path) -> None:
