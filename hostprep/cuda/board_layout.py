@@ -78,16 +78,11 @@ def generation_of(run_id: str) -> bytes:
 
 
 def slot_offset(rank: int) -> int:
-    """Return where a rank's slot begins; the gate's is before the first."""
+    """Return where a rank's slot begins: the gate's before the first; `world`'s is the end."""
     return SLOT_BYTES * (rank + 2)
 
 
-def board_size_bytes(world: int) -> int:
-    """Return the size of a board for that many ranks."""
-    return slot_offset(world)
-
-
-MAX_BOARD_BYTES = board_size_bytes(MAX_WORLD)
+MAX_BOARD_BYTES = slot_offset(MAX_WORLD)
 
 
 def pack_header(header: Header) -> bytes:
@@ -113,7 +108,7 @@ def unpack_header(data: bytes) -> Header:
         )
     if _CRC.unpack_from(data, _HEADER.size)[0] != zlib.crc32(fields):
         raise _bad("its header is damaged")
-    if not 1 <= world <= MAX_WORLD or len(data) != board_size_bytes(world):
+    if not 1 <= world <= MAX_WORLD or len(data) != slot_offset(world):
         raise _bad(f"it has {len(data)} bytes, which is not what {world} ranks need")
     return Header(world, generation, created_at_s)
 

@@ -134,8 +134,7 @@ def release_slot(fd: int) -> None:
 
 def is_slot_name(name: str) -> bool:
     """Tell whether a file of that name is a slot, of any width."""
-    number = name.removeprefix("slot") if name.startswith("slot") else ""
-    return number.isascii() and number.isdigit()
+    return name.startswith("slot") and name[4:].isascii() and name[4:].isdigit()
 
 
 def is_ticket_name(name: str) -> bool:
@@ -178,12 +177,13 @@ def _open_slot(folder: int, name: str) -> int:
         return open_plain(folder, name)
     except FileNotFoundError:
         pass
-    fd = open_tmpfile(folder, SLOT_MODE)
-    try:
-        give_name(folder, fd, name)
-    finally:
-        os.close(fd)
+    _make_slot(folder, name)
     return open_plain(folder, name)
+
+
+def _make_slot(folder: int, name: str) -> None:
+    with closing_fd(open_tmpfile(folder, SLOT_MODE)) as fd:
+        give_name(folder, fd, name)
 
 
 def _numbers(folder: int) -> list[tuple[int, str]]:
@@ -255,10 +255,13 @@ def _is_ours(status: os.stat_result) -> bool:
 def _tidy(folder: int) -> None:
     """Remove what is neither a slot nor a living ticket, other users' dead ones included."""
     with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if not is_slot_name(entry.name)]
-    for name in names:
-        is_plain = stat.S_ISREG(_mode(folder, name))
-        if is_plain and is_ticket_name(name):
+        found = [
+            (entry.name, is_ticket_name(entry.name) and entry.is_file(follow_symlinks=False))
+            for entry in entries
+            if not is_slot_name(entry.name)
+        ]
+    for name, is_ticket in found:
+        if is_ticket:
             living_inode(folder, name)  # removes a dead one
         else:
             _clear(folder, name)
@@ -273,9 +276,9 @@ def _make_first_slot(folder: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         try:
             fd = open_plain(folder, _SLOT)
-        except OSError as error:
-            if isinstance(error, FileNotFoundError):
-                raise
+        except FileNotFoundError:
+            pass
+        except OSError:
             _clear(folder, _SLOT)
         else:
             with closing_fd(fd):
@@ -285,16 +288,7 @@ def _make_first_slot(folder: int) -> None:
                 if not try_lock(fd, exclusive=True):
                     return
                 os.unlink(_SLOT, dir_fd=folder)
-    fd = open_tmpfile(folder, SLOT_MODE)
-    with closing_fd(fd):
-        give_name(folder, fd, _SLOT)
-
-
-def _mode(folder: int, name: str) -> int:
-    try:
-        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-    except FileNotFoundError:
-        return 0
+    _make_slot(folder, _SLOT)
 
 
 def _clear(folder: int, name: str) -> None:

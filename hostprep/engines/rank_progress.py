@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import logging
 
     from hostprep.client.attach import Attachment
-    from hostprep.cuda.job import Board
+    from hostprep.cuda.registration_state import Board
 
 
 def open_board(
@@ -68,7 +68,7 @@ class RankProgress:
 
 
 class PartProgress:
-    """The board of one registration among several (hostprep.cuda.job.Board)."""
+    """The board of one registration among several (hostprep.cuda.registration_state.Board)."""
 
     def __init__(self, rank: RankProgress, offset_bytes: int, *, sets_state: bool) -> None:
         self._rank = rank

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hostprep.client.attach import Attachment
-    from hostprep.cuda.job import Board
+    from hostprep.cuda.registration_state import Board
     from hostprep.engines.allocator import Share
 
 
