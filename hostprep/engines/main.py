@@ -13,6 +13,8 @@ from hostprep.units import format_bytes, parse_quantity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from hostprep.client.lease import Request
 
 COMMANDS = {
@@ -57,8 +59,15 @@ def _report(error: HostprepError, *, as_json: bool) -> None:
     print(f"hostprep: {error}", file=sys.stderr)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Reports what it cannot read as every other bad input is."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInputError(message, remedy=f"see `{self.prog} --help`")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="hostprep",
         description="Use memory that was prepared on this node.",
         formatter_class=_formatter,
