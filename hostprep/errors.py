@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BadInputError",
-    "BusyError",
-    "FailedError",
-    "HostprepError",
-    "NotReadyError",
-]
-
 
 class HostprepError(Exception):
     """Base of all our errors.

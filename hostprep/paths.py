@@ -8,16 +8,6 @@ from dataclasses import dataclass
 
 from hostprep.errors import BadInputError
 
-__all__ = [
-    "DEFAULT_ROOT",
-    "POOL_MARKS",
-    "TURNSTILE",
-    "PoolPaths",
-    "canonical_root",
-    "check_pool_name",
-    "default_root",
-]
-
 DEFAULT_ROOT = "/run/hostprep"
 TURNSTILE = "turnstile"
 """Folder below the root in which engines take turns registering."""

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from hostprep.errors import BadInputError
 from hostprep.sizing import attention, states
 from hostprep.sizing.config import DS_MLA, CacheTypes, ModelConfig, TypeChoice
-from hostprep.sizing.model import Model, Store
-
-Layers = tuple[tuple[Store, ...], ...]
+from hostprep.sizing.model import Layers, Model
 
 _ATTENTION = (
     "llama", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",

@@ -126,52 +126,39 @@ def groups_of(model: Model, limits: Limits) -> tuple[CacheGroup, ...]:
             f"--pp: is {limits.pipeline_parallel} for {len(model.layers)} layers",
             remedy="give at most one stage a layer",
         )
-    found: dict[tuple[int | None, int, bool], _LayerSum] = {}
+    found: dict[_Key, CacheGroup] = {}
     for stage in _stages(model, limits.pipeline_parallel):
-        here: dict[tuple[int | None, int, bool], int] = {}
+        here: dict[_Key, int] = {}
         for store in (store for layer in stage for store in layer):
             key = _key(store, limits)
             here[key] = here.get(key, 0) + _store_bytes(store, limits)
-            known = found.setdefault(key, _LayerSum(_name(store, key)))
-            known.layers += 1
+            known = found.get(key) or _empty_group(store, *key)
+            found[key] = replace(known, layers=known.layers + 1)
         for key, size_bytes in here.items():
-            found[key].slot_bytes = max(found[key].slot_bytes, size_bytes)
+            largest = max(found[key].slot_bytes, size_bytes)
+            found[key] = replace(found[key], slot_bytes=largest)
     if not found:
         raise BadInputError(f"{model.name}: no layer has a cache", remedy="give another model")
-    return tuple(_group(key, found[key]) for key in sorted(found, key=_order))
+    return tuple(found[key] for key in sorted(found, key=_order))
 
 
-@dataclass(slots=True)
-class _LayerSum:
-    """A group while its layers are counted."""
-
-    name: str
-    layers: int = 0
-    slot_bytes: int = 0
+_Key = tuple[int | None, int, bool]
+"""Stores with the same window, ratio and kind (per sequence or not) share slots."""
 
 
-def _key(store: Store, limits: Limits) -> tuple[int | None, int, bool]:
+def _key(store: Store, limits: Limits) -> _Key:
     open_ended = store.window is not None and store.window >= limits.max_seq_len
     return (None if open_ended else store.window, store.ratio, store.per_sequence)
 
 
-def _name(store: Store, key: tuple[int | None, int, bool]) -> str:
-    return "full" if store.window is not None and key[0] is None else store.name
-
-
-def _group(key: tuple[int | None, int, bool], found: _LayerSum) -> CacheGroup:
-    window, ratio, per_sequence = key
+def _empty_group(store: Store, window: int | None, ratio: int, per_sequence: bool) -> CacheGroup:
+    name = "full" if store.window is not None and window is None else store.name
     return CacheGroup(
-        name=found.name,
-        slot_bytes=found.slot_bytes,
-        layers=found.layers,
-        window=window,
-        ratio=ratio,
-        per_sequence=per_sequence,
+        name=name, slot_bytes=0, layers=0, window=window, ratio=ratio, per_sequence=per_sequence
     )
 
 
-def _order(key: tuple[int | None, int, bool]) -> tuple[bool, bool, int, int]:
+def _order(key: _Key) -> tuple[bool, bool, int, int]:
     window, ratio, per_sequence = key
     return per_sequence, window is not None, ratio, -(window or 0)
 

@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass
 
 from hostprep.backing import GIB
-from hostprep.cuda.chunks import ONE_CALL_LIMIT_BYTES
 from hostprep.engines.allocator import Requester
 from hostprep.engines.options import key_in_file
 from hostprep.engines.vllm.settings import Settings
 from hostprep.errors import BadInputError
+from hostprep.known_issues import ONE_CALL_LIMIT_BYTES
 from hostprep.units import format_bytes
 
 TYPE_CHECKING = False
