@@ -21,6 +21,10 @@ class HostprepError(Exception):
         self.reason = reason or self.default_reason
         self.remedy = remedy
 
+    def to_json(self) -> dict[str, str | None]:
+        """Return the error for programs."""
+        return {"error": self.message, "reason": self.reason, "remedy": self.remedy}
+
     def __str__(self) -> str:
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
 

@@ -53,7 +53,6 @@ class _GibPerSecond(ProgressColumn):
     """The task's rate, in the unit of this trade."""
 
     def render(self, task: Task) -> Text:
-        """Return the rate as text."""
         speed = task.finished_speed or task.speed
         return Text(format_rate(speed) if speed else "", style="progress.data.speed")
 
@@ -73,18 +72,15 @@ class _Bars(ProgressReporter):
         self._tasks: dict[Action, TaskID] = {}
 
     def begin(self, action: Action) -> None:
-        """Start a bar."""
         if _is_long(action):
             verb = "populate" if isinstance(action, CreateRegion) else "scrub"
             title = f"{verb} {action.pool}/{getattr(action, 'region', '')}"
             self._tasks[action] = self.rich.add_task(title, total=action.expected_bytes)
 
     def advance(self, action: Action, size_bytes: int) -> None:
-        """Move the bar."""
         self.rich.advance(self._tasks[action], size_bytes)
 
     def end(self, action: Action, *, took_s: float) -> None:
-        """Leave the bar full, or say what was done."""
         if action not in self._tasks:
             self.rich.console.print(
                 f"[dim]{action.pool}: {action.describe()} ({format_seconds(took_s)})"
@@ -100,12 +96,10 @@ class _PlainLines(ProgressReporter):
         self._done: dict[Action, tuple[int, float, float]] = {}
 
     def begin(self, action: Action) -> None:
-        """Note the start."""
         now = time.monotonic()
         self._done[action] = (0, now, now)
 
     def advance(self, action: Action, size_bytes: int) -> None:
-        """Say a line now and then."""
         now = time.monotonic()
         with self._lock:
             done, begun, said = self._done[action]
@@ -122,7 +116,6 @@ class _PlainLines(ProgressReporter):
             )
 
     def end(self, action: Action, *, took_s: float) -> None:
-        """Say what was done."""
         rate = ""
         if _is_long(action) and took_s > 0:
             rate = f", {format_rate(action.expected_bytes / took_s)}"
@@ -144,12 +137,10 @@ class _JsonLines(ProgressReporter):
         self._said_s = 0.0
 
     def begin(self, action: Action) -> None:
-        """Write a begin line."""
         self._done[action] = 0
         self._say(action, "begin", expected_bytes=action.expected_bytes)
 
     def advance(self, action: Action, size_bytes: int) -> None:
-        """Write an advance line, unless one was written a moment ago."""
         with self._lock:
             self._done[action] += size_bytes
             due = time.monotonic() - self._said_s >= 0.1
@@ -159,7 +150,6 @@ class _JsonLines(ProgressReporter):
             self._say(action, "advance", done_bytes=self._done[action])
 
     def end(self, action: Action, *, took_s: float) -> None:
-        """Write an end line."""
         self._say(action, "end", took_s=round(took_s, 6))
 
     def _say(self, action: Action, event: str, **values: float) -> None:

@@ -17,7 +17,7 @@ from hostprep.api.pool_resource import load_pools
 from hostprep.api.schema import pool_schema
 from hostprep.api.slot_layout import round_up
 from hostprep.cli.options import options_of
-from hostprep.console import error_document, print_json, print_table, say, warn
+from hostprep.console import print_json, print_table, say, warn
 from hostprep.errors import BadInputError
 from hostprep.layout import RECURRENT
 from hostprep.paths import check_pool_name
@@ -121,7 +121,7 @@ def size(configs: tuple[Path, ...], output: str, **options: Any) -> int:
     sized, refused = _size_all(configs, request)
     if output == "json":
         models = [_sizing_document(one) for one in sized]
-        print_json({"models": models, "refused": [error_document(one) for one in refused]})
+        print_json({"models": models, "refused": [error.to_json() for error in refused]})
     else:
         for index, one in enumerate(sized):
             if index:

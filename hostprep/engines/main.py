@@ -33,7 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _handle_sigterm()
         return int(options.run(options))
     except HostprepError as error:
-        _report(error, as_json="json" in arguments)
+        if "json" in arguments:
+            import json
+
+            print(json.dumps(error.to_json()))
+        print(f"hostprep: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("hostprep: interrupted", file=sys.stderr)
@@ -49,14 +53,6 @@ def _handle_sigterm() -> None:
         import signal
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-
-
-def _report(error: HostprepError, *, as_json: bool) -> None:
-    if as_json:
-        import json
-
-        print(json.dumps({"error": error.message, "reason": error.reason, "remedy": error.remedy}))
-    print(f"hostprep: {error}", file=sys.stderr)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -27,9 +27,9 @@ _MOST = {
     "tensor_parallel": 1 << 14,
     "pipeline_parallel": 1 << 14,
     "typical_seq_len": LONGEST_TOKENS,
+    "speculative_tokens": 1 << 16,
 }
-
-_OPTIONS = {"tensor_parallel": "tp", "pipeline_parallel": "pp"}
+_OPTIONS = {"tensor_parallel": "--tp", "pipeline_parallel": "--pp"}
 
 _STEPS = 256
 """Fractions of a request that are divided: finer than any group's slots matter."""
@@ -60,8 +60,13 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
-            _check(name, getattr(self, name), 1, most)
-        _check("speculative_tokens", self.speculative_tokens, 0, 1 << 16)
+            least = 0 if name == "speculative_tokens" else 1
+            value = getattr(self, name)
+            if value is None and name == "typical_seq_len":
+                continue
+            if type(value) is not int or not least <= value <= most:
+                option = _OPTIONS.get(name) or "--" + name.replace("_", "-")
+                raise BadInputError(f"{option}: is {value}", remedy=f"give {least} to {most}")
         if self.typical > self.max_seq_len:
             raise BadInputError(
                 f"--typical-seq-len: is {self.typical}, more than --max-seq-len, "
@@ -87,14 +92,6 @@ class Limits:
         """Return them for another longest request."""
         typical = self.typical_seq_len and min(self.typical_seq_len, max_seq_len)
         return replace(self, max_seq_len=max_seq_len, typical_seq_len=typical)
-
-
-def _check(name: str, value: int | None, least: int, most: int) -> None:
-    if value is None and name == "typical_seq_len":
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        option = _OPTIONS.get(name, name.replace("_", "-"))
-        raise BadInputError(f"--{option}: is {value}", remedy=f"give {least} to {most}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
