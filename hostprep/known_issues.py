@@ -68,15 +68,13 @@ def known_issues_of(
     arch: str = "x86_64",
     base_page_bytes: int = 4 * KIB,
     movable_bytes: int = 0,
-    cma_bytes: int = 0,
     memlock_limit_bytes: int | None = None,
 ) -> tuple[KnownIssue, ...]:
     """Return the known issues that registering `size_bytes` meets here, worst first.
 
-    `chunk_bytes` is the largest single call; None is one call over everything. `movable_bytes`
-    and `cma_bytes` are what of the machine's memory lies in ZONE_MOVABLE and CMA areas;
-    `memlock_limit_bytes` is RLIMIT_MEMLOCK, None unlimited. What is not known (None) is not held
-    against anybody.
+    `chunk_bytes` is the largest single call; None is one call over everything. `movable_bytes` is
+    what of the machine's memory lies in ZONE_MOVABLE; `memlock_limit_bytes` is RLIMIT_MEMLOCK, None
+    unlimited. What is not known (None) is no issue.
     """
     call_bytes = min(size_bytes, chunk_bytes or size_bytes)
     version = parse_driver_version(driver_version)
@@ -84,7 +82,7 @@ def known_issues_of(
         *_kernel_issues(kernel_release, size_bytes, call_bytes),
         *_driver_issues(version, size_bytes, call_bytes),
         *_arm_issues(version, arch, base_page_bytes, size_bytes),
-        *_zone_issues(movable_bytes, cma_bytes),
+        *_zone_issues(movable_bytes),
         *_limit_issues(memlock_limit_bytes, size_bytes),
     ]
     order = ("error", "warning", "info")
@@ -151,7 +149,7 @@ def _arm_issues(
     yield KnownIssue("warning", "LargeArmPages", what, remedy)
 
 
-def _zone_issues(movable_bytes: int, cma_bytes: int) -> Iterator[KnownIssue]:
+def _zone_issues(movable_bytes: int) -> Iterator[KnownIssue]:
     if movable_bytes:
         what = (
             f"{format_bytes(movable_bytes)} of this machine are ZONE_MOVABLE: pages from there "
@@ -159,10 +157,6 @@ def _zone_issues(movable_bytes: int, cma_bytes: int) -> Iterator[KnownIssue]:
         )
         remedy = "boot without movablecore= and kernelcore=; online memory as online_kernel"
         yield KnownIssue("warning", "MovableZone", what, remedy)
-    if cma_bytes:
-        what = f"{format_bytes(cma_bytes)} are CMA's: pages from there are migrated, too"
-        remedy = "boot with a smaller cma=, and without hugetlb_cma="
-        yield KnownIssue("info", "ContiguousAreas", what, remedy)
 
 
 def _limit_issues(memlock_limit_bytes: int | None, size_bytes: int) -> Iterator[KnownIssue]:

@@ -66,6 +66,11 @@ class PoolPaths:
     root: str
     pool: str
 
+    @classmethod
+    def of(cls, pool: str, root: str | None = None) -> PoolPaths:
+        """Return a pool's checked paths, by default below HOSTPREP_ROOT. Raises BadInputError."""
+        return cls(canonical_root(root or default_root()), check_pool_name(pool))
+
     @property
     def making(self) -> str:
         """Where the folder is made, so that it is a pool's from its first instant."""

@@ -113,18 +113,14 @@ class Registration:
         self._worker: int | None = None
         self._ended = threading.Event()
         self._closing = threading.Lock()
-        self._error: HostprepError | None = None
+        self.error: HostprepError | None = None
+        """Why it is Failed or Cancelled, with the remedy."""
         self._cuda = CudaAccess(driver, context)
 
     @property
     def state(self) -> str:
         """The current state; no system call, no lock."""
         return self._tracker.state
-
-    @property
-    def error(self) -> HostprepError | None:
-        """Why it is Failed or Cancelled, with the remedy."""
-        return self._error
 
     @property
     def progress(self) -> Progress:
@@ -155,8 +151,8 @@ class Registration:
         """
         self._begin()
         self._work()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self
 
     def pause(self) -> None:
@@ -372,14 +368,14 @@ class Registration:
     def _fail(self, error: BaseException) -> None:
         """Become Failed or Cancelled, and report to the other ranks why."""
         if isinstance(error, HostprepError):
-            self._error = error
+            self.error = error
         else:
-            self._error = FailedError(
+            self.error = FailedError(
                 f"{self._part.name}: {type(error).__name__}: {error}", reason="RegistrationFailed"
             )
-            self._error.__cause__ = error
+            self.error.__cause__ = error
         self._range.release()
-        self._tracker.failed(str(self._error))
+        self._tracker.failed(str(self.error))
         self._tracker.end("Cancelled" if isinstance(error, CancelledError) else "Failed")
 
     def _undo(self) -> HostprepError | None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from hostprep.errors import BadInputError, HostprepError
-from hostprep.paths import PoolPaths, canonical_root, check_pool_name, default_root
+from hostprep.paths import PoolPaths
 from hostprep.units import format_bytes, parse_quantity
 
 TYPE_CHECKING = False
@@ -264,8 +264,7 @@ def _size_bytes(options: argparse.Namespace) -> int:
 
 
 def _paths(options: argparse.Namespace) -> PoolPaths:
-    root = canonical_root(options.root or default_root())
-    return PoolPaths(root, check_pool_name(options.pool))
+    return PoolPaths.of(options.pool, options.root)
 
 
 if __name__ == "__main__":
