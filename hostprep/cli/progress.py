@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -39,10 +38,8 @@ def showing(style: str) -> Iterator[ProgressReporter]:
         bars = _Bars()
         with bars.rich:
             yield bars
-    elif style == "json":
-        yield _JsonLines(sys.stderr)
     else:
-        yield _PlainLines(sys.stderr if style == "plain" else None)
+        yield {"json": _JsonLines, "plain": _PlainLines}.get(style, ProgressReporter)()
 
 
 def _is_long(action: Action) -> bool:
@@ -90,8 +87,7 @@ class _Bars(ProgressReporter):
 class _PlainLines(ProgressReporter):
     """A line for each action, and for long ones another every few seconds."""
 
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._done: dict[Action, tuple[int, float, float]] = {}
 
@@ -122,16 +118,14 @@ class _PlainLines(ProgressReporter):
         self._say(action, f"{format_seconds(took_s)}{rate}")
 
     def _say(self, action: Action, outcome: str) -> None:
-        if self._stream is not None:
-            line = f"hostprep: {action.pool}: {action.describe()} ({outcome})"
-            print(line, file=self._stream, flush=True)
+        line = f"hostprep: {action.pool}: {action.describe()} ({outcome})"
+        print(line, file=sys.stderr, flush=True)
 
 
 class _JsonLines(ProgressReporter):
     """One JSON object a line: begin, advance (at most ten a second), end."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._done: dict[Action, int] = {}
         self._said_s = 0.0
@@ -163,4 +157,4 @@ class _JsonLines(ProgressReporter):
             **values,
         }
         with self._lock:
-            print(json.dumps(line), file=self._stream, flush=True)
+            print(json.dumps(line), file=sys.stderr, flush=True)

@@ -17,6 +17,7 @@ from hostprep.cuda.board_layout import (
     MAX_BOARD_BYTES,
     READY,
     SLOT_BYTES,
+    Header,
     Slot,
     generation_of,
     pack_slot,
@@ -65,12 +66,9 @@ class RankView:
 
 
 @dataclass(frozen=True)
-class BoardView:
+class BoardView(Header):
     """A board's contents at one moment."""
 
-    world: int
-    generation: bytes
-    created_at_s: float
     ranks: tuple[RankView, ...]
     """Those that have joined, in order."""
     gate: Slot | None
@@ -116,9 +114,7 @@ def view_of(fd: int, *, own_rank: int | None = None, torn_s: float = _TORN_S) ->
             alive = rank == own_rank or is_range_locked(fd, slot_offset(rank), SLOT_BYTES)
             ranks.append(RankView(rank, slot, alive))
     return BoardView(
-        world=header.world,
-        generation=header.generation,
-        created_at_s=header.created_at_s,
+        **vars(header),
         ranks=tuple(ranks),
         gate=_slot_in(fd, data, GATE, until_s),
         removed=os.fstat(fd).st_nlink == 0,

@@ -10,7 +10,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from hostprep.errors import BadInputError, NotReadyError
-from hostprep.linux.files import closing_fd, give_name, open_folder, open_tmpfile
+from hostprep.linux.files import (
+    closing_fd,
+    give_name,
+    open_folder,
+    open_state_file,
+    open_tmpfile,
+)
 from hostprep.linux.locks import close_tracked, is_tracked, track_fd, try_lock
 from hostprep.paths import POOL_MARKS, TURNSTILE
 
@@ -144,12 +150,7 @@ def is_ticket_name(name: str) -> bool:
 
 def open_plain(folder: int, name: str) -> int:
     """Open a regular file for locking. Never with O_CREAT: see fs.protected_regular."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(name, flags, dir_fd=folder)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(f"{name} is not a regular file")
-    return fd
+    return open_state_file(name, os.O_RDONLY, folder=folder)
 
 
 def living_inode(folder: int, name: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from hostprep.errors import BadInputError
 from hostprep.sizing import attention, states
-from hostprep.sizing.config import DS_MLA, CacheTypes, ModelConfig, TypeChoice
+from hostprep.sizing.config import DS_MLA, PUBLISHED_CONFIG, CacheTypes, ModelConfig, TypeChoice
 from hostprep.sizing.model import Layers, Model
 
 _ATTENTION = (
@@ -77,7 +77,7 @@ def _unknown(config: ModelConfig, kind: str) -> BadInputError:
         return BadInputError(
             f"{config.source}: is no model's config.json: {', '.join(_OF_A_MODEL)} are missing",
             reason="UnknownArchitecture",
-            remedy="give the model's own config.json, as its publisher wrote it",
+            remedy=PUBLISHED_CONFIG,
         )
     missing = [key for key in _PLAIN if not config.has(key)]
     if config.has("hidden_size") and "head_dim" in missing:
