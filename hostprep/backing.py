@@ -5,8 +5,6 @@ from __future__ import annotations
 from enum import Enum
 from mmap import PAGESIZE
 
-__all__ = ["GIB", "KIB", "MIB", "Backing"]
-
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30

@@ -64,13 +64,8 @@ def warn(text: str) -> None:
 def report(error: HostprepError, *, as_json: bool) -> None:
     """Print an error: one line for people, and an object for programs that asked for JSON."""
     if as_json:
-        print_json(error_document(error))
+        print_json(error.to_json())
     warn(str(error))
-
-
-def error_document(error: HostprepError) -> dict[str, str | None]:
-    """Return an error for programs."""
-    return {"error": error.message, "reason": error.reason, "remedy": error.remedy}
 
 
 def _console() -> Console:

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BadInputError",
-    "BusyError",
-    "FailedError",
-    "HostprepError",
-    "NotReadyError",
-]
-
 
 class HostprepError(Exception):
     """Base of all our errors.
@@ -28,6 +20,10 @@ class HostprepError(Exception):
         self.message = message
         self.reason = reason or self.default_reason
         self.remedy = remedy
+
+    def to_json(self) -> dict[str, str | None]:
+        """Return the error for programs."""
+        return {"error": self.message, "reason": self.reason, "remedy": self.remedy}
 
     def __str__(self) -> str:
         return f"{self.message}; {self.remedy}" if self.remedy else self.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hostprep.backing import GIB, KIB, MIB, Backing
@@ -18,8 +19,9 @@ ONE_TABLE_ALLOCATION = (580,)
 """The release from which the driver's table is one allocation."""
 _SHARED_LOCK = (565,)
 """The release from which registering takes the driver's global lock shared (RS_FLAGS)."""
-_LARGEST_CALL_BYTES = 512 * GIB
-"""kvzalloc refuses more than INT_MAX: 512 GiB / 4 KiB * 16 bytes (vllm #51080, maru #64)."""
+ONE_CALL_LIMIT_BYTES = 512 * GIB
+"""Drivers from 580 on fail a call of this size or more: kvzalloc refuses more than INT_MAX, and the
+table has 16 bytes for each 4 KiB (nvos_create_alloc; vllm #51080, maru #64)."""
 _STALLING_CALL_BYTES = 512 * MIB
 """From here the table is 2 MiB and more: vmalloc asks for huge pages and may compact memory with
 the lock held, Linux 5.18 and later (open-gpu-kernel-modules #1383)."""
@@ -66,35 +68,33 @@ def known_issues_of(
     arch: str = "x86_64",
     base_page_bytes: int = 4 * KIB,
     movable_bytes: int = 0,
-    cma_bytes: int = 0,
     memlock_limit_bytes: int | None = None,
 ) -> tuple[KnownIssue, ...]:
     """Return the known issues that registering `size_bytes` meets here, worst first.
 
-    `chunk_bytes` is the largest single call; None is one call over everything. `movable_bytes`
-    and `cma_bytes` are what of the machine's memory lies in ZONE_MOVABLE and CMA areas;
-    `memlock_limit_bytes` is RLIMIT_MEMLOCK, None unlimited. What is not known (None) is not held
-    against anybody.
+    `chunk_bytes` is the largest single call; None is one call over everything. `movable_bytes` is
+    what of the machine's memory lies in ZONE_MOVABLE; `memlock_limit_bytes` is RLIMIT_MEMLOCK, None
+    unlimited. What is not known (None) is no issue.
     """
     call_bytes = min(size_bytes, chunk_bytes or size_bytes)
     version = parse_driver_version(driver_version)
-    faults = [
-        *_kernel_faults(kernel_release, size_bytes, call_bytes),
-        *_driver_faults(version, size_bytes, call_bytes),
-        *_arm_faults(version, arch, base_page_bytes, size_bytes),
-        *_zone_faults(movable_bytes, cma_bytes),
-        *_limit_faults(memlock_limit_bytes, size_bytes),
+    issues = [
+        *_kernel_issues(kernel_release, size_bytes, call_bytes),
+        *_driver_issues(version, size_bytes, call_bytes),
+        *_arm_issues(version, arch, base_page_bytes, size_bytes),
+        *_zone_issues(movable_bytes),
+        *_limit_issues(memlock_limit_bytes, size_bytes),
     ]
     order = ("error", "warning", "info")
-    return tuple(sorted(faults, key=lambda fault: order.index(fault.severity)))
+    return tuple(sorted(issues, key=lambda issue: order.index(issue.severity)))
 
 
-def _kernel_faults(release: str | None, size_bytes: int, call_bytes: int) -> list[KnownIssue]:
+def _kernel_issues(release: str | None, size_bytes: int, call_bytes: int) -> Iterator[KnownIssue]:
     match = _KERNEL.match(release or "")
     version = (int(match[1]), int(match[2])) if match else None
     first, after = _LONG_TERM_PIN_BUG
     if version is None or not first <= version < after or size_bytes < _LONG_TERM_PIN_LIMIT_BYTES:
-        return []
+        return
     small = call_bytes < _LONG_TERM_PIN_LIMIT_BYTES
     what = f"Linux {release}: 6.11 to 6.13 may refuse to pin 2 GiB or more in one call"
     remedy = (
@@ -102,85 +102,72 @@ def _kernel_faults(release: str | None, size_bytes: int, call_bytes: int) -> lis
         if small
         else "register less than 2 GiB at a time, or use Linux 6.14 (commit aa6f8b2593b5)"
     )
-    return [KnownIssue("info" if small else "error", "LongTermPinLimit", what, remedy)]
+    yield KnownIssue("info" if small else "error", "LongTermPinLimit", what, remedy)
 
 
-def _driver_faults(
+def _driver_issues(
     version: tuple[int, ...] | None, size_bytes: int, call_bytes: int
-) -> list[KnownIssue]:
-    faults = []
+) -> Iterator[KnownIssue]:
     # Unknown counts as new: the releases that are installed today have the limit.
-    if (version is None or version >= ONE_TABLE_ALLOCATION) and size_bytes >= _LARGEST_CALL_BYTES:
-        fails = call_bytes >= _LARGEST_CALL_BYTES
-        faults.append(
-            KnownIssue(
-                "error" if fails else "info",
-                "SingleCallLimit",
-                "NVIDIA drivers from 580 on fail calls of 512 GiB and more (out of memory)",
-                "register in chunks"
-                if fails
-                else f"nothing to do: calls are of at most {format_bytes(call_bytes)}",
-            )
+    if (version is None or version >= ONE_TABLE_ALLOCATION) and size_bytes >= ONE_CALL_LIMIT_BYTES:
+        fails = call_bytes >= ONE_CALL_LIMIT_BYTES
+        yield KnownIssue(
+            "error" if fails else "info",
+            "SingleCallLimit",
+            "NVIDIA drivers from 580 on fail calls of 512 GiB and more (out of memory)",
+            "register in chunks"
+            if fails
+            else f"nothing to do: calls are of at most {format_bytes(call_bytes)}",
         )
     if call_bytes >= _STALLING_CALL_BYTES:
         what = (
             f"calls of {format_bytes(call_bytes)}: from 512 MiB on the driver's own table may "
             "compact memory under its lock, and other CUDA processes and nvidia-smi wait"
         )
-        faults.append(
-            KnownIssue(
-                "warning", "LargeCall", what, "register at most 480 MiB at a time (our default)"
-            )
-        )
+        remedy = "register at most 480 MiB at a time (our default)"
+        yield KnownIssue("warning", "LargeCall", what, remedy)
     if version is not None and version < _SHARED_LOCK:
         what = (
             f"NVIDIA driver {'.'.join(map(str, version))} registers with its global lock held "
             "exclusively: every other CUDA process waits for the length of each call"
         )
-        faults.append(KnownIssue("warning", "ExclusiveLock", what, "use driver 565 or newer"))
-    return faults
+        yield KnownIssue("warning", "ExclusiveLock", what, "use driver 565 or newer")
 
 
-def _arm_faults(
+def _arm_issues(
     version: tuple[int, ...] | None, arch: str, base_page_bytes: int, size_bytes: int
-) -> list[KnownIssue]:
+) -> Iterator[KnownIssue]:
     first, least_bytes = _LARGE_ARM_PAGES
     affected = version is None or version >= first
     if arch != "aarch64" or base_page_bytes != 64 * KIB or not affected or size_bytes < least_bytes:
-        return []
+        return
     what = (
         "base pages of 64 KiB on arm64: NVIDIA drivers 595 and 610 were seen to fault just below "
         "each 4 GiB in mappings of 4 GiB and more"
     )
     remedy = "boot the kernel with 4 KiB pages (linux-nvidia, not -64k), or use driver 580"
-    return [KnownIssue("warning", "LargeArmPages", what, remedy)]
+    yield KnownIssue("warning", "LargeArmPages", what, remedy)
 
 
-def _zone_faults(movable_bytes: int, cma_bytes: int) -> list[KnownIssue]:
-    faults = []
+def _zone_issues(movable_bytes: int) -> Iterator[KnownIssue]:
     if movable_bytes:
         what = (
             f"{format_bytes(movable_bytes)} of this machine are ZONE_MOVABLE: pages from there "
             "are migrated while they are registered"
         )
         remedy = "boot without movablecore= and kernelcore=; online memory as online_kernel"
-        faults.append(KnownIssue("warning", "MovableZone", what, remedy))
-    if cma_bytes:
-        what = f"{format_bytes(cma_bytes)} are CMA's: pages from there are migrated, too"
-        remedy = "boot with a smaller cma=, and without hugetlb_cma="
-        faults.append(KnownIssue("info", "ContiguousAreas", what, remedy))
-    return faults
+        yield KnownIssue("warning", "MovableZone", what, remedy)
 
 
-def _limit_faults(memlock_limit_bytes: int | None, size_bytes: int) -> list[KnownIssue]:
+def _limit_issues(memlock_limit_bytes: int | None, size_bytes: int) -> Iterator[KnownIssue]:
     if memlock_limit_bytes is None or memlock_limit_bytes >= size_bytes:
-        return []
+        return
     what = (
         f"RLIMIT_MEMLOCK is {format_bytes(memlock_limit_bytes)}: NVIDIA's module pins without "
         "counting against it (os-mlock.c); mlock and registering the same memory with RDMA do"
     )
     remedy = "ulimit -l unlimited, if the engine uses RDMA (LimitMEMLOCK=infinity in its unit)"
-    return [KnownIssue("info", "LockedMemoryLimit", what, remedy)]
+    yield KnownIssue("info", "LockedMemoryLimit", what, remedy)
 
 
 VERSION_FILES = ("/proc/driver/nvidia/version", "/sys/module/nvidia/version")
@@ -266,16 +253,16 @@ _logged: set[str] = set()
 def warn_once(
     size_bytes: int, chunk_bytes: int | None = None, region: Region | None = None
 ) -> tuple[KnownIssue, ...]:
-    """Log a warning of each fault that stalls or fails, once in a process; return those logged."""
+    """Log a warning of each issue that stalls or fails, once in a process; return those logged."""
     logged = tuple(
-        fault
-        for fault in local_issues(size_bytes, chunk_bytes, region)
-        if fault.severity != "info" and fault.name not in _logged
+        issue
+        for issue in local_issues(size_bytes, chunk_bytes, region)
+        if issue.severity != "info" and issue.name not in _logged
     )
     if logged:
         import logging
 
-        for fault in logged:
-            _logged.add(fault.name)
-            logging.getLogger("hostprep.register").warning("%s; %s", fault.what, fault.remedy)
+        for issue in logged:
+            _logged.add(issue.name)
+            logging.getLogger("hostprep.register").warning("%s; %s", issue.what, issue.remedy)
     return logged

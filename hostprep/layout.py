@@ -11,8 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["ATTENTION", "MAX_SLOTS", "RECURRENT", "Group", "Layout"]
-
 ATTENTION = "attention"
 RECURRENT = "recurrent"
 MAX_SLOTS = (1 << 31) - 2

@@ -8,16 +8,6 @@ from dataclasses import dataclass
 
 from hostprep.errors import BadInputError
 
-__all__ = [
-    "DEFAULT_ROOT",
-    "POOL_MARKS",
-    "TURNSTILE",
-    "PoolPaths",
-    "canonical_root",
-    "check_pool_name",
-    "default_root",
-]
-
 DEFAULT_ROOT = "/run/hostprep"
 TURNSTILE = "turnstile"
 """Folder below the root in which engines take turns registering."""
@@ -75,6 +65,11 @@ class PoolPaths:
 
     root: str
     pool: str
+
+    @classmethod
+    def of(cls, pool: str, root: str | None = None) -> PoolPaths:
+        """Return a pool's checked paths, by default below HOSTPREP_ROOT. Raises BadInputError."""
+        return cls(canonical_root(root or default_root()), check_pool_name(pool))
 
     @property
     def making(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -90,20 +90,7 @@ LEVELS = ("debug", "info", "warning", "error")
     help="The least that is worth a line.",
 )
 @click.option("--once", is_flag=True, help="End once all is done: 0 all pools ready, 1 not.")
-def agent(
-    node_name: str,
-    root: str,
-    state_dir: str,
-    listen: str,
-    verify_interval_s: float,
-    wait_s: float,
-    kubeconfig: str | None,
-    kubelet_dir: str,
-    allow_cgroup_v1: bool,
-    log_format: Literal["console", "json"],
-    log_level: str,
-    once: bool,
-) -> int:
+def agent(log_format: Literal["console", "json"], log_level: str, **options: Any) -> int:
     """Keep this node's memory as its HostMemoryNode asks, verify it, repair it, report it.
 
     The process of the DaemonSet; it can be run by hand as well:
@@ -125,17 +112,6 @@ def agent(
         raise BadInputError(
             f"the agent needs {error.name}", remedy="install it by: pip install 'hostprep[agent]'"
         ) from error
-    settings = Settings(
-        node_name=node_name,
-        root=root,
-        state_dir=state_dir,
-        listen=listen,
-        verify_interval_s=verify_interval_s,
-        wait_s=wait_s,
-        allow_cgroup_v1=allow_cgroup_v1,
-        kubeconfig=kubeconfig,
-        kubelet_dir=kubelet_dir,
-        once=once,
-    )
+    settings = Settings(**options)
     set_up_logs(style=log_format, level=log_level)
-    return asyncio.run(run(settings, make_logger("agent", node=node_name)))
+    return asyncio.run(run(settings, make_logger("agent", node=settings.node_name)))

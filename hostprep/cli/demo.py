@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -33,7 +32,6 @@ from hostprep.node.apply.exclusive import exclusive
 from hostprep.node.apply.service import Node
 from hostprep.node.facts import Facts
 from hostprep.node.observe.pools import observe_pools
-from hostprep.node.plan.actions import Plan
 from hostprep.units import format_bytes, format_rate, format_seconds, parse_quantity
 
 _POOL = "demo"
@@ -56,26 +54,6 @@ print(json.dumps({"cold_s": time.perf_counter() - begin}))
 by piece by one thread. Registering with CUDA comes on top of either way."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    plan: Plan
-    size_bytes: int
-    prepare_s: float
-    cold_s: float
-    attach_s: float
-
-    def document(self) -> dict[str, Any]:
-        return {
-            "size_bytes": self.size_bytes,
-            "backing": self.plan.pools[0].backing_words,
-            "passed_over": self.plan.pools[0].passed_over,
-            "prepare_s": self.prepare_s,
-            "cold_s": self.cold_s,
-            "attach_s": self.attach_s,
-            "ratio": self.cold_s / self.attach_s,
-        }
-
-
 @click.command(short_help="Do the main job here, attach beside a cold start.")
 @click.option("--size", help="How much; a fifth of what is free, at most 4Gi, if not given.")
 @click.option("--gate", is_flag=True, help="Instead: four ranks register behind their gate.")
@@ -87,27 +65,23 @@ def demo(size: str | None, progress: str, output: str, *, gate: bool) -> None:
     Gives everything back at the end. With --gate an engine of four ranks serves while they
     register, and then again with one that fails; at most 1Gi if no size is given.
     """
-    as_json = output == "json"
-    if gate:
-        with _demo_node() as node:
-            spec = _pool_spec(_gate_size(node, size))
-            document = run_gate_demo(
-                node.root, spec.name, lambda: _prepare(node, spec), quiet=as_json
-            )
-        if as_json:
-            print_json(document)
-        else:
-            say("\nAll of it was given back.")
-        return
+    quiet = output == "json"
     with _demo_node() as node:
-        result = _run(node, size, progress, quiet=as_json)
-    if as_json:
-        print_json(result.document())
+        if gate:
+            spec = _pool_spec(_gate_size(node, size))
+            document = run_gate_demo(node.root, _POOL, lambda: _prepare(node, spec), quiet=quiet)
+        else:
+            document = _run(node, size, progress, quiet=quiet)
+    if quiet:
+        print_json(document)
+    elif gate:
+        say("\nAll of it was given back.")
     else:
-        _show(result)
+        _show(document)
 
 
-def _run(node: Node, size: str | None, progress: str, *, quiet: bool) -> _Result:
+def _run(node: Node, size: str | None, progress: str, *, quiet: bool) -> dict[str, Any]:
+    """Compare the two starts; return what they took, for programs."""
     with _turn():
         spec = _pool_spec(size or _default_size(node.facts()))
         wanted = node.plan([spec])
@@ -127,9 +101,15 @@ def _run(node: Node, size: str | None, progress: str, *, quiet: bool) -> _Result
     _prepare(node, spec)
     attach = _child(*command)
     cold = _child("-c", _COLD, str(attach["size_bytes"]))
-    return _Result(
-        outcome.plan, attach["size_bytes"], prepare_s, cold["cold_s"], attach["attach_s"]
-    )
+    return {
+        "size_bytes": attach["size_bytes"],
+        "backing": outcome.plan.pools[0].backing_words,
+        "passed_over": outcome.plan.pools[0].passed_over,
+        "prepare_s": prepare_s,
+        "cold_s": cold["cold_s"],
+        "attach_s": attach["attach_s"],
+        "ratio": cold["cold_s"] / attach["attach_s"],
+    }
 
 
 def _pool_spec(size: str | int) -> PoolSpec:
@@ -171,11 +151,11 @@ def _child(*arguments: str) -> dict[str, Any]:
     return document
 
 
-def _show(result: _Result) -> None:
-    size = result.size_bytes
+def _show(document: dict[str, Any]) -> None:
+    size, cold_s = document["size_bytes"], document["cold_s"]
     rows = [
-        ("today: allocate, zero, fault", result.cold_s),
-        ("hostprep: attach", result.attach_s),
+        ("today: allocate, zero, fault", cold_s),
+        ("hostprep: attach", document["attach_s"]),
     ]
     print_table(
         f"\nAn engine starts: {format_bytes(size)} of host memory, every page present",
@@ -185,13 +165,13 @@ def _show(result: _Result) -> None:
                 name,
                 format_seconds(took_s),
                 format_rate(size / took_s),
-                "█" * max(1, round(60 * took_s / result.cold_s)),
+                "█" * max(1, round(60 * took_s / cold_s)),
             )
             for name, took_s in rows
         ],
     )
     say(
-        f"\n{result.cold_s / result.attach_s:.0f} times faster, by the second run of each. "
+        f"\n{document['ratio']:.0f} times faster, by the second run of each. "
         "All of it was given back."
     )
 

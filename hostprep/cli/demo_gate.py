@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
-from typing import IO, Any, Protocol, cast
+from dataclasses import asdict, dataclass, field
+from typing import IO, Any, cast
 
 from hostprep.backing import GIB, MIB
 from hostprep.client.attach import Attachment, attach, join
@@ -81,8 +81,8 @@ def run_gate_demo(
         prepare()  # before the second run: scrubs, as the agent does
         with attach(pool, root=root) as attachment:
             size_bytes = attachment.size_bytes
-            common = RankConfig(root, pool, attachment.lease_id, WORLD, DELAY_S_PER_GIB)
-            ranks = [replace(common, rank=rank, fails=rank == failing) for rank in range(WORLD)]
+            lease = attachment.lease_id
+            ranks = [RankConfig(root, pool, lease, rank, rank == failing) for rank in range(WORLD)]
             runs.append(_run_engine(title, attachment, ranks))
         if not quiet:
             _show(runs[-1], size_bytes)
@@ -116,7 +116,10 @@ def _serve(
     begin_s = time.monotonic()
     moments = [_Moment(0.0, "engine", "serves from GPU memory alone; ranks begin to register")]
     for rank in ranks:
-        _start(rank)
+        pipe = cast("IO[str]", rank.stdin)
+        with contextlib.suppress(OSError):  # it has ended, as its own lines say
+            pipe.write("go\n")
+            pipe.flush()
     while gate.state == "Closed":
         time.sleep(_STEP_S)  # a step of the engine
         run.served_before += 1
@@ -188,13 +191,6 @@ def _rank_process(events: _Events, config: RankConfig) -> Iterator[subprocess.Po
             reader.join()
 
 
-def _start(rank: subprocess.Popen[str]) -> None:
-    pipe = cast("IO[str]", rank.stdin)
-    with contextlib.suppress(OSError):  # it has ended, as its own lines say
-        pipe.write("go\n")
-        pipe.flush()
-
-
 def _next(events: _Events) -> tuple[int, dict[str, Any]]:
     try:
         return events.get(timeout=_LONGEST_S)
@@ -215,11 +211,8 @@ def _show(run: _Run, size_bytes: int) -> None:
         )
 
 
-class EmitEvent(Protocol):
-    """Sends the demo what happens in this rank, with the moment."""
-
-    def __call__(self, event: str, **facts: object) -> None:
-        """Send one event."""
+EmitEvent = Callable[..., None]
+"""Sends the demo what happens in this rank: an event's name, and facts by keyword."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,18 +222,14 @@ class RankConfig:
     root: str
     pool: str
     lease_id: str
-    world: int
-    delay_s_per_gib: float
-    """Of a simulated registration."""
-    rank: int = 0
-    fails: bool = False
+    rank: int
+    fails: bool
 
 
 class _SimulatedDriver(Driver):
     """Takes its time for each chunk, and registers nothing: there is no module to wrap."""
 
-    def __init__(self, delay_s_per_gib: float, *, failing_call: int) -> None:
-        self._delay_s_per_gib = delay_s_per_gib
+    def __init__(self, *, failing_call: int) -> None:
         self._failing_call = failing_call
         self._calls = 0
 
@@ -271,7 +260,7 @@ class _SimulatedDriver(Driver):
 
     def register(self, address: int, size_bytes: int, flags: int) -> None:  # noqa: ARG002
         self._calls += 1
-        time.sleep(self._delay_s_per_gib * size_bytes / GIB)
+        time.sleep(DELAY_S_PER_GIB * size_bytes / GIB)
         if self._calls == self._failing_call:
             raise DriverError(_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "cuMemHostRegister")
 
@@ -301,15 +290,21 @@ def _run_rank(config: RankConfig, emit: EmitEvent) -> None:
     simulated = isinstance(driver, _SimulatedDriver)
     with (
         join(config.pool, lease_id=config.lease_id, root=config.root) as attachment,
-        contextlib.closing(_board(config, attachment)) as board,
+        contextlib.closing(
+            RankBoard.open(
+                board_path(attachment), generation=config.lease_id, world=WORLD, rank=config.rank
+            )
+        ) as board,
     ):
-        offset, size = _slice(config, attachment)
+        # Whole pages of the region, the same number for each rank.
+        page = max(attachment.page_bytes, 2 * MIB)
+        size = attachment.size_bytes // WORLD // page * page
         joined: list[float] = []
         registration = Registration(
             attachment,
             driver=driver,
             context=context,
-            offset_bytes=offset,
+            offset_bytes=config.rank * size,
             size_bytes=size,
             turnstile=Turnstile(config.root),
             board=board,
@@ -339,21 +334,7 @@ def _cuda(config: RankConfig) -> tuple[Driver, int]:
             return driver, int(context)
     except HostprepError:
         pass
-    failing_call = _FAILING_CALL if config.fails else 0
-    return _SimulatedDriver(config.delay_s_per_gib, failing_call=failing_call), 1
-
-
-def _board(config: RankConfig, attachment: Attachment) -> RankBoard:
-    return RankBoard.open(
-        board_path(attachment), generation=config.lease_id, world=config.world, rank=config.rank
-    )
-
-
-def _slice(config: RankConfig, attachment: Attachment) -> tuple[int, int]:
-    """Return offset and size of this rank's config, in whole pages."""
-    page = max(attachment.page_bytes, 2 * MIB)
-    size = attachment.size_bytes // config.world // page * page
-    return config.rank * size, size
+    return _SimulatedDriver(failing_call=_FAILING_CALL if config.fails else 0), 1
 
 
 def _policy(attachment: Attachment, size_bytes: int) -> ChunkPolicy:
@@ -377,10 +358,14 @@ def _emit_end(registration: Registration, joined: list[float], emit: EmitEvent) 
     progress, error = registration.progress, registration.error
     if error is not None:
         emit("failed", why=error.message, reason=error.reason)
-    else:
-        longest = progress.longest_chunk_s
-        facts = {"at_s": joined[0], "longest_chunk_s": longest, "state": progress.state}
-        emit("ready", chunks=progress.chunks, **facts)
+        return
+    emit(
+        "ready",
+        at_s=joined[0],
+        chunks=progress.chunks,
+        longest_chunk_s=progress.longest_chunk_s,
+        state=progress.state,
+    )
 
 
 if __name__ == "__main__":

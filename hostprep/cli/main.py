@@ -11,7 +11,7 @@ import click
 import hostprep
 from hostprep.console import report
 from hostprep.engines.main import COMMANDS as ENGINE_COMMANDS
-from hostprep.errors import HostprepError
+from hostprep.errors import BadInputError, HostprepError
 from hostprep.linux.threads import Stopped
 
 _MODULES = {
@@ -97,10 +97,21 @@ def main(arguments: list[str] | None = None) -> int:
     except HostprepError as error:
         report(error, as_json="json" in arguments)
         return error.exit_code
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
+    except click.UsageError as error:
+        refused = _usage_error(error)
+        report(refused, as_json="json" in arguments)
+        return refused.exit_code
     except (KeyboardInterrupt, click.Abort, Stopped):
         command = next((word for word in arguments if not word.startswith("-")), "")
         click.echo(f"hostprep: interrupted{_AFTER_CTRL_C.get(command, '')}", err=True)
         return 130
+
+
+def _usage_error(error: click.UsageError) -> BadInputError:
+    """Return click's error in the form of ours."""
+    message = error.format_message().rstrip(".?")
+    command = error.ctx.command_path if error.ctx else "hostprep"
+    return BadInputError(message[:1].lower() + message[1:], remedy=f"see `{command} --help`")

@@ -57,14 +57,18 @@ wait_option = click.option(
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def pool_options(command: F) -> F:
-    """Add the ways to say which pool: a file, or its fields one by one."""
-    for option in reversed(_POOL_OPTIONS):
-        command = option(command)
-    return command
+def options_of(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return one decorator for several options, listed in that order."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
-_POOL_OPTIONS = (
+pool_options = options_of(
     click.option(
         "-f",
         "--file",
@@ -76,6 +80,7 @@ _POOL_OPTIONS = (
     click.option("--size", help="Without a file: how much, such as 8Gi or 50%."),
     click.option(
         "--backing",
+        "backings",
         help="Without a file: kinds of pages in order of preference, such as HugeTLB2Mi,Base.",
     ),
     click.option(
@@ -86,11 +91,12 @@ _POOL_OPTIONS = (
     click.option("--gid", type=int, help="Without a file: the group that may attach."),
     click.option("--mode", help="Without a file: mode of the region files, such as 0660."),
 )
+"""The ways to say which pool: a file, or its fields one by one."""
 
 
 def specs_from(options: dict[str, Any]) -> tuple[PoolSpec, ...]:
     """Return the pools that the options ask for. Raises BadInputError."""
-    fields = ("size", "backing", "regions", "reserve", "gid", "mode")
+    fields = ("size", "backings", "regions", "reserve", "gid", "mode")
     given = {key: options[key] for key in fields if options.get(key) is not None}
     file, name = options.get("file"), options.get("name")
     if file is not None and (name or given):
@@ -105,8 +111,6 @@ def specs_from(options: dict[str, Any]) -> tuple[PoolSpec, ...]:
             "which pool?",
             remedy="give -f pool.yaml, or --name kv --size 8Gi",
         )
-    if "backing" in given:
-        given["backings"] = tuple(part.strip() for part in given.pop("backing").split(","))
     return (spec_from_options(name=name, **given),)
 
 

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -39,10 +38,8 @@ def showing(style: str) -> Iterator[ProgressReporter]:
         bars = _Bars()
         with bars.rich:
             yield bars
-    elif style == "json":
-        yield _JsonLines(sys.stderr)
     else:
-        yield _PlainLines(sys.stderr if style == "plain" else None)
+        yield {"json": _JsonLines, "plain": _PlainLines}.get(style, ProgressReporter)()
 
 
 def _is_long(action: Action) -> bool:
@@ -53,7 +50,6 @@ class _GibPerSecond(ProgressColumn):
     """The task's rate, in the unit of this trade."""
 
     def render(self, task: Task) -> Text:
-        """Return the rate as text."""
         speed = task.finished_speed or task.speed
         return Text(format_rate(speed) if speed else "", style="progress.data.speed")
 
@@ -73,18 +69,15 @@ class _Bars(ProgressReporter):
         self._tasks: dict[Action, TaskID] = {}
 
     def begin(self, action: Action) -> None:
-        """Start a bar."""
         if _is_long(action):
             verb = "populate" if isinstance(action, CreateRegion) else "scrub"
             title = f"{verb} {action.pool}/{getattr(action, 'region', '')}"
             self._tasks[action] = self.rich.add_task(title, total=action.expected_bytes)
 
     def advance(self, action: Action, size_bytes: int) -> None:
-        """Move the bar."""
         self.rich.advance(self._tasks[action], size_bytes)
 
     def end(self, action: Action, *, took_s: float) -> None:
-        """Leave the bar full, or say what was done."""
         if action not in self._tasks:
             self.rich.console.print(
                 f"[dim]{action.pool}: {action.describe()} ({format_seconds(took_s)})"
@@ -94,18 +87,15 @@ class _Bars(ProgressReporter):
 class _PlainLines(ProgressReporter):
     """A line for each action, and for long ones another every few seconds."""
 
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._done: dict[Action, tuple[int, float, float]] = {}
 
     def begin(self, action: Action) -> None:
-        """Note the start."""
         now = time.monotonic()
         self._done[action] = (0, now, now)
 
     def advance(self, action: Action, size_bytes: int) -> None:
-        """Say a line now and then."""
         now = time.monotonic()
         with self._lock:
             done, begun, said = self._done[action]
@@ -122,34 +112,29 @@ class _PlainLines(ProgressReporter):
             )
 
     def end(self, action: Action, *, took_s: float) -> None:
-        """Say what was done."""
         rate = ""
         if _is_long(action) and took_s > 0:
             rate = f", {format_rate(action.expected_bytes / took_s)}"
         self._say(action, f"{format_seconds(took_s)}{rate}")
 
     def _say(self, action: Action, outcome: str) -> None:
-        if self._stream is not None:
-            line = f"hostprep: {action.pool}: {action.describe()} ({outcome})"
-            print(line, file=self._stream, flush=True)
+        line = f"hostprep: {action.pool}: {action.describe()} ({outcome})"
+        print(line, file=sys.stderr, flush=True)
 
 
 class _JsonLines(ProgressReporter):
     """One JSON object a line: begin, advance (at most ten a second), end."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._done: dict[Action, int] = {}
         self._said_s = 0.0
 
     def begin(self, action: Action) -> None:
-        """Write a begin line."""
         self._done[action] = 0
         self._say(action, "begin", expected_bytes=action.expected_bytes)
 
     def advance(self, action: Action, size_bytes: int) -> None:
-        """Write an advance line, unless one was written a moment ago."""
         with self._lock:
             self._done[action] += size_bytes
             due = time.monotonic() - self._said_s >= 0.1
@@ -159,7 +144,6 @@ class _JsonLines(ProgressReporter):
             self._say(action, "advance", done_bytes=self._done[action])
 
     def end(self, action: Action, *, took_s: float) -> None:
-        """Write an end line."""
         self._say(action, "end", took_s=round(took_s, 6))
 
     def _say(self, action: Action, event: str, **values: float) -> None:
@@ -173,4 +157,4 @@ class _JsonLines(ProgressReporter):
             **values,
         }
         with self._lock:
-            print(json.dumps(line), file=self._stream, flush=True)
+            print(json.dumps(line), file=sys.stderr, flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +16,8 @@ from hostprep.api.names import API_VERSION, POOL_KIND
 from hostprep.api.pool_resource import load_pools
 from hostprep.api.schema import pool_schema
 from hostprep.api.slot_layout import round_up
-from hostprep.console import error_document, print_json, print_table, say, warn
+from hostprep.cli.options import options_of
+from hostprep.console import print_json, print_table, say, warn
 from hostprep.errors import BadInputError
 from hostprep.layout import RECURRENT
 from hostprep.paths import check_pool_name
@@ -37,18 +38,31 @@ from hostprep.units import format_bytes, parse_quantity
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MAX_NAME_CHARS: int = pool_schema("spec.sizing.model")["maxLength"]
-_GROUP_COLUMNS = ("GROUP", "WINDOW", "LAYERS", "BYTES/SLOT", "MIN SLOTS")
+_COLUMNS = (
+    "GROUP",
+    "WINDOW",
+    "LAYERS",
+    "BYTES/SLOT",
+    "MIN SLOTS",
+    "SLOTS",
+    "BYTES",
+    "SHARE",
+    "REQUESTS",
+)
 _POOL_OPTIONS = {"spec.backings": "--backing", "spec.regions": "--regions"}
 """Fields of a pool whose values are the options' own: errors name the option."""
-_TIER_COLUMNS = ("SLOTS", "BYTES", "SHARE", "REQUESTS")
 
 
-def _number(name: str, default: int | None, text: str, **more: Any) -> Callable[[F], F]:
+def _number(
+    name: str, default: int | None, text: str, field: str | None = None
+) -> Callable[[F], F]:
+    """Return the option of a limit; `field` names it where the option's name does not."""
+    names = (name,) if field is None else (name, field)
     shown = default is not None
-    return click.option(name, type=int, default=default, show_default=shown, help=text, **more)
+    return click.option(*names, type=int, default=default, show_default=shown, help=text)
 
 
-_LIMITS = (
+_options = options_of(
     click.option("--max-batch-size", type=int, required=True, help="Requests at once."),
     _number("--max-seq-len", None, "Tokens of the longest request; the model's own if not given."),
     _number("--max-num-tokens", 8192, "Tokens of one step: how long a chunk of a prompt can be."),
@@ -59,33 +73,21 @@ _LIMITS = (
     ),
     _number("--beam-width", 1, "Sequences of one request."),
     _number("--speculative-tokens", 0, "Tokens drafted beyond each step's own."),
-    _number("--tp", 1, "Tensor-parallel ranks."),
-    _number("--pp", 1, "Pipeline-parallel ranks."),
+    _number("--tp", 1, "Tensor-parallel ranks.", "tensor_parallel"),
+    _number("--pp", 1, "Pipeline-parallel ranks.", "pipeline_parallel"),
     _number("--typical-seq-len", None, "Tokens of a usual request: what spare memory is for."),
-)
-_TYPES = (
     click.option("--kv-dtype", default="auto", show_default=True, help="As fp8, or nvfp4."),
     click.option("--index-dtype", default="auto", show_default=True, help="Sparse attention's."),
     click.option("--state-dtype", default="auto", show_default=True, help="Recurrent states'."),
-)
-_MEMORY = (
     click.option("--gpu-memory", help="For caches, on each GPU, such as 40Gi."),
     click.option("--host-memory", help="For caches, of each rank, such as 300Gi."),
     click.option("--host-tokens", type=int, help="Instead: tokens that each rank is to keep."),
-)
-_POOL = (
     click.option("--name", help="With -o yaml: the pool's name; the model's if not given."),
     click.option("--backing", help="With -o yaml: kinds of pages, such as HugeTLB2Mi,Base."),
     click.option(
         "--regions", help="With -o yaml: regions on each node; one for each rank if not given."
     ),
 )
-
-
-def _options(command: F) -> F:
-    for option in reversed((*_LIMITS, *_TYPES, *_MEMORY, *_POOL)):
-        command = option(command)
-    return command
 
 
 @click.command(short_help="Say what caches a model needs, on GPU and host.")
@@ -119,24 +121,15 @@ def size(configs: tuple[Path, ...], output: str, **options: Any) -> int:
     sized, refused = _size_all(configs, request)
     if output == "json":
         models = [_sizing_document(one) for one in sized]
-        print_json({"models": models, "refused": [error_document(one) for one in refused]})
+        print_json({"models": models, "refused": [error.to_json() for error in refused]})
     else:
-        _show(sized)
+        for index, one in enumerate(sized):
+            if index:
+                say("")
+            _show(one)
     for error in refused:
         warn(str(error))
     return BadInputError.exit_code if refused else 0
-
-
-def _show(sized: Sequence[Sizing]) -> None:
-    for index, one in enumerate(sized):
-        if index:
-            say("")
-        for table in _tables(one):
-            for line in table.before:
-                say(line)
-            print_table("", table.columns, table.rows)
-            for line in table.after:
-                say(line)
 
 
 def _check_pool_options(configs: Sequence[Path], output: str, pool: dict[str, Any]) -> None:
@@ -166,7 +159,8 @@ def _label(name: str) -> str:
 class _Request:
     """The options that hold for every model."""
 
-    options: dict[str, Any]
+    limits: dict[str, Any]
+    """By the names of Limits' fields; a model says those that are None."""
     choice: TypeChoice
     memory: Memory
 
@@ -174,7 +168,7 @@ class _Request:
 def _request_of(options: dict[str, Any]) -> _Request:
     """Check what needs no model. Raises BadInputError naming the option."""
     request = _Request(
-        options=options,
+        limits={field.name: options[field.name] for field in fields(Limits)},
         choice=TypeChoice(
             kv=options["kv_dtype"], index=options["index_dtype"], state=options["state_dtype"]
         ),
@@ -184,12 +178,9 @@ def _request_of(options: dict[str, Any]) -> _Request:
             host_tokens=_positive("--host-tokens", options["host_tokens"]),
         ),
     )
-    longest, tokens = options["max_seq_len"], options["tokens_per_block"]
-    _limits(
-        options,
-        max_seq_len=LONGEST_TOKENS if longest is None else longest,
-        tokens_per_block=TOKENS_PER_BLOCK if tokens is None else tokens,
-    )
+    by_default = {"max_seq_len": LONGEST_TOKENS, "tokens_per_block": TOKENS_PER_BLOCK}
+    given = {name: limit for name, limit in request.limits.items() if limit is not None}
+    Limits(**by_default | given)
     return request
 
 
@@ -224,16 +215,15 @@ def _size_file(path: Path, request: _Request, *, is_one: bool) -> Sizing:
 
 
 def _size_config(config: ModelConfig, name: str, request: _Request) -> Sizing:
-    options = request.options
-    drafts = options["speculative_tokens"]
-    model = read_model(config, name=name, choice=request.choice, drafts=drafts)
-    longest, tokens = options["max_seq_len"], options["tokens_per_block"]
-    if longest is None:
-        longest = _longest(config)
-    if tokens is None:
-        model, tokens = _with_blocks(model)
-    limits = _limits(options, max_seq_len=longest, tokens_per_block=tokens)
-    return size_model(model, limits, request.memory)
+    limits = dict(request.limits)
+    model = read_model(
+        config, name=name, choice=request.choice, drafts=limits["speculative_tokens"]
+    )
+    if limits["max_seq_len"] is None:
+        limits["max_seq_len"] = _longest(config)
+    if limits["tokens_per_block"] is None:
+        model, limits["tokens_per_block"] = _with_blocks(model)
+    return size_model(model, Limits(**limits), request.memory)
 
 
 def model_name(path: Path) -> str:
@@ -272,20 +262,6 @@ def _with_blocks(model: Model) -> tuple[Model, int]:
     return replace(model, notes=(*model.notes, note)), tokens
 
 
-def _limits(options: dict[str, Any], *, max_seq_len: int, tokens_per_block: int) -> Limits:
-    return Limits(
-        max_batch_size=options["max_batch_size"],
-        max_seq_len=max_seq_len,
-        max_num_tokens=options["max_num_tokens"],
-        tokens_per_block=tokens_per_block,
-        beam_width=options["beam_width"],
-        speculative_tokens=options["speculative_tokens"],
-        tensor_parallel=options["tp"],
-        pipeline_parallel=options["pp"],
-        typical_seq_len=options["typical_seq_len"],
-    )
-
-
 def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
@@ -311,29 +287,28 @@ def _positive(option: str, number: int | None) -> int | None:
     return number
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """Rows, and the lines before and after them."""
-
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    before: list[str] = field(default_factory=list)
-    after: list[str] = field(default_factory=list)
-
-
-def _tables(sizing: Sizing) -> list[_Table]:
-    """Return the tables of one model."""
+def _show(sizing: Sizing) -> None:
+    """Print one model's tables."""
     limits = sizing.limits
-    ranks = f"TP {limits.tensor_parallel} x PP {limits.pipeline_parallel}"
-    head = (
+    say(
         f"{sizing.model.name} ({sizing.model.family}): {_requests(limits.max_batch_size)} of up to "
-        f"{limits.max_seq_len} tokens, {limits.tokens_per_block} a block, each rank of {ranks}"
+        f"{limits.max_seq_len} tokens, {limits.tokens_per_block} a block, each rank of "
+        f"TP {limits.tensor_parallel} x PP {limits.pipeline_parallel}"
     )
+    for note in sizing.notes:
+        say(f"  note: {note}")
+    say(_least(sizing))
     host = "Host, the least of it" if sizing.host == sizing.floor else "Host"
-    shown = [("GPU", sizing.gpu), (host, sizing.host)]
-    found = [_tier_table(name, tier, sizing) for name, tier in shown if tier is not None]
-    found[0].before[:0] = [head, *(f"  note: {note}" for note in sizing.notes), _least(sizing)]
-    return found
+    for name, tier in (("GPU", sizing.gpu), (host, sizing.host)):
+        if tier is None:
+            continue
+        say(f"{name}:")
+        print_table("", _COLUMNS, [_row(group, tier) for group in tier.groups])
+        first = tier.limiting
+        say(
+            f"  {format_bytes(tier.size_bytes)}; first to fill: {first.group.name}, with "
+            f"{_requests(first.requests)} of {limits.typical} tokens"
+        )
 
 
 def _least(sizing: Sizing) -> str:
@@ -361,17 +336,6 @@ def _distinct_sizes(smaller: int, larger: int) -> tuple[str, str]:
     if smaller == larger or len({text.replace(".0 ", " ") for text in texts}) == 2:
         return texts
     return f"{-(-smaller >> 20)} MiB", f"{-(-larger >> 20)} MiB"
-
-
-def _tier_table(name: str, tier: Tier, sizing: Sizing) -> _Table:
-    rows = [_row(group, tier) for group in tier.groups]
-    first = tier.limiting
-    after = (
-        f"  {format_bytes(tier.size_bytes)}; first to fill: {first.group.name}, with "
-        f"{_requests(first.requests)} of "
-        f"{sizing.limits.typical} tokens"
-    )
-    return _Table((*_GROUP_COLUMNS, *_TIER_COLUMNS), rows, [f"{name}:"], [after])
 
 
 def _row(group: GroupSlots, tier: Tier) -> tuple[str, ...]:

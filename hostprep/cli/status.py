@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -152,7 +153,7 @@ def verify(pool: str | None, root: str, pages: bool, output: str) -> int:
     names = [facts.name for facts in _chosen(root, pool)]
     if not names:
         raise NotReadyError(f"there is no pool below {root}", remedy="run `hostprep prepare`")
-    results = [result for name in names for result in _verdicts(PoolPaths(root, name), pages)]
+    results = [result for name in names for result in _verdicts(PoolPaths(root, name), pages=pages)]
     if output == "json":
         print_json({"ok": all(result["ok"] for result in results), "regions": results})
     else:
@@ -167,32 +168,30 @@ def verify(pool: str | None, root: str, pages: bool, output: str) -> int:
     return 0 if all(result["ok"] for result in results) else 1
 
 
-def _verdicts(paths: PoolPaths, pages: bool) -> list[dict[str, Any]]:
-    """Return a verdict for each region; one for the pool where there is no handoff to check."""
+def _verdicts(paths: PoolPaths, *, pages: bool) -> Iterator[dict[str, Any]]:
+    """Yield a verdict for each region; one for the pool where there is no handoff to check."""
     try:
-        return _verify(paths, pages=pages)
+        handoff = read_handoff(paths)
     except NotReadyError as error:
-        nothing = {"pool": paths.pool, "region": "", "size_bytes": 0, "ok": False}
-        return [nothing | {"reason": error.reason, "problem": str(error)}]
-
-
-def _verify(paths: PoolPaths, *, pages: bool) -> list[dict[str, Any]]:
-    handoff = read_handoff(paths)
-    results = []
+        yield _verdict(paths.pool, "", 0, error)
+        return
     for region, problem in verify_handoff(paths, handoff, pages=pages):
         if problem is not None and problem.reason == "PoisonedPage":
             _mark_bad(paths, region, problem)
-        results.append(
-            {
-                "pool": paths.pool,
-                "region": region.name,
-                "size_bytes": region.size_bytes,
-                "ok": problem is None,
-                "reason": problem.reason if problem else None,
-                "problem": str(problem) if problem else None,
-            }
-        )
-    return results
+        yield _verdict(paths.pool, region.name, region.size_bytes, problem)
+
+
+def _verdict(
+    pool: str, region: str, size_bytes: int, problem: HostprepError | None
+) -> dict[str, Any]:
+    return {
+        "pool": pool,
+        "region": region,
+        "size_bytes": size_bytes,
+        "ok": problem is None,
+        "reason": problem and problem.reason,
+        "problem": problem and str(problem),
+    }
 
 
 def _mark_bad(paths: PoolPaths, region: Region, problem: HostprepError) -> None:

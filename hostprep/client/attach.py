@@ -28,7 +28,7 @@ from hostprep.errors import HostprepError, NotReadyError
 from hostprep.linux.files import closing_fd
 from hostprep.linux.locks import try_lock
 from hostprep.linux.memory import address_of, explain, map_shared, populate
-from hostprep.paths import PoolPaths, canonical_root, check_pool_name, default_root
+from hostprep.paths import PoolPaths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def attach(
     Raises NotReadyError (no memory verified for this boot), BusyError (others hold it and the
     wait is over), BadInputError, FailedError: all HostprepError, with `reason` and `remedy`.
     """
-    paths = _paths(pool, root)
+    paths = PoolPaths.of(pool, root)
     if read_only:
         return _attach_read_only(paths, region)
     names = (region,) if region else ()
@@ -88,7 +88,7 @@ def attach_many(
     request = Request(
         count=count, size_bytes=size_bytes, numa_node=numa_node, names=tuple(regions), owner=owner
     )
-    leases = claim(_paths(pool, root), request, wait_timeout_s=wait_timeout_s)
+    leases = claim(PoolPaths.of(pool, root), request, wait_timeout_s=wait_timeout_s)
     attachments: list[Attachment] = []
     try:
         for lease in leases:
@@ -121,7 +121,7 @@ def join(
         surrounding = LeaseEnvironment.read()
         pool, lease_id = surrounding.pool, surrounding.lease_id
         root, region = root or surrounding.root, region or surrounding.regions[0]
-    paths = _paths(pool or "", root)
+    paths = PoolPaths.of(pool or "", root)
     handoff = read_handoff(paths)
     if fd is not None:
         return Attachment(_adopt_descriptor(paths, handoff, fd, lease_id or ""))
@@ -149,7 +149,7 @@ def wait(
     their own. `on_wait` gets the reason for waiting, whenever it changes. Raises the last reason
     (NotReadyError) after `timeout_s` seconds.
     """
-    paths = _paths(pool, root)
+    paths = PoolPaths.of(pool, root)
     request = Request(count=count, size_bytes=size_bytes)
     deadline_s = time.monotonic() + timeout_s
     reported = ""
@@ -179,8 +179,9 @@ class Attachment:
         self._lease = lease
         try:
             mapping = map_shared(lease.fd, lease.region.size_bytes, writable=writable)
-            self._address = address_of(mapping)
-            make_present(lease.region, self._address, lease.region.size_bytes)
+            self.address = address_of(mapping)
+            """Where the region is mapped, page-aligned."""
+            make_present(lease.region, self.address, lease.region.size_bytes)
         except BaseException:
             lease.retire()
             lease.close()
@@ -194,11 +195,6 @@ class Attachment:
         if self._buffer is None:
             raise ValueError("the attachment is closed")
         return self._buffer
-
-    @property
-    def address(self) -> int:
-        """Where the region is mapped, page-aligned."""
-        return self._address
 
     @property
     def size_bytes(self) -> int:
@@ -296,7 +292,7 @@ class Attachment:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._buffer is None else f"at {self._address:#x}"
+        state = "closed" if self._buffer is None else f"at {self.address:#x}"
         return f"<Attachment {self._lease.handoff.pool}/{self.region.name} {state}>"
 
 
@@ -372,10 +368,6 @@ def _ready(paths: PoolPaths, request: Request, *, handoff_only: bool) -> Handoff
         if problem is not None:
             raise problem
     return handoff
-
-
-def _paths(pool: str, root: str | None) -> PoolPaths:
-    return PoolPaths(canonical_root(root or default_root()), check_pool_name(pool))
 
 
 def _adopt_descriptor(paths: PoolPaths, handoff: Handoff, fd: int, lease_id: str) -> Lease:

@@ -61,7 +61,10 @@ class AttachAdvice:
 
 @dataclass(frozen=True)
 class Region:
-    """One populated file, and everything that an engine can check about it."""
+    """One populated file, and everything that an engine can check about it.
+
+    The fields are the handoff's keys, in its order.
+    """
 
     name: str
     path: str
@@ -86,28 +89,12 @@ class Region:
 
     def to_json(self) -> dict[str, Any]:
         """Return the region as the handoff holds it."""
-        return {
-            "name": self.name,
-            "path": self.path,
-            "st_dev": self.st_dev,
-            "st_ino": self.st_ino,
-            "size_bytes": self.size_bytes,
-            "backing": self.backing.value,
-            "page_bytes": self.page_bytes,
-            "placement": self.placement,
-            "pinned": self.pinned,
-            "layout": self.layout,
-            "attach": {
-                "register_chunk_bytes": self.attach.register_chunk_bytes,
-                "populate_read_threads": self.attach.populate_read_threads,
-                "skip_register": self.attach.skip_register,
-            },
-        }
+        return {**vars(self), "backing": self.backing.value, "attach": {**vars(self.attach)}}
 
 
 @dataclass(frozen=True)
 class Handoff:
-    """One pool on one node, as published."""
+    """One pool on one node, as published. The fields are the file's keys, in its order."""
 
     pool: str
     pool_uid: str
@@ -123,15 +110,8 @@ class Handoff:
 
     def to_bytes(self) -> bytes:
         """Return the file's content."""
-        document = {
-            "schema": SCHEMA,
-            "pool": self.pool,
-            "pool_uid": self.pool_uid,
-            "generation": self.generation,
-            "boot_id": self.boot_id,
-            "agent_version": self.agent_version,
-            "regions": [region.to_json() for region in self.regions],
-        }
+        regions = [region.to_json() for region in self.regions]
+        document = {"schema": SCHEMA, **vars(self), "regions": regions}
         return json.dumps(document, indent=1).encode() + b"\n"
 
 
@@ -394,12 +374,8 @@ def bad_pages(address: int, size_bytes: int, page_bytes: int) -> Iterator[int]:
     """
     from hostprep.linux.memory import EHWPOISON, explain, populate
 
-    ranges = [
-        (offset, min(_WALK_BYTES, size_bytes - offset))
-        for offset in range(0, size_bytes, max(_WALK_BYTES, page_bytes))
-    ]
-    if page_bytes > _WALK_BYTES:
-        ranges = [(offset, page_bytes) for offset in range(0, size_bytes, page_bytes)]
+    step = max(_WALK_BYTES, page_bytes)
+    ranges = [(start, min(step, size_bytes - start)) for start in range(0, size_bytes, step)]
     while ranges:
         offset, length = ranges.pop(0)
         try:

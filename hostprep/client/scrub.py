@@ -37,16 +37,7 @@ def why_not_quiescent(paths: PoolPaths, region: Region, *, repair: bool = True) 
     hold no lock of ours); then exiting processes, whose pages a driver may still be unpinning
     after their files were closed.
     """
-    try:
-        with closing_fd(open_region(paths, region, writable=False)) as fd:
-            why = _why_locked(paths, region, fd, repair=repair)
-            if why is None and not has_no_writer(fd):
-                why = "open for writing by a process without a lease"
-    except HostprepError as error:
-        return error.message
-    except OSError as error:
-        return f"cannot be examined ({error.strerror})"
-    return why or _process_left(paths, region)
+    return _why_open(paths, region, repair=repair, any_writer=True) or _process_left(paths, region)
 
 
 def why_locked(paths: PoolPaths, region: Region) -> str | None:
@@ -54,21 +45,23 @@ def why_locked(paths: PoolPaths, region: Region) -> str | None:
 
     Called under the claim lock.
     """
+    return _why_open(paths, region, repair=False, any_writer=False)
+
+
+def _why_open(paths: PoolPaths, region: Region, *, repair: bool, any_writer: bool) -> str | None:
     try:
         with closing_fd(open_region(paths, region, writable=False)) as fd:
-            return _why_locked(paths, region, fd, repair=False)
+            if not try_lock(fd, exclusive=True):
+                return "leased"
+            with closing_fd(_users_lock(paths, region, fd, repair=repair)) as users:
+                if not try_lock(users, exclusive=True):
+                    return "used by a process that joined an earlier lease"
+            if any_writer and not has_no_writer(fd):
+                return "open for writing by a process without a lease"
     except HostprepError as error:
         return error.message
     except OSError as error:
         return f"cannot be examined ({error.strerror})"
-
-
-def _why_locked(paths: PoolPaths, region: Region, fd: int, *, repair: bool) -> str | None:
-    if not try_lock(fd, exclusive=True):
-        return "leased"
-    with closing_fd(_users_lock(paths, region, fd, repair=repair)) as users:
-        if not try_lock(users, exclusive=True):
-            return "used by a process that joined an earlier lease"
     return None
 
 

@@ -114,14 +114,7 @@ def write_sidecar(paths: PoolPaths, region: str, sidecar: Sidecar, *, gid: int) 
         "owner": sidecar.owner.to_json() if sidecar.owner else None,
         "links": list(sidecar.links),
     }
-    atomic_write(
-        paths.sidecar(region), json.dumps(document).encode(), mode=0o660, gid=_own_group(gid)
-    )
-
-
-def _own_group(gid: int) -> int | None:
-    """Return the group to give, where this process may give it."""
-    return gid if os.geteuid() == 0 or gid in os.getgroups() or gid == os.getegid() else None
+    _write_json(paths.sidecar(region), document, gid=gid)
 
 
 def read_sidecar(paths: PoolPaths, region: str) -> Sidecar | None:
@@ -194,10 +187,7 @@ NO_PROCESS = ProcessId(0, 0, 0)
 
 def mark_clean(paths: PoolPaths, region: str, *, st_dev: int, st_ino: int, gid: int) -> None:
     """State that the region is all zeros. The mark names the inode: a new file has a new one."""
-    document = {"st_dev": st_dev, "st_ino": st_ino}
-    atomic_write(
-        paths.clean_mark(region), json.dumps(document).encode(), mode=0o660, gid=_own_group(gid)
-    )
+    _write_json(paths.clean_mark(region), {"st_dev": st_dev, "st_ino": st_ino}, gid=gid)
 
 
 def mark_dirty(paths: PoolPaths, region: str) -> None:
@@ -240,6 +230,12 @@ def read_bad_size(paths: PoolPaths, region: str) -> int:
 def _bad_lines(paths: PoolPaths, region: str) -> list[str]:
     text = _read(paths.bad_mark(region))[: 2 * _MAX_BAD_TEXT].decode("utf-8", "replace")
     return [*text.split("\n"), "", ""][:2]
+
+
+def _write_json(path: str, document: dict[str, Any], *, gid: int) -> None:
+    """Replace the file; it gets the group where this process may give it."""
+    may = os.geteuid() == 0 or gid in os.getgroups() or gid == os.getegid()
+    atomic_write(path, json.dumps(document).encode(), mode=0o660, gid=gid if may else None)
 
 
 def _read_json(path: str) -> dict[str, Any]:

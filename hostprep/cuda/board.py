@@ -17,7 +17,6 @@ from hostprep.cuda.board_layout import (
     SLOT_BYTES,
     Header,
     Slot,
-    board_size_bytes,
     generation_of,
     pack_header,
     pack_slot,
@@ -26,8 +25,8 @@ from hostprep.cuda.board_layout import (
 )
 from hostprep.cuda.board_view import (
     LONG_TORN_S,
-    Announcer,
     BoardView,
+    announce_gate,
     read_board,
     read_slot,
     read_whole,
@@ -77,16 +76,16 @@ class RankBoard:
     Calls are safe from any thread. `failed` is final for the run.
     """
 
-    def __init__(self, path: str, fd: int, header: Header, rank: int, slot: Slot) -> None:
+    def __init__(self, path: str, world: int, rank: int, fd: int, slot: Slot) -> None:
         """Use `RankBoard.open`."""
         self.path = path
         self.rank = rank
-        self.world = header.world
+        self.world = world
         self._fd = fd
         self._slot = slot
         self._begun_s: float | None = None
         self._lock = threading.Lock()
-        self._announcer = Announcer(fd)
+        self._opened_at_s = time.time()
 
     @classmethod
     def open(
@@ -112,7 +111,7 @@ class RankBoard:
             except OSError as error:
                 raise _open_error(error, path) from error
             if board is not None:
-                return cls(path, *board)
+                return cls(path, world, rank, *board)
             if time.monotonic() >= deadline_s + wait_s:
                 raise FailedError(f"{path} was taken away again and again while we joined")
             time.sleep(_JOIN_PAUSE_S)
@@ -153,7 +152,7 @@ class RankBoard:
 
     def announce(self, state: str, why: str = "") -> None:
         """Write the gate's state into the board, for `hostprep status`, where that is possible."""
-        self._announcer.announce(state, why)
+        announce_gate(self._fd, state, why, since_s=self._opened_at_s)
 
     def close(self) -> None:
         """Leave. A rank that left counts as ended: a gate that is not open yet stays closed."""
@@ -190,9 +189,7 @@ class RankBoard:
             )
 
 
-def _join(
-    path: str, header: Header, rank: int, deadline_s: float
-) -> tuple[int, Header, int, Slot] | None:
+def _join(path: str, header: Header, rank: int, deadline_s: float) -> tuple[int, Slot] | None:
     """Take our rank's slot; None where the file is another by now. Raises BusyError, OSError."""
     opened = _open_or_make(path, header)
     if opened is None:
@@ -201,21 +198,17 @@ def _join(
     try:
         _lock_until(fd, deadline_s)
         try:
-            if not _is_at(path, fd):
-                joined = None
-            elif not _is_of_run(fd, header):
+            if _is_at(path, fd):
+                if _is_of_run(fd, header):
+                    return fd, _take_slot(fd, rank)
                 os.unlink(path)
-                joined = None
-            else:
-                joined = (fd, header, rank, _take_slot(fd, rank))
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)
     except BaseException:
         close_tracked(fd)
         raise
-    if joined is None:
-        close_tracked(fd)
-    return joined
+    close_tracked(fd)
+    return None
 
 
 def _open_or_make(path: str, header: Header) -> int | None:
@@ -228,7 +221,7 @@ def _open_or_make(path: str, header: Header) -> int | None:
         fd = open_tmpfile(folder, _MODE)
         try:
             # All of it is written: a full file system must show now, not later.
-            os.pwrite(fd, pack_header(header).ljust(board_size_bytes(header.world), b"\0"), 0)
+            os.pwrite(fd, pack_header(header).ljust(slot_offset(header.world), b"\0"), 0)
             if give_name(folder, fd, name):
                 return fd
         except BaseException:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.linux.processes import ProcessId
@@ -50,7 +50,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Slot:
-    """A report of a rank, or of the gate."""
+    """A report of a rank, or of the gate. The fields are in the order of the bytes."""
 
     sequence: int
     """How often it was written: a reader sees whether anything happened."""
@@ -78,16 +78,11 @@ def generation_of(run_id: str) -> bytes:
 
 
 def slot_offset(rank: int) -> int:
-    """Return where a rank's slot begins; the gate's is before the first."""
+    """Return where a rank's slot begins: the gate's before the first; `world`'s is the end."""
     return SLOT_BYTES * (rank + 2)
 
 
-def board_size_bytes(world: int) -> int:
-    """Return the size of a board for that many ranks."""
-    return slot_offset(world)
-
-
-MAX_BOARD_BYTES = board_size_bytes(MAX_WORLD)
+MAX_BOARD_BYTES = slot_offset(MAX_WORLD)
 
 
 def pack_header(header: Header) -> bytes:
@@ -113,7 +108,7 @@ def unpack_header(data: bytes) -> Header:
         )
     if _CRC.unpack_from(data, _HEADER.size)[0] != zlib.crc32(fields):
         raise _bad("its header is damaged")
-    if not 1 <= world <= MAX_WORLD or len(data) != board_size_bytes(world):
+    if not 1 <= world <= MAX_WORLD or len(data) != slot_offset(world):
         raise _bad(f"it has {len(data)} bytes, which is not what {world} ranks need")
     return Header(world, generation, created_at_s)
 
@@ -132,9 +127,7 @@ def pack_slot(slot: Slot) -> bytes:
     fields = _SLOT.pack(
         slot.sequence,
         _NUMBERS[slot.state],
-        slot.process.pid,
-        slot.process.start_ticks,
-        slot.process.namespace,
+        *astuple(slot.process),
         slot.joined_at_s,
         slot.took_s,
         slot.done_bytes,
@@ -156,20 +149,10 @@ def unpack_slot(data: bytes) -> Slot | None:
     body = data[_CRC.size :]
     if len(data) != SLOT_BYTES or _CRC.unpack_from(data)[0] != zlib.crc32(body):
         raise ValueError("torn")
-    sequence, code, pid, start_ticks, namespace, joined_at_s, took_s, *rest = _SLOT.unpack_from(
-        body
-    )
-    done_bytes, size_bytes, longest_chunk_s, length = rest
+    sequence, code, pid, start_ticks, namespace, *numbers, length = _SLOT.unpack_from(body)
     if code not in _CODES or length > _MAX_REASON_BYTES:
         raise ValueError("unknown state")
-    return Slot(
-        sequence=sequence,
-        state=_CODES[code],
-        process=ProcessId(pid, start_ticks, namespace),
-        joined_at_s=joined_at_s,
-        took_s=took_s,
-        done_bytes=done_bytes,
-        size_bytes=size_bytes,
-        longest_chunk_s=longest_chunk_s,
-        reason=body[_SLOT.size : _SLOT.size + length].decode("utf-8", "ignore"),
-    )
+    process = ProcessId(pid, start_ticks, namespace)
+    reason = body[_SLOT.size : _SLOT.size + length].decode("utf-8", "ignore")
+    values = (sequence, _CODES[code], process, *numbers, reason)
+    return Slot(*values)

@@ -17,6 +17,7 @@ from hostprep.cuda.board_layout import (
     MAX_BOARD_BYTES,
     READY,
     SLOT_BYTES,
+    Header,
     Slot,
     generation_of,
     pack_slot,
@@ -65,12 +66,9 @@ class RankView:
 
 
 @dataclass(frozen=True)
-class BoardView:
+class BoardView(Header):
     """A board's contents at one moment."""
 
-    world: int
-    generation: bytes
-    created_at_s: float
     ranks: tuple[RankView, ...]
     """Those that have joined, in order."""
     gate: Slot | None
@@ -116,9 +114,7 @@ def view_of(fd: int, *, own_rank: int | None = None, torn_s: float = _TORN_S) ->
             alive = rank == own_rank or is_range_locked(fd, slot_offset(rank), SLOT_BYTES)
             ranks.append(RankView(rank, slot, alive))
     return BoardView(
-        world=header.world,
-        generation=header.generation,
-        created_at_s=header.created_at_s,
+        **vars(header),
         ranks=tuple(ranks),
         gate=_slot_in(fd, data, GATE, until_s),
         removed=os.fstat(fd).st_nlink == 0,
@@ -149,13 +145,15 @@ def read_slot(fd: int, rank: int, until_s: float | None = None) -> Slot | None:
     if until_s is None:
         until_s = time.monotonic() + _TORN_S
     while True:
-        with contextlib.suppress(ValueError):
+        try:
             return unpack_slot(os.pread(fd, SLOT_BYTES, slot_offset(rank)))
-        if time.monotonic() >= until_s:
-            break
+        except ValueError as error:
+            if time.monotonic() >= until_s:
+                whose = "the gate" if rank == GATE else f"rank {rank}"
+                raise NotReadyError(
+                    f"the rank board's entry of {whose} is damaged", reason="BadBoard"
+                ) from error
         time.sleep(_TORN_PAUSE_S)
-    whose = "the gate" if rank == GATE else f"rank {rank}"
-    raise NotReadyError(f"the rank board's entry of {whose} is damaged", reason="BadBoard")
 
 
 class BoardReader:
@@ -170,7 +168,7 @@ class BoardReader:
         self.path = path
         self._generation = generation_of(generation)
         self._fd: int | None = None
-        self._announcer: Announcer | None = None
+        self._since_s = 0.0
 
     def read(self) -> BoardView | None:
         """Return the contents of this run's board; None where there is none yet.
@@ -191,19 +189,19 @@ class BoardReader:
             os.close(fd)
             return None
         self._fd = track_fd(fd)
-        self._announcer = Announcer(self._fd)
+        self._since_s = time.time()
         return view
 
     def announce(self, state: str, why: str = "") -> None:
         """Write the gate's state into the board, for `hostprep status`, where that is possible."""
-        if self._announcer is not None:
-            self._announcer.announce(state, why)
+        if self._fd is not None:
+            announce_gate(self._fd, state, why, since_s=self._since_s)
 
     def close(self) -> None:
         """Close the file."""
         if self._fd is not None:
             close_tracked(self._fd)
-        self._fd = self._announcer = None
+        self._fd = None
 
     def _open(self) -> int | None:
         for flags in (os.O_RDWR, os.O_RDONLY):
@@ -212,33 +210,22 @@ class BoardReader:
         return None
 
 
-class Announcer:
-    """Writes the gate's slot: the first of the engine's gates does, and no other."""
+def announce_gate(fd: int, state: str, why: str, *, since_s: float) -> None:
+    """Write the gate's slot, unless another gate has it, or the board may only be read.
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._sequence: int | None = None
-        self._since_s = time.time()
-
-    def announce(self, state: str, why: str) -> None:
-        """Write the state, unless another gate does, or the board may only be read."""
-        with contextlib.suppress(OSError, HostprepError):
-            if not is_tracked(self._fd) or not self._is_ours():
-                return
-            self._sequence = (self._sequence or 0) + 1
-            made_at_s = unpack_header(read_whole(self._fd)).created_at_s
-            slot = Slot(
-                sequence=self._sequence,
-                state=state,
-                process=current_process(),
-                joined_at_s=self._since_s,
-                took_s=max(0.0, time.time() - made_at_s),
-                reason=why,
-            )
-            os.pwrite(self._fd, pack_slot(slot), slot_offset(GATE))
-
-    def _is_ours(self) -> bool:
-        if self._sequence is None and try_lock_range(self._fd, slot_offset(GATE), SLOT_BYTES):
-            before = read_slot(self._fd, GATE)
-            self._sequence = before.sequence if before else 0
-        return self._sequence is not None
+    The first of the engine's gates locks the slot for the life of its descriptor.
+    """
+    with contextlib.suppress(OSError, HostprepError):
+        if not is_tracked(fd) or not try_lock_range(fd, slot_offset(GATE), SLOT_BYTES):
+            return
+        before = read_slot(fd, GATE)
+        made_at_s = unpack_header(read_whole(fd)).created_at_s
+        slot = Slot(
+            sequence=before.sequence + 1 if before else 1,
+            state=state,
+            process=current_process(),
+            joined_at_s=since_s,
+            took_s=max(0.0, time.time() - made_at_s),
+            reason=why,
+        )
+        os.pwrite(fd, pack_slot(slot), slot_offset(GATE))

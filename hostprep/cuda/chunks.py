@@ -6,16 +6,13 @@ import os
 from dataclasses import dataclass, replace
 from math import gcd
 
-from hostprep.backing import GIB, MIB
+from hostprep.backing import MIB
 from hostprep.client.attach import Attachment
 from hostprep.client.handoff import Region
 from hostprep.errors import BadInputError
+from hostprep.known_issues import ONE_CALL_LIMIT_BYTES
 from hostprep.paths import PoolPaths
 from hostprep.units import format_bytes
-
-ONE_CALL_LIMIT_BYTES = 512 * GIB
-"""Drivers r580 and later fail a call of this size or more: the table of 16 bytes for each 4 KiB
-page passes INT_MAX (open-gpu-kernel-modules, nvos_create_alloc; vllm issue 51080)."""
 
 
 @dataclass(frozen=True)

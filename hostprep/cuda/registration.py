@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 
-from hostprep.client.attach import Attachment
-from hostprep.cuda.chunks import ChunkPolicy, buffer_of, pool_of, slice_of
+from hostprep.client.attach import Attachment, make_present
+from hostprep.cuda.chunks import ChunkPolicy, buffer_of, next_chunk_bytes, pool_of, slice_of
 from hostprep.cuda.driver import CudaAccess, Driver, DriverError, forked_child_error
-from hostprep.cuda.job import (
+from hostprep.cuda.registration_state import (
     CancelledError,
     Control,
-    Counters,
-    Job,
     Progress,
-    ProgressReporter,
+    ProgressTracker,
     RegisteredRange,
 )
 from hostprep.cuda.turnstile import Turnstile, patience_for
-from hostprep.errors import BadInputError, FailedError, HostprepError
+from hostprep.errors import BadInputError, BusyError, FailedError, HostprepError
+from hostprep.known_issues import warn_once
+from hostprep.linux.threads import Stopped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypedDict, Unpack
+    from typing import Protocol, TypedDict, Unpack
 
-    from hostprep.cuda.job import Board, Turns
+    from hostprep.cuda.registration_state import Board
+
+    class Turns(Protocol):
+        """What a registration needs of a turnstile (hostprep.cuda.turnstile)."""
+
+        def turn(
+            self, timeout_s: float | None = None, stop: threading.Event | None = None
+        ) -> contextlib.AbstractContextManager[None]:
+            """Hold a turn. Raises BusyError where none is to be had."""
 
     class Options(TypedDict, total=False):
         """The options of Registration."""
@@ -43,6 +53,12 @@ if TYPE_CHECKING:
         on_progress: Callable[[Progress], object] | None
         board: Board | None
         policy: ChunkPolicy | None
+
+
+_SKIPPED = (
+    "not registered: the device uses the host's page tables (ATS) and would gain nothing; the "
+    "memory stays resident because the pool is pinned"
+)
 
 
 class Registration:
@@ -85,43 +101,31 @@ class Registration:
         part = slice_of(attachment, offset_bytes, size_bytes, row_bytes)
         self._part = part
         self._control = Control(deadline_s)
-        self._counters = Counters(part.size_bytes)
-        self._reporter = ProgressReporter(self._counters, board, on_progress)
+        self._tracker = ProgressTracker(part.size_bytes, board, on_progress)
         self._range = RegisteredRange(
             part.name, buffer_of(attachment), part.address, part.size_bytes
         )
-        self._job = Job(
-            part,
-            policy=part.policy(policy, row_bytes),
-            registered=self._range,
-            control=self._control,
-            turnstile=turnstile,
-            counters=self._counters,
-            on_chunk=self._reporter.chunk,
-        )
+        self._policy = part.policy(policy, row_bytes)
+        self._turnstile = turnstile
         self._on_registered = on_registered
         self._pid = os.getpid()
         self._in_background = False
         self._worker: int | None = None
         self._ended = threading.Event()
         self._closing = threading.Lock()
-        self._error: HostprepError | None = None
+        self.error: HostprepError | None = None
+        """Why it is Failed or Cancelled, with the remedy."""
         self._cuda = CudaAccess(driver, context)
 
     @property
     def state(self) -> str:
         """The current state; no system call, no lock."""
-        return self._counters.state
-
-    @property
-    def error(self) -> HostprepError | None:
-        """Why it is Failed or Cancelled, with the remedy."""
-        return self._error
+        return self._tracker.state
 
     @property
     def progress(self) -> Progress:
         """How far the registration is."""
-        return self._counters.progress()
+        return self._tracker.progress()
 
     def start(self) -> Registration:
         """Begin in the background and return at once, within 1 ms.
@@ -147,8 +151,8 @@ class Registration:
         """
         self._begin()
         self._work()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self
 
     def pause(self) -> None:
@@ -192,13 +196,13 @@ class Registration:
                 remedy="raise an exception there: that makes it fail, and takes all back",
             )
         with self._closing:
-            if self._counters.has_begun:
+            if self._tracker.has_begun:
                 self._control.cancel()
                 self._ended.wait()
             if self.state in ("Registered", "Skipped"):
-                self._reporter.withdrawn()
+                self._tracker.withdrawn()
             error = self._undo()
-            self._counters.state = "Closed"
+            self._tracker.state = "Closed"
         if error is not None:
             raise error
 
@@ -231,20 +235,20 @@ class Registration:
             )
         self._range.claim()
         self._control.start_clock()
-        self._counters.begin()
+        self._tracker.begin()
 
     def _work(self) -> None:
         """Register in the calling thread and set the outcome."""
         self._worker = threading.get_ident()
         try:
-            self._reporter.initializing()
+            self._tracker.initializing()
             with self._cuda.use() as driver:
                 try:
-                    outcome = self._job.register(driver, self._cuda.context)
+                    outcome = self._register(driver)
                     self._call_on_registered()
                     self._finish(outcome)
                 except BaseException:
-                    self._job.undo(driver)
+                    self._unregister_all(driver)
                     raise
         except BaseException as error:
             self._fail(error)
@@ -252,15 +256,98 @@ class Registration:
                 raise  # Ctrl-C in `run`
         finally:
             try:
-                self._reporter.show()
+                self._tracker.show()
             finally:
                 self._ended.set()  # in any case: `close` waits for it
+
+    def _register(self, driver: Driver) -> str:
+        """Register the slice; return the outcome's name. Raises HostprepError: undo then."""
+        traits = driver.attributes(driver.device_of(self._cuda.context))
+        if traits.uses_host_page_tables:
+            self._tracker.note = _SKIPPED
+            return "Skipped"
+        flags = traits.registration_flags(read_only=self._part.read_only)
+        most_bytes = max(self._policy.most_bytes, self._policy.step_bytes)
+        warn_once(self._part.size_bytes, most_bytes, self._part.region)
+        self._make_present()
+        self._register_chunks(driver, flags)
+        return "Registered"
+
+    def _make_present(self) -> None:
+        """Build the page tables that are missing, where the driver would do it page by page."""
+        part = self._part
+        while True:
+            self._go_on()
+            try:
+                make_present(part.region, part.address, part.size_bytes, stop=self._control)
+            except Stopped:
+                continue
+            return
+
+    def _register_chunks(self, driver: Driver, flags: int) -> None:
+        offset = last = 0
+        last_s = 0.0
+        while True:
+            last = next_chunk_bytes(
+                self._policy,
+                offset_bytes=offset,
+                end_bytes=self._part.size_bytes,
+                last_bytes=last,
+                last_s=last_s,
+            )
+            if last == 0:
+                return
+            with contextlib.ExitStack() as turn:
+                while not self._enter_turn(turn):
+                    pass
+                last_s = self._register_chunk(driver, offset, last, flags)
+            offset += last
+            self._tracker.chunk(last, last_s)
+
+    def _register_chunk(self, driver: Driver, offset: int, size: int, flags: int) -> float:
+        """Register one chunk; return the seconds that the call took."""
+        self._tracker.calls += 1
+        began_s = time.monotonic()
+        try:
+            self._range.register(driver, offset, size, flags)
+        except DriverError as error:
+            error.message = (
+                f"{self._part.name}: bytes [{offset}, {offset + size}) of it at "
+                f"{self._part.address + offset:#x}: {error.message}"
+            )
+            raise
+        return time.monotonic() - began_s
+
+    def _enter_turn(self, turn: contextlib.ExitStack) -> bool:
+        """Wait for our turn; False where the wait was cut short: ask again whether to go on."""
+        self._go_on()
+        if self._turnstile is None:
+            return True
+        self._tracker.state = "Waiting"
+        left_s, stop = self._control.left_s(), self._control.interrupt
+        try:
+            turn.enter_context(self._turnstile.turn(timeout_s=left_s, stop=stop))
+        except BusyError:
+            return False
+        if stop.is_set():  # paused or cancelled just as our turn began: let the next one in
+            turn.close()
+            return False
+        self._tracker.state = "Registering"
+        return True
+
+    def _go_on(self) -> None:
+        """Return once the work may go on; raises as Control does."""
+        self._control.go_on(self._show_pause)
+        self._tracker.state = "Registering"
+
+    def _show_pause(self) -> None:
+        self._tracker.state = "Paused"
 
     def _call_on_registered(self) -> None:
         """Let the engine do its part, such as making the copy streams of its host tier."""
         if self._on_registered is None:
             return
-        self._job.go_on()
+        self._go_on()
         try:
             self._on_registered()
         except Exception as error:
@@ -275,21 +362,21 @@ class Registration:
         """Report READY, unless the registration was cancelled before."""
         with self._control.lock:
             self._control.check()
-            self._reporter.ready()
-            self._counters.end(outcome)
+            self._tracker.ready()
+            self._tracker.end(outcome)
 
     def _fail(self, error: BaseException) -> None:
         """Become Failed or Cancelled, and report to the other ranks why."""
         if isinstance(error, HostprepError):
-            self._error = error
+            self.error = error
         else:
-            self._error = FailedError(
+            self.error = FailedError(
                 f"{self._part.name}: {type(error).__name__}: {error}", reason="RegistrationFailed"
             )
-            self._error.__cause__ = error
+            self.error.__cause__ = error
         self._range.release()
-        self._reporter.failed(str(self._error))
-        self._counters.end("Cancelled" if isinstance(error, CancelledError) else "Failed")
+        self._tracker.failed(str(self.error))
+        self._tracker.end("Cancelled" if isinstance(error, CancelledError) else "Failed")
 
     def _undo(self) -> HostprepError | None:
         """Unregister what a finished registration holds; return why that failed, if it did."""
@@ -297,13 +384,24 @@ class Registration:
         if self._range.count:
             try:
                 with self._cuda.use() as driver:
-                    error = self._job.undo(driver)
+                    error = self._unregister_all(driver)
             except HostprepError as lost:
                 if not (isinstance(lost, DriverError) and lost.is_gone):
                     return lost
                 self._range.forget()
-        self._counters.done_bytes = 0
+        self._tracker.done_bytes = 0
         self._range.release()
+        return error
+
+    def _unregister_all(self, driver: Driver) -> HostprepError | None:
+        """Unregister all chunks, the last one first; return why one of them could not be."""
+        error = self._range.undo(driver)
+        self._tracker.done_bytes = 0
+        if error is not None:
+            self._tracker.note = (
+                f"{self._range.count} chunks could not be unregistered and stay mapped until the "
+                f"process ends: {error.message}"
+            )
         return error
 
 

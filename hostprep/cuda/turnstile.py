@@ -97,17 +97,13 @@ class Turnstile:
         self._slot_is_stuck = False
         self._impatient = False
         self._say = say or _log
-        self._without: str | None = None
+        self.without: str | None = None
+        """Why turns were not waited for, as reported the first time; None where all were."""
 
     @property
     def path(self) -> str:
         """The folder of its tickets."""
         return f"{self._root}/{TURNSTILE}/{self._key}"
-
-    @property
-    def without(self) -> str | None:
-        """Why turns were not waited for, as reported the first time; None where all were."""
-        return self._without
 
     @contextlib.contextmanager
     def turn(self, timeout_s: float | None = None, stop: Event | None = None) -> Iterator[None]:
@@ -187,8 +183,8 @@ class Turnstile:
         )
 
     def _say_once(self, text: str) -> None:
-        if self._without is None:
-            self._without = text
+        if self.without is None:
+            self.without = text
             self._say(text)
 
     def _draw(self) -> tuple[int, QueueTicket]:
@@ -200,7 +196,7 @@ class Turnstile:
             # Another process may have made it just now, and not yet opened it to everybody.
             with contextlib.suppress(PermissionError):
                 return self._draw_once()
-            if self._without is not None:
+            if self.without is not None:
                 break
             time.sleep(_PAUSE_S)
         return self._draw_once()

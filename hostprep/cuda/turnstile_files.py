@@ -10,7 +10,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from hostprep.errors import BadInputError, NotReadyError
-from hostprep.linux.files import closing_fd, give_name, open_folder, open_tmpfile
+from hostprep.linux.files import (
+    closing_fd,
+    give_name,
+    open_folder,
+    open_state_file,
+    open_tmpfile,
+)
 from hostprep.linux.locks import close_tracked, is_tracked, track_fd, try_lock
 from hostprep.paths import POOL_MARKS, TURNSTILE
 
@@ -134,8 +140,7 @@ def release_slot(fd: int) -> None:
 
 def is_slot_name(name: str) -> bool:
     """Tell whether a file of that name is a slot, of any width."""
-    number = name.removeprefix("slot") if name.startswith("slot") else ""
-    return number.isascii() and number.isdigit()
+    return name.startswith("slot") and name[4:].isascii() and name[4:].isdigit()
 
 
 def is_ticket_name(name: str) -> bool:
@@ -145,12 +150,7 @@ def is_ticket_name(name: str) -> bool:
 
 def open_plain(folder: int, name: str) -> int:
     """Open a regular file for locking. Never with O_CREAT: see fs.protected_regular."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(name, flags, dir_fd=folder)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(f"{name} is not a regular file")
-    return fd
+    return open_state_file(name, os.O_RDONLY, folder=folder)
 
 
 def living_inode(folder: int, name: str) -> int:
@@ -178,12 +178,13 @@ def _open_slot(folder: int, name: str) -> int:
         return open_plain(folder, name)
     except FileNotFoundError:
         pass
-    fd = open_tmpfile(folder, SLOT_MODE)
-    try:
-        give_name(folder, fd, name)
-    finally:
-        os.close(fd)
+    _make_slot(folder, name)
     return open_plain(folder, name)
+
+
+def _make_slot(folder: int, name: str) -> None:
+    with closing_fd(open_tmpfile(folder, SLOT_MODE)) as fd:
+        give_name(folder, fd, name)
 
 
 def _numbers(folder: int) -> list[tuple[int, str]]:
@@ -255,10 +256,13 @@ def _is_ours(status: os.stat_result) -> bool:
 def _tidy(folder: int) -> None:
     """Remove what is neither a slot nor a living ticket, other users' dead ones included."""
     with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if not is_slot_name(entry.name)]
-    for name in names:
-        is_plain = stat.S_ISREG(_mode(folder, name))
-        if is_plain and is_ticket_name(name):
+        found = [
+            (entry.name, is_ticket_name(entry.name) and entry.is_file(follow_symlinks=False))
+            for entry in entries
+            if not is_slot_name(entry.name)
+        ]
+    for name, is_ticket in found:
+        if is_ticket:
             living_inode(folder, name)  # removes a dead one
         else:
             _clear(folder, name)
@@ -273,9 +277,9 @@ def _make_first_slot(folder: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         try:
             fd = open_plain(folder, _SLOT)
-        except OSError as error:
-            if isinstance(error, FileNotFoundError):
-                raise
+        except FileNotFoundError:
+            pass
+        except OSError:
             _clear(folder, _SLOT)
         else:
             with closing_fd(fd):
@@ -285,16 +289,7 @@ def _make_first_slot(folder: int) -> None:
                 if not try_lock(fd, exclusive=True):
                     return
                 os.unlink(_SLOT, dir_fd=folder)
-    fd = open_tmpfile(folder, SLOT_MODE)
-    with closing_fd(fd):
-        give_name(folder, fd, _SLOT)
-
-
-def _mode(folder: int, name: str) -> int:
-    try:
-        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-    except FileNotFoundError:
-        return 0
+    _make_slot(folder, _SLOT)
 
 
 def _clear(folder: int, name: str) -> None:

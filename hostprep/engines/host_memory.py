@@ -19,7 +19,7 @@ from hostprep.engines.allocator import Allocation, Allocator, Requester, share_o
 from hostprep.errors import BusyError, FailedError, HostprepError, NotReadyError
 
 if TYPE_CHECKING:
-    from hostprep.cuda.job import Board
+    from hostprep.cuda.registration_state import Board
 
 _log = logging.getLogger("hostprep.engines")
 
@@ -202,7 +202,7 @@ class RankProgress:
 
 
 class PartProgress:
-    """The board of one registration among several (hostprep.cuda.job.Board)."""
+    """The board of one registration among several (hostprep.cuda.registration_state.Board)."""
 
     def __init__(self, rank: RankProgress, offset_bytes: int, *, sets_state: bool) -> None:
         self._rank = rank

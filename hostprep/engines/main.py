@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from hostprep.errors import HostprepError
+from hostprep.errors import BadInputError, HostprepError
 from hostprep.paths import canonical_root, check_pool_name, default_root
 from hostprep.units import format_bytes, parse_quantity
 
@@ -37,23 +37,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         return int(options.run(options))
     except HostprepError as error:
-        _report(error, as_json="json" in arguments)
+        if "json" in arguments:
+            print(json.dumps(error.to_json()))
+        print(f"hostprep: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("hostprep: interrupted", file=sys.stderr)
         return 130
 
 
-def _report(error: HostprepError, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"error": error.message, "reason": error.reason, "remedy": error.remedy}))
-    print(f"hostprep: {error}", file=sys.stderr)
+class _Parser(argparse.ArgumentParser):
+    """Reports what it cannot read as every other bad input is."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInputError(message, remedy=f"see `{self.prog} --help`")
 
 
 def _parser() -> argparse.ArgumentParser:
     # Given a width, the formatter does not import shutil for it (4 ms).
     formatter = functools.partial(argparse.HelpFormatter, width=98)
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="hostprep",
         description="Use memory that was prepared on this node.",
         formatter_class=formatter,

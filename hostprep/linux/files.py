@@ -161,13 +161,13 @@ def make_folder(path: str, *, mode: int, gid: int | None) -> None:
         os.chmod(path, mode)
 
 
-def open_state_file(path: str, flags: int) -> int:
-    """Open a file in a folder that the pool's group may write to, where anything may lie.
+def open_state_file(path: str, flags: int, *, folder: int | None = None) -> int:
+    """Open a file in a folder that others may write to, where anything may lie.
 
     No link is followed, no FIFO waited for, nothing but a regular file returned. Raises OSError
     (ELOOP for a link, EINVAL for what is no regular file).
     """
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "not a regular file")

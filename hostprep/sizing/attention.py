@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hostprep.api.slot_layout import round_up
 from hostprep.sizing.config import DTYPES, CacheTypes, DType, ModelConfig
-from hostprep.sizing.model import Store, Vectors
+from hostprep.sizing.model import Layers, Store, Vectors
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
@@ -88,7 +88,7 @@ def attention_store(shape: Shape, types: CacheTypes, window: int | None = None) 
     )
 
 
-def attention_layers(config: ModelConfig, types: CacheTypes) -> tuple[tuple[Store, ...], ...]:
+def attention_layers(config: ModelConfig, types: CacheTypes) -> Layers:
     """Return what each layer keeps.
 
     Gemma 4's layers without a window have heads of their own (`num_global_key_value_heads`,
@@ -162,7 +162,7 @@ def _period(config: ModelConfig, default: int) -> int:
     return default
 
 
-def latent_layers(config: ModelConfig, types: CacheTypes) -> tuple[tuple[Store, ...], ...]:
+def latent_layers(config: ModelConfig, types: CacheTypes) -> Layers:
     """Return what multi-head latent attention keeps.
 
     (kv_lora_rank + qk_rope_head_dim) x bytes, a token and layer, the same on every rank of a
@@ -175,7 +175,7 @@ def latent_layers(config: ModelConfig, types: CacheTypes) -> tuple[tuple[Store, 
     return ((Store(name="full", parts=tuple(parts)),),) * config.layers()
 
 
-def compressed_layers(config: ModelConfig, types: CacheTypes) -> tuple[tuple[Store, ...], ...]:
+def compressed_layers(config: ModelConfig, types: CacheTypes) -> Layers:
     """Return what DeepSeek-V4 keeps.
 
     Every layer: `head_dim` elements, keys and values in one, of the last `sliding_window` tokens.

@@ -11,6 +11,8 @@ from hostprep.errors import BadInputError
 
 MAX_CONFIG_BYTES = 4 << 20
 """The largest published ones have about 100 KiB (a quantization entry for each tensor)."""
+PUBLISHED_CONFIG = "give the model's own config.json, as its publisher wrote it"
+"""The remedy for fields that are missing or wrong."""
 _MAX_NUMBER = 1 << 31
 _MAX_LAYERS = 4096
 _TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
@@ -88,14 +90,14 @@ class ModelConfig:
         return BadInputError(
             f"{self.source}: {names} {verb} missing",
             reason="UnknownArchitecture",
-            remedy="give the model's own config.json, as its publisher wrote it",
+            remedy=PUBLISHED_CONFIG,
         )
 
     def wrong(self, key: str, why: str, remedy: str = "") -> BadInputError:
         """Return the error for a field that cannot be."""
         return BadInputError(
             f"{self.source}: {self._path}{key} {why}",
-            remedy=remedy or "give the model's own config.json, as its publisher wrote it",
+            remedy=remedy or PUBLISHED_CONFIG,
         )
 
 

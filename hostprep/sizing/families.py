@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 from hostprep.errors import BadInputError
 from hostprep.sizing import attention, states
-from hostprep.sizing.config import DS_MLA, CacheTypes, ModelConfig, TypeChoice
-from hostprep.sizing.model import Model, Store
-
-Layers = tuple[tuple[Store, ...], ...]
+from hostprep.sizing.config import DS_MLA, PUBLISHED_CONFIG, CacheTypes, ModelConfig, TypeChoice
+from hostprep.sizing.model import Layers, Model
 
 _ATTENTION = (
     "llama", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
@@ -22,26 +20,19 @@ _DELTA = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_t
 _MAMBA1 = ("mamba", "falcon_mamba", "jamba")
 _MAMBA2 = ("mamba2", "bamba", "granitemoehybrid", "falcon_h1")
 
-FAMILIES = {
-    **dict.fromkeys(_ATTENTION, "attention"),
-    **dict.fromkeys(_LATENT, "latent"),
-    "deepseek_v4": "compressed",
-    **dict.fromkeys(_DELTA, "delta"),
-    **dict.fromkeys(_MAMBA1, "mamba1"),
-    **dict.fromkeys(_MAMBA2, "mamba2"),
-    "nemotron_h": "nemotron",
-}
-"""Kinds of models by `model_type`; _READERS has the functions that read their configs."""
+_COMPRESSED = "deepseek_v4"
 
 _READERS: dict[str, Callable[[ModelConfig, CacheTypes, int], Layers]] = {
-    "attention": lambda config, types, _: attention.attention_layers(config, types),
-    "latent": lambda config, types, _: attention.latent_layers(config, types),
-    "compressed": lambda config, types, _: attention.compressed_layers(config, types),
-    "delta": states.delta_layers,
-    "mamba1": lambda config, types, _: states.mamba1_layers(config, types),
-    "mamba2": states.mamba2_layers,
-    "nemotron": states.nemotron_layers,
+    **dict.fromkeys(_ATTENTION, lambda config, types, _: attention.attention_layers(config, types)),
+    **dict.fromkeys(_LATENT, lambda config, types, _: attention.latent_layers(config, types)),
+    _COMPRESSED: lambda config, types, _: attention.compressed_layers(config, types),
+    **dict.fromkeys(_DELTA, states.delta_layers),
+    **dict.fromkeys(_MAMBA1, lambda config, types, _: states.mamba1_layers(config, types)),
+    **dict.fromkeys(_MAMBA2, states.mamba2_layers),
+    "nemotron_h": states.nemotron_layers,
 }
+"""What reads the config of each kind of model, by its `model_type`."""
+
 _PLAIN = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 _OF_A_MODEL = ("model_type", "architectures", "num_hidden_layers")
 _OTHER_CACHES = (
@@ -61,16 +52,16 @@ def read_model(
     """
     choice = choice or TypeChoice()
     kind = config.text("model_type")
-    family = FAMILIES.get(kind)
-    if family is None:
+    read_layers = _READERS.get(kind)
+    if read_layers is None:
         raise _unknown(config, kind)
-    if choice.kv == DS_MLA and family not in ("latent", "compressed"):
+    if choice.kv == DS_MLA and kind not in (*_LATENT, _COMPRESSED):
         raise BadInputError(
             f"--kv-dtype: {DS_MLA} is a way to store latents, and {kind} has none",
             remedy="choose fp8",
         )
     types = CacheTypes.of(config, choice)
-    layers = _READERS[family](config, types, drafts)
+    layers = read_layers(config, types, drafts)
     longest = "max_position_embeddings"
     positions = config.integer(longest) if config.has(longest) else None
     return Model(name=name, family=kind, layers=layers, max_positions=positions, dtype=types.model)
@@ -86,7 +77,7 @@ def _unknown(config: ModelConfig, kind: str) -> BadInputError:
         return BadInputError(
             f"{config.source}: is no model's config.json: {', '.join(_OF_A_MODEL)} are missing",
             reason="UnknownArchitecture",
-            remedy="give the model's own config.json, as its publisher wrote it",
+            remedy=PUBLISHED_CONFIG,
         )
     missing = [key for key in _PLAIN if not config.has(key)]
     if config.has("hidden_size") and "head_dim" in missing:

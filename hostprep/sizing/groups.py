@@ -27,9 +27,9 @@ _MOST = {
     "tensor_parallel": 1 << 14,
     "pipeline_parallel": 1 << 14,
     "typical_seq_len": LONGEST_TOKENS,
+    "speculative_tokens": 1 << 16,
 }
-
-_OPTIONS = {"tensor_parallel": "tp", "pipeline_parallel": "pp"}
+_OPTIONS = {"tensor_parallel": "--tp", "pipeline_parallel": "--pp"}
 
 _STEPS = 256
 """Fractions of a request that are divided: finer than any group's slots matter."""
@@ -60,8 +60,13 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
-            _check(name, getattr(self, name), 1, most)
-        _check("speculative_tokens", self.speculative_tokens, 0, 1 << 16)
+            least = 0 if name == "speculative_tokens" else 1
+            value = getattr(self, name)
+            if value is None and name == "typical_seq_len":
+                continue
+            if type(value) is not int or not least <= value <= most:
+                option = _OPTIONS.get(name) or "--" + name.replace("_", "-")
+                raise BadInputError(f"{option}: is {value}", remedy=f"give {least} to {most}")
         if self.typical > self.max_seq_len:
             raise BadInputError(
                 f"--typical-seq-len: is {self.typical}, more than --max-seq-len, "
@@ -87,14 +92,6 @@ class Limits:
         """Return them for another longest request."""
         typical = self.typical_seq_len and min(self.typical_seq_len, max_seq_len)
         return replace(self, max_seq_len=max_seq_len, typical_seq_len=typical)
-
-
-def _check(name: str, value: int | None, least: int, most: int) -> None:
-    if value is None and name == "typical_seq_len":
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        option = _OPTIONS.get(name, name.replace("_", "-"))
-        raise BadInputError(f"--{option}: is {value}", remedy=f"give {least} to {most}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,52 +123,39 @@ def groups_of(model: Model, limits: Limits) -> tuple[CacheGroup, ...]:
             f"--pp: is {limits.pipeline_parallel} for {len(model.layers)} layers",
             remedy="give at most one stage a layer",
         )
-    found: dict[tuple[int | None, int, bool], _LayerSum] = {}
+    found: dict[_Key, CacheGroup] = {}
     for stage in _stages(model, limits.pipeline_parallel):
-        here: dict[tuple[int | None, int, bool], int] = {}
+        here: dict[_Key, int] = {}
         for store in (store for layer in stage for store in layer):
             key = _key(store, limits)
             here[key] = here.get(key, 0) + _store_bytes(store, limits)
-            known = found.setdefault(key, _LayerSum(_name(store, key)))
-            known.layers += 1
+            known = found.get(key) or _empty_group(store, *key)
+            found[key] = replace(known, layers=known.layers + 1)
         for key, size_bytes in here.items():
-            found[key].slot_bytes = max(found[key].slot_bytes, size_bytes)
+            largest = max(found[key].slot_bytes, size_bytes)
+            found[key] = replace(found[key], slot_bytes=largest)
     if not found:
         raise BadInputError(f"{model.name}: no layer has a cache", remedy="give another model")
-    return tuple(_group(key, found[key]) for key in sorted(found, key=_order))
+    return tuple(found[key] for key in sorted(found, key=_order))
 
 
-@dataclass(slots=True)
-class _LayerSum:
-    """A group while its layers are counted."""
-
-    name: str
-    layers: int = 0
-    slot_bytes: int = 0
+_Key = tuple[int | None, int, bool]
+"""Stores with the same window, ratio and kind (per sequence or not) share slots."""
 
 
-def _key(store: Store, limits: Limits) -> tuple[int | None, int, bool]:
+def _key(store: Store, limits: Limits) -> _Key:
     open_ended = store.window is not None and store.window >= limits.max_seq_len
     return (None if open_ended else store.window, store.ratio, store.per_sequence)
 
 
-def _name(store: Store, key: tuple[int | None, int, bool]) -> str:
-    return "full" if store.window is not None and key[0] is None else store.name
-
-
-def _group(key: tuple[int | None, int, bool], found: _LayerSum) -> CacheGroup:
-    window, ratio, per_sequence = key
+def _empty_group(store: Store, window: int | None, ratio: int, per_sequence: bool) -> CacheGroup:
+    name = "full" if store.window is not None and window is None else store.name
     return CacheGroup(
-        name=found.name,
-        slot_bytes=found.slot_bytes,
-        layers=found.layers,
-        window=window,
-        ratio=ratio,
-        per_sequence=per_sequence,
+        name=name, slot_bytes=0, layers=0, window=window, ratio=ratio, per_sequence=per_sequence
     )
 
 
-def _order(key: tuple[int | None, int, bool]) -> tuple[bool, bool, int, int]:
+def _order(key: _Key) -> tuple[bool, bool, int, int]:
     window, ratio, per_sequence = key
     return per_sequence, window is not None, ratio, -(window or 0)
 

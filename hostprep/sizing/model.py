@@ -36,14 +36,17 @@ class Store:
     """A state of fixed size for each sequence, whatever its length."""
 
 
+Layers = tuple[tuple[Store, ...], ...]
+"""For each layer what it keeps; nothing for one that has no cache, or uses another's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A model as far as its caches go."""
 
     name: str
     family: str
-    layers: tuple[tuple[Store, ...], ...]
-    """For each layer what it keeps; nothing for one that has no cache, or uses another's."""
+    layers: Layers
     max_positions: int | None
     dtype: DType
     notes: tuple[str, ...] = ()

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from hostprep.sizing.attention import attention_store, head_shape
 from hostprep.sizing.config import CacheTypes, ModelConfig
-from hostprep.sizing.model import Store, Vectors
+from hostprep.sizing.model import Layers, Store, Vectors
 
 _LINEAR = "linear_attention"
 _NEMOTRON = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _WITHOUT_CACHE = ("mlp", "moe")
 
 
-def delta_layers(
-    config: ModelConfig, types: CacheTypes, drafts: int
-) -> tuple[tuple[Store, ...], ...]:
+def delta_layers(config: ModelConfig, types: CacheTypes, drafts: int) -> Layers:
     """Return what Qwen3-Next and Qwen3.5 keep: every n-th layer attends, the others have a state.
 
     The state: a convolution of (kernel - 1) inputs over keys, queries and values in the model's
@@ -49,7 +47,7 @@ def delta_layers(
     return tuple((state,) if kind == _LINEAR else (full,) for kind in kinds)
 
 
-def mamba1_layers(config: ModelConfig, types: CacheTypes) -> tuple[tuple[Store, ...], ...]:
+def mamba1_layers(config: ModelConfig, types: CacheTypes) -> Layers:
     """Return what Mamba keeps, and Jamba: inner x (kernel - 1), and inner x state elements.
 
     Source: Gu and Dao, Mamba (arXiv 2312.00752); vLLM, mamba1_state_shape.
@@ -81,9 +79,7 @@ def mamba1_layers(config: ModelConfig, types: CacheTypes) -> tuple[tuple[Store, 
     )
 
 
-def mamba2_layers(
-    config: ModelConfig, types: CacheTypes, drafts: int
-) -> tuple[tuple[Store, ...], ...]:
+def mamba2_layers(config: ModelConfig, types: CacheTypes, drafts: int) -> Layers:
     """Return what Mamba 2 keeps in every layer, and Falcon H1, whose layers attend as well."""
     state = _mamba2_state(config, types, drafts)
     if config.text("model_type") == "falcon_h1":
@@ -95,9 +91,7 @@ def mamba2_layers(
     return tuple((full,) if "attention" in kind else (state,) for kind in kinds)
 
 
-def nemotron_layers(
-    config: ModelConfig, types: CacheTypes, drafts: int
-) -> tuple[tuple[Store, ...], ...]:
+def nemotron_layers(config: ModelConfig, types: CacheTypes, drafts: int) -> Layers:
     """Return what Nemotron-H keeps: its pattern says which layers have a state, attend, or neither.
 
     M is Mamba 2, * attention, - and E have no cache. Source: NemotronHConfig,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from hostprep.layout import ATTENTION, Group
 from hostprep.slots.eviction import EvictionOrder
 from hostprep.slots.index import HashIndex, Keys
-from hostprep.slots.rows import FreeSlots, Listed, in_a_row, runs
+from hostprep.slots.rows import FreeSlots, Listed, in_a_row, marks_of, runs, set_marks
 
 MISSING = 0
 PENDING = 1
@@ -53,16 +53,9 @@ class SlotGroup:
         missing = slots.count(-1)
         present = in_a_row(slots[: len(slots) - missing])
         if -1 not in present:
-            return slots, self.states(present) + bytes(missing), present
+            return slots, marks_of(self.state, present) + bytes(missing), present
         present = Listed(slot for slot in slots if slot >= 0)
         return slots, bytes([self.state[s] if s >= 0 else MISSING for s in slots]), present
-
-    def states(self, slots: Sequence[int]) -> bytes:
-        """Return each slot's state."""
-        stretches = runs(slots)
-        if stretches is None:
-            return bytes(map(self.state.__getitem__, slots))
-        return b"".join([self.state[a:b] for a, b in stretches])
 
     def claim(self, slots: Sequence[int]) -> Sequence[int]:
         """Count one claim more for each: it cannot be evicted. Returns those that had none."""
@@ -132,21 +125,14 @@ class SlotGroup:
 
     def mark(self, slots: Sequence[int], state: int) -> None:
         """Set the slots' state."""
-        states = self.state
-        stretches = runs(slots)
-        if stretches is not None:
-            for a, b in stretches:
-                states[a:b] = bytes([state]) * (b - a)
-            return
-        for slot in slots:
-            states[slot] = state
+        set_marks(self.state, slots, state)
 
     def settle(self, idle: Sequence[int]) -> None:
         """Make unclaimed slots evictable, in this order.
 
         What never was written is forgotten.
         """
-        states = self.states(idle)
+        states = marks_of(self.state, idle)
         if states.count(READY) == len(idle):
             self.order.append(idle)
             return
@@ -156,7 +142,7 @@ class SlotGroup:
 
     def note_gaps(self, blocks: Sequence[int]) -> None:
         """Note the order of a claim's blocks, before it releases their slots."""
-        if self.gapless and READY in self.states(blocks).lstrip(_READY):
+        if self.gapless and READY in marks_of(self.state, blocks).lstrip(_READY):
             self._may_gap = True
 
     @property

@@ -20,7 +20,7 @@ from struct import Struct
 
 from hostprep.errors import BadInputError
 from hostprep.layout import MAX_SLOTS
-from hostprep.slots.rows import runs
+from hostprep.slots.rows import marks_of, runs, set_marks
 
 _SLOT = (1 << 31) - 1
 _MORE = 1 << 31
@@ -162,7 +162,7 @@ class HashIndex:
     def insert(self, keys: Keys, slots: Sequence[int]) -> None:
         """Give each slot, which must have none, its key, which no slot has."""
         self._young.update(zip(keys.keys, slots))
-        self._flag(slots, _YOUNG)
+        set_marks(self._held, slots, _YOUNG)
         content, width, done = self._keys, self._width, 0
         rows = runs(slots)
         if rows is None:
@@ -189,7 +189,7 @@ class HashIndex:
                 heads[bucket] = digest & _HASH | slot | _MORE
                 links[slot] = before
         self._enter(slots, buckets)
-        self._flag(slots, _SETTLED)
+        set_marks(self._held, slots, _SETTLED)
 
     def forget(self, slots: Sequence[int]) -> None:
         """Take the slots' keys away, where they have one.
@@ -197,11 +197,11 @@ class HashIndex:
         Their entries stay until the slots have others, and are passed by: their slots have no key
         or another one.
         """
-        held = self._flags(slots)
+        held = marks_of(self._held, slots)
         if _YOUNG in held:
             for key in self.keys([s for s, flag in zip(slots, held) if flag == _YOUNG]):
                 self._young.pop(key, None)  # another slot may have it, if hashes are no chain
-        self._flag(slots, 0)
+        set_marks(self._held, slots, 0)
 
     def remove(self, slots: Sequence[int]) -> None:
         """Forget the keys, and remove their entries at once."""
@@ -245,21 +245,6 @@ class HashIndex:
             if before & _SLOT == slot:
                 links[previous] = links[slot] if before & _MORE else -1
                 return
-
-    def _flags(self, slots: Sequence[int]) -> bytes:
-        rows = runs(slots)
-        if rows is None:
-            return bytes(map(self._held.__getitem__, slots))
-        return b"".join(self._held[first:end] for first, end in rows)
-
-    def _flag(self, slots: Sequence[int], flag: int) -> None:
-        held, rows = self._held, runs(slots)
-        if rows is None:
-            for slot in slots:
-                held[slot] = flag
-            return
-        for first, end in rows:
-            held[first:end] = bytes([flag]) * (end - first)
 
     def keys(self, slots: Sequence[int]) -> list[bytes]:
         """Return the keys of those of the slots that have one."""

@@ -193,7 +193,8 @@ class SlotPool:
                 keep_evicted=self._keep_evicted,
             )
             claims = tuple(Claim(self, draft) for draft in drafts)
-            self._credit(claims)
+            self._totals = self._totals.plus(*[claim.counts for claim in claims])
+            self._open.update(claims)
         return BatchClaim(claims, tuple(requests[len(drafts) :]))
 
     def _first_phase(
@@ -225,10 +226,6 @@ class SlotPool:
         check_request(
             request, self.layout.tokens_per_block, self.hash_bytes, whole=self._has_states
         )
-
-    def _credit(self, claims: Sequence[Claim]) -> None:
-        self._totals = self._totals.plus(*[claim.counts for claim in claims])
-        self._open.update(claims)
 
     def commit(self, claim: Claim, blocks: int | None = None) -> None:
         """Mark the claim's blocks as written: all, or those of its first `blocks` hashes.

@@ -64,6 +64,25 @@ def _runs(slots: Sequence[int]) -> list[tuple[int, int]] | None:
     return found
 
 
+def marks_of(marks: bytearray, slots: Sequence[int]) -> bytes:
+    """Return each slot's byte of a map."""
+    rows = runs(slots)
+    if rows is None:
+        return bytes(map(marks.__getitem__, slots))
+    return b"".join([marks[first:end] for first, end in rows])
+
+
+def set_marks(marks: bytearray, slots: Sequence[int], mark: int) -> None:
+    """Set each slot's byte of a map."""
+    rows = runs(slots)
+    if rows is None:
+        for slot in slots:
+            marks[slot] = mark
+        return
+    for first, end in rows:
+        marks[first:end] = bytes([mark]) * (end - first)
+
+
 class FreeSlots:
     """Free slots are taken in turn of their numbers, as a log is written. Not thread-safe.
 
@@ -82,13 +101,7 @@ class FreeSlots:
     def give(self, slots: Sequence[int]) -> None:
         """Put these in; none may be in."""
         self.count += len(slots)
-        free, rows = self._free, runs(slots)
-        if rows is None:
-            for slot in slots:
-                free[slot] = 1
-            return
-        for first, end in rows:
-            free[first:end] = _FREE * (end - first)
+        set_marks(self._free, slots, _FREE[0])
 
     def take(self, count: int) -> Listed:
         """Take out and return that many, of which there must be as many, in ascending order."""

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from hostprep.backing import GIB
-from hostprep.cuda.chunks import ONE_CALL_LIMIT_BYTES
 from hostprep.engines.allocator import Requester
 from hostprep.engines.launching import key_in_file
 from hostprep.engines.vllm.settings import Settings
 from hostprep.errors import BadInputError
+from hostprep.known_issues import ONE_CALL_LIMIT_BYTES
 from hostprep.units import format_bytes
 
 REQUESTER = Requester("LMCache", "max_local_cpu_size (GiB a rank)")

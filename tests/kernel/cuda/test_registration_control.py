@@ -12,7 +12,7 @@ from hostprep.backing import MIB
 from hostprep.cuda.board import RankBoard
 from hostprep.cuda.driver import load_driver
 from hostprep.cuda.gate import Gate
-from hostprep.cuda.job import Progress
+from hostprep.cuda.registration_state import Progress
 from hostprep.cuda.turnstile import Turnstile
 from hostprep.cuda.turnstile_files import make_turnstiles
 from hostprep.errors import BadInputError, FailedError

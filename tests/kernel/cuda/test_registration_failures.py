@@ -13,7 +13,7 @@ import pytest
 
 from hostprep.backing import MIB
 from hostprep.cuda.driver import DriverError
-from hostprep.cuda.job import Progress, RegisteredRange
+from hostprep.cuda.registration_state import Progress, RegisteredRange
 from hostprep.register import Registration
 from testbed.processes import wait_for
 from testbed.standin.children import Scene, in_child

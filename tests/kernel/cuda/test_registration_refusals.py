@@ -8,7 +8,7 @@ import pytest
 
 from hostprep.backing import MIB
 from hostprep.cuda.driver import load_driver
-from hostprep.cuda.job import RegisteredRange
+from hostprep.cuda.registration_state import RegisteredRange
 from hostprep.errors import BadInputError, FailedError
 from hostprep.register import Registration, register
 from testbed.standin.children import Scene, in_child

@@ -64,7 +64,7 @@ def test_an_unwritten_slot_is_nobodys() -> None:
 @given(st.integers(1, 16), st.binary(min_size=16, max_size=16))
 def test_a_header_comes_back_as_it_was(world: int, generation: bytes) -> None:
     header = Header(world, generation, 1.5)
-    data = layout.pack_header(header).ljust(layout.board_size_bytes(world), b"\0")
+    data = layout.pack_header(header).ljust(layout.slot_offset(world), b"\0")
     assert layout.unpack_header(data) == header
 
 
@@ -77,7 +77,7 @@ def test_junk_is_refused(data: bytes) -> None:
 @given(st.integers(0, 52 * 8 - 1))
 def test_a_header_with_a_flipped_bit_is_refused(bit: int) -> None:
     header = layout.pack_header(Header(2, bytes(16), math.pi))
-    data = bytearray(header.ljust(layout.board_size_bytes(2), b"\0"))
+    data = bytearray(header.ljust(layout.slot_offset(2), b"\0"))
     fields = 8 + 4 + 4 + 16 + 8 + 4
     if bit // 8 < fields:
         data[bit // 8] ^= 1 << bit % 8

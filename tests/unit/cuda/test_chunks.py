@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostprep.backing import GIB, KIB, MIB
-from hostprep.cuda.chunks import ONE_CALL_LIMIT_BYTES, ChunkPolicy, check_slice, next_chunk_bytes
+from hostprep.cuda.chunks import ChunkPolicy, check_slice, next_chunk_bytes
 from hostprep.errors import BadInputError
+from hostprep.known_issues import ONE_CALL_LIMIT_BYTES
 
 pytestmark = pytest.mark.unit
 

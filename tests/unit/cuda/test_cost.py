@@ -169,9 +169,8 @@ def test_64_kib_pages_on_arm() -> None:
 
 
 def test_zones_and_limits() -> None:
-    assert names(movable_bytes=GIB, cma_bytes=GIB) == {
+    assert names(movable_bytes=GIB) == {
         "MovableZone": "warning",
-        "ContiguousAreas": "info",
     }
     assert names(memlock_limit_bytes=8 * MIB) == {"LockedMemoryLimit": "info"}
     assert names(memlock_limit_bytes=64 * GIB) == {}

@@ -1,4 +1,4 @@
-"""The work of one registration: page tables, then chunk by chunk, each in a turn of its own."""
+"""What a registration is made of: its control, its progress, and its range of memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hostprep.client.attach import make_present
-from hostprep.cuda.chunks import ChunkPolicy, Slice, next_chunk_bytes
 from hostprep.cuda.driver import Driver, DriverError
-from hostprep.errors import BadInputError, BusyError, FailedError, HostprepError
-from hostprep.known_issues import warn_once
-from hostprep.linux.threads import Stopped
+from hostprep.errors import BadInputError, FailedError, HostprepError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,20 +30,6 @@ if TYPE_CHECKING:
 
         def failed(self, reason: str) -> None:
             """Give up for this run."""
-
-    class Turns(Protocol):
-        """What a registration needs of a turnstile (hostprep.cuda.turnstile)."""
-
-        def turn(
-            self, timeout_s: float | None = None, stop: threading.Event | None = None
-        ) -> contextlib.AbstractContextManager[None]:
-            """Hold a turn. Raises BusyError where none is to be had."""
-
-
-_SKIPPED = (
-    "not registered: the device uses the host's page tables (ATS) and would gain nothing; the "
-    "memory stays resident because the pool is pinned"
-)
 
 
 class CancelledError(FailedError):
@@ -146,10 +128,16 @@ class Progress:
     """More to know, for people."""
 
 
-class Counters:
-    """Written by the working thread, read by others; single fields, hence no lock."""
+class ProgressTracker:
+    """Counts, and reports to the board and the display, where given.
 
-    def __init__(self, size_bytes: int) -> None:
+    Written by the working thread, read by others; single fields, hence no lock. An error of the
+    board is a failure of the registration.
+    """
+
+    def __init__(
+        self, size_bytes: int, board: Board | None, show: Callable[[Progress], object] | None
+    ) -> None:
         self.state = "Idle"
         self.note = ""
         self.done_bytes = 0
@@ -158,6 +146,8 @@ class Counters:
         self._longest_s = 0.0
         self._began_s: float | None = None
         self._ended_s: float | None = None
+        self._board = board
+        self._show = show
 
     @property
     def has_begun(self) -> bool:
@@ -174,11 +164,6 @@ class Counters:
         self._ended_s = time.monotonic()
         self.state = outcome
 
-    def add(self, size_bytes: int, took_s: float) -> None:
-        """Count a chunk that is registered."""
-        self.done_bytes += size_bytes
-        self._longest_s = max(self._longest_s, took_s)
-
     def progress(self) -> Progress:
         """Return the progress as a value."""
         end_s = self._ended_s or time.monotonic()
@@ -191,6 +176,50 @@ class Counters:
             elapsed_s=end_s - self._began_s if self._began_s is not None else 0.0,
             note=self.note,
         )
+
+    def initializing(self) -> None:
+        """Report that work begins."""
+        if self._board is not None:
+            self._board.initializing()
+
+    def chunk(self, size_bytes: int, took_s: float) -> None:
+        """Count and report one more registered chunk."""
+        self.done_bytes += size_bytes
+        self._longest_s = max(self._longest_s, took_s)
+        if self._board is not None:
+            self._board.progress(self.done_bytes, self._size_bytes, self._longest_s)
+        self.show()
+
+    def ready(self) -> None:
+        """Report that all is registered, and that the engine has done its part."""
+        if self._board is not None:
+            self._board.ready()
+
+    def failed(self, reason: str) -> None:
+        """Report that it will not be ready in this run."""
+        if self._board is not None:
+            # The board may be what failed: the others see a rank that never got ready.
+            with contextlib.suppress(Exception):
+                self._board.failed(reason)
+
+    def withdrawn(self) -> None:
+        """Report that what was ready no longer is: a gate that is still closed must not open."""
+        if self._board is not None:
+            with contextlib.suppress(Exception):  # as above; or the engine closed it before
+                self._board.initializing()
+                self._board.progress(0, self._size_bytes)
+
+    def show(self) -> None:
+        """Show progress; a display that fails must not cost the engine its memory."""
+        if self._show is None:
+            return
+        try:
+            self._show(self.progress())
+        except Exception:
+            import logging
+
+            self._show = None
+            logging.getLogger("hostprep.register").exception("on_progress failed: not called again")
 
 
 class RegisteredRange:
@@ -297,175 +326,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-class ProgressReporter:
-    """Reports to the board and the display, where given. An error of the board is a failure."""
-
-    def __init__(
-        self, counters: Counters, board: Board | None, show: Callable[[Progress], object] | None
-    ) -> None:
-        self._counters = counters
-        self._board = board
-        self._show = show
-
-    def initializing(self) -> None:
-        """Report that work begins."""
-        if self._board is not None:
-            self._board.initializing()
-
-    def chunk(self) -> None:
-        """Report one more registered chunk."""
-        if self._board is not None:
-            now = self._counters.progress()
-            self._board.progress(now.done_bytes, now.size_bytes, now.longest_chunk_s)
-        self.show()
-
-    def ready(self) -> None:
-        """Report that all is registered, and that the engine has done its part."""
-        if self._board is not None:
-            self._board.ready()
-
-    def failed(self, reason: str) -> None:
-        """Report that it will not be ready in this run."""
-        if self._board is not None:
-            # The board may be what failed: the others see a rank that never got ready.
-            with contextlib.suppress(Exception):
-                self._board.failed(reason)
-
-    def withdrawn(self) -> None:
-        """Report that what was ready no longer is: a gate that is still closed must not open."""
-        if self._board is not None:
-            with contextlib.suppress(Exception):  # as above; or the engine closed it before
-                self._board.initializing()
-                self._board.progress(0, self._counters.progress().size_bytes)
-
-    def show(self) -> None:
-        """Show progress; a display that fails must not cost the engine its memory."""
-        if self._show is None:
-            return
-        try:
-            self._show(self._counters.progress())
-        except Exception:
-            import logging
-
-            self._show = None
-            logging.getLogger("hostprep.register").exception("on_progress failed: not called again")
-
-
-class Job:
-    """Registers one slice, in one thread, the context current and its capture mode relaxed."""
-
-    def __init__(
-        self,
-        part: Slice,
-        *,
-        policy: ChunkPolicy,
-        registered: RegisteredRange,
-        control: Control,
-        turnstile: Turns | None,
-        counters: Counters,
-        on_chunk: Callable[[], None],
-    ) -> None:
-        self._part = part
-        self._policy = policy
-        self._range = registered
-        self._control = control
-        self._turnstile = turnstile
-        self._counters = counters
-        self._on_chunk = on_chunk
-
-    def register(self, driver: Driver, context: int) -> str:
-        """Register the slice; return the outcome's name. Raises HostprepError: undo then."""
-        traits = driver.attributes(driver.device_of(context))
-        if traits.uses_host_page_tables:
-            self._counters.note = _SKIPPED
-            return "Skipped"
-        flags = traits.registration_flags(read_only=self._part.read_only)
-        most_bytes = max(self._policy.most_bytes, self._policy.step_bytes)
-        warn_once(self._part.size_bytes, most_bytes, self._part.region)
-        self._make_present()
-        self._register_chunks(driver, flags)
-        return "Registered"
-
-    def undo(self, driver: Driver) -> HostprepError | None:
-        """Unregister all chunks, the last one first; return why one of them could not be."""
-        error = self._range.undo(driver)
-        self._counters.done_bytes = 0
-        if error is not None:
-            self._counters.note = (
-                f"{self._range.count} chunks could not be unregistered and stay mapped until the "
-                f"process ends: {error.message}"
-            )
-        return error
-
-    def go_on(self) -> None:
-        """Return once the work may go on; raises as Control does."""
-        self._control.go_on(self._show_pause)
-        self._counters.state = "Registering"
-
-    def _show_pause(self) -> None:
-        self._counters.state = "Paused"
-
-    def _make_present(self) -> None:
-        """Build the page tables that are missing, where the driver would do it page by page."""
-        part = self._part
-        while True:
-            self.go_on()
-            try:
-                make_present(part.region, part.address, part.size_bytes, stop=self._control)
-            except Stopped:
-                continue
-            return
-
-    def _register_chunks(self, driver: Driver, flags: int) -> None:
-        offset = last = 0
-        last_s = 0.0
-        while True:
-            last = next_chunk_bytes(
-                self._policy,
-                offset_bytes=offset,
-                end_bytes=self._part.size_bytes,
-                last_bytes=last,
-                last_s=last_s,
-            )
-            if last == 0:
-                return
-            with contextlib.ExitStack() as turn:
-                while not self._enter_turn(turn):
-                    pass
-                last_s = self._register_chunk(driver, offset, last, flags)
-            offset += last
-            self._counters.add(last, last_s)
-            self._on_chunk()
-
-    def _register_chunk(self, driver: Driver, offset: int, size: int, flags: int) -> float:
-        """Register one chunk; return the seconds that the call took."""
-        self._counters.calls += 1
-        began_s = time.monotonic()
-        try:
-            self._range.register(driver, offset, size, flags)
-        except DriverError as error:
-            error.message = (
-                f"{self._part.name}: bytes [{offset}, {offset + size}) of it at "
-                f"{self._part.address + offset:#x}: {error.message}"
-            )
-            raise
-        return time.monotonic() - began_s
-
-    def _enter_turn(self, turn: contextlib.ExitStack) -> bool:
-        """Wait for our turn; False where the wait was cut short: ask again whether to go on."""
-        self.go_on()
-        if self._turnstile is None:
-            return True
-        self._counters.state = "Waiting"
-        left_s, stop = self._control.left_s(), self._control.interrupt
-        try:
-            turn.enter_context(self._turnstile.turn(timeout_s=left_s, stop=stop))
-        except BusyError:
-            return False
-        if stop.is_set():  # paused or cancelled just as our turn began: let the next one in
-            turn.close()
-            return False
-        self._counters.state = "Registering"
-        return True
