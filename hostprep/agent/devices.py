@@ -42,12 +42,7 @@ def devices_of(pool: DevicePool, before: Iterable[Device] = ()) -> tuple[Device,
     if pool.observation.failure:
         return tuple(replace(device, healthy=False) for device in before)
     return tuple(
-        device_of(
-            region.name,
-            placement=region.placement,
-            state=region.state,
-            scrubbed_on_claim=pool.scrubbed_on_claim,
-        )
+        device_of(region, scrubbed_on_claim=pool.scrubbed_on_claim)
         for region in pool.observation.named_regions
     )
 

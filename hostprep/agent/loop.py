@@ -22,6 +22,7 @@ from hostprep.agent.state import AgentState
 from hostprep.agent.supervisor import Supervisor
 from hostprep.api.node_resource import NodeStatus
 from hostprep.errors import BadInputError, HostprepError
+from hostprep.kube.backoff import wait_for_event
 from hostprep.kube.health_server import HealthServer
 from hostprep.kube.logs import Logger
 
@@ -179,8 +180,7 @@ class _Agent:
     async def _use_saved_state(self) -> None:
         """Work from the saved entries where the API server does not answer in time."""
         if self.api is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._api_answered.wait(), _API_PATIENCE_S)
+            await wait_for_event(self._api_answered, _API_PATIENCE_S)
         if self._api_answered.is_set():
             return
         saved = self.store.saved
@@ -205,10 +205,7 @@ class _Agent:
         while True:
             self._turned_s = time.monotonic()
             interval_s = self.devices.interval_s(self.settings.verify_interval_s)
-            # Not wait_for: Python 3.11's loses a cancellation that comes with the event.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(interval_s):
-                    await self._wake.wait()
+            await wait_for_event(self._wake, interval_s)
             now_s = time.monotonic()
             if self._requested_s:
                 if now_s - self._requested_s > _WORKER_PATIENCE_S:

@@ -121,7 +121,6 @@ class Observation:
     pools: tuple[PoolObservation, ...]
     huge_pages: tuple[HugePageStatus, ...]
     took_s: float
-    warnings: tuple[str, ...] = ()
 
     def pool(self, name: str) -> PoolObservation | None:
         """Return what was found of that pool."""

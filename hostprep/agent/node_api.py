@@ -9,9 +9,9 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from hostprep.errors import BadInputError
 from hostprep.kube.backoff import Backoff
 from hostprep.kube.client import HOST_MEMORY_NODES, KubeClient
-from hostprep.kube.configuration import load_configuration
 from hostprep.kube.errors import ApiError, GoneError, NotFoundError
 from hostprep.kube.logs import Logger
 
@@ -42,16 +42,17 @@ class NodeApi:
 
         Raises BadInputError for a configuration that cannot be used.
         """
-        configuration = await load_configuration(kubeconfig)
-        if configuration is None:
+        try:
+            client = await KubeClient.connect(
+                kubeconfig,
+                name="hostprep-agent",
+                timeout_s=_REQUEST_TIMEOUT_S,
+                throttled_tries=1,  # watch and report have a backoff of their own
+            )
+        except BadInputError as error:
+            if error.reason != "NoKubeconfig":
+                raise
             return None
-        client = KubeClient(
-            configuration,
-            name="hostprep-agent",
-            renew=lambda: load_configuration(kubeconfig),
-            timeout_s=_REQUEST_TIMEOUT_S,
-            throttled_tries=1,  # watch and report have a backoff of their own
-        )
         return cls(name, client, log)
 
     async def close(self) -> None:

@@ -85,7 +85,6 @@ def verify_node(
         pools=tuple(observed),
         huge_pages=tuple(_observe_huge_pages(total, pools) for total in facts.huge_pages),
         took_s=round(time.monotonic() - begin_s, 4),
-        warnings=facts.warnings,
     )
     return Verification(observation, facts)
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hostprep.deviceplugin.devices import Device
-from hostprep.deviceplugin.kubelet import plugins_folder, socket_identity
+from hostprep.deviceplugin.devices import Device, plugins_folder, socket_identity
 from hostprep.errors import FailedError, HostprepError, NotReadyError
 from hostprep.paths import PoolPaths
 

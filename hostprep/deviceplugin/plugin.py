@@ -19,14 +19,13 @@ import grpc.aio
 from hostprep.client.handoff import Region
 from hostprep.deviceplugin import v1beta1_pb2 as api
 from hostprep.deviceplugin.devices import (
-    Allocation,
     Device,
-    allocation_of,
     preferred,
     resource_name,
+    socket_identity,
+    socket_name,
 )
-from hostprep.deviceplugin.kubelet import socket_identity, socket_name
-from hostprep.deviceplugin.views import make_view
+from hostprep.deviceplugin.views import make_view, view_name
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.paths import TURNSTILE, PoolPaths
 
@@ -187,12 +186,11 @@ class PoolPlugin:
                 regions = await self._view(sorted(set(one.devices_ids)))
             except HostprepError as error:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-            answer.container_responses.append(_answer(self._allocation(regions)))
+            turns = os.path.isdir(f"{self._paths.root}/{TURNSTILE}")  # noqa: ASYNC240 - in memory
+            answer.container_responses.append(
+                allocation_of(self._paths, regions, zipapp=self._zipapp, turns=turns)
+            )
         return answer
-
-    def _allocation(self, regions: Sequence[Region]) -> Allocation:
-        turns = os.path.isdir(f"{self._paths.root}/{TURNSTILE}")
-        return allocation_of(self._paths, regions, zipapp=self._zipapp, turns=turns)
 
     async def _view(self, names: Sequence[str]) -> tuple[Region, ...]:
         """Make the view of these regions, with patience while the handoff is published again.
@@ -219,13 +217,46 @@ def _message(device: Device) -> api.Device:
     return api.Device(ID=device.name, health=device.health, topology=topology)
 
 
-def _answer(allocation: Allocation) -> api.ContainerAllocateResponse:
-    mounts = [
-        api.Mount(
-            container_path=mount.container_path,
-            host_path=mount.host_path,
-            read_only=mount.read_only,
-        )
-        for mount in allocation.mounts
-    ]
-    return api.ContainerAllocateResponse(envs=dict(allocation.envs), mounts=mounts)
+def allocation_of(
+    paths: PoolPaths, regions: Sequence[Region], *, zipapp: str, turns: bool = False
+) -> api.ContainerAllocateResponse:
+    """Return what a container gets for these regions; `zipapp` is the name of a file of the root.
+
+    Everything of the pool that the container sees is these mounts. They must suffice for claiming
+    as docs/handoff.md has it, on the very files that the agent and other claimers lock:
+
+        <root>/<pool>               the view: handoff with these regions alone, claim.lock (a link)
+        <root>/<pool>/tickets       the pool's: the agent sees which claims wait
+        <root>/<pool>/links         the view's
+        <root>/<pool>/state/REGION  the pool's: marks and sidecar are replaced by renaming
+        <root>/<pool>/mem/REGION    the file itself
+        <root>/hostprep.pyz         exec, wait and attach; not a version of it, whose file may be
+                                    gone when kubelet restarts the container and mounts it again
+        <root>/turnstile            the node's, if any: engines of all pools take turns registering
+
+    `turns`: the root has a turnstile; a mount of what does not exist would fail the pod. Paths are
+    the same inside as outside. The view is read-only, whatever user the container runs as: the
+    folders for writing are mounts of their own. Shallow paths come first.
+    """
+    view = f"{paths.devices}/{view_name([region.name for region in regions])}"
+    binary, turnstile = f"{paths.root}/{zipapp}", f"{paths.root}/{TURNSTILE}"
+    return api.ContainerAllocateResponse(
+        mounts=[
+            _mount(paths.folder, view, read_only=True),
+            _mount(binary, read_only=True),
+            *([_mount(turnstile)] if turns else []),
+            _mount(paths.links, f"{view}/links"),
+            _mount(paths.tickets),
+            *(_mount(paths.state_of(region.name)) for region in regions),
+            *(_mount(paths.region_of(region.path)) for region in regions),
+        ],
+        envs={
+            "HOSTPREP_ROOT": paths.root,
+            "HOSTPREP_POOL": paths.pool,
+            "HOSTPREP_REGION": ":".join(region.name for region in regions),
+        },
+    )
+
+
+def _mount(path: str, host_path: str = "", *, read_only: bool = False) -> api.Mount:
+    return api.Mount(container_path=path, host_path=host_path or path, read_only=read_only)

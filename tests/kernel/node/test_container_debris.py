@@ -13,7 +13,7 @@ import pytest
 
 from hostprep.backing import Backing
 from hostprep.client.handoff import Region, read_handoff, verify_handoff
-from hostprep.deviceplugin.devices import allocation_of
+from hostprep.deviceplugin.plugin import allocation_of
 from hostprep.errors import FailedError, HostprepError
 from hostprep.node.apply.folder import clear_debris, is_debris
 from hostprep.node.apply.service import Node

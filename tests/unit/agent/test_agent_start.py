@@ -14,7 +14,7 @@ from kubernetes.aio.client.configuration import Configuration
 from hostprep.agent.node_api import NodeApi
 from hostprep.errors import BadInputError
 from hostprep.kube.client import KubeClient
-from hostprep.kube.listener import Listener
+from hostprep.kube.health_server import Listener
 from testbed.agent_process import run_agent
 
 pytestmark = pytest.mark.unit
