@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import hostprep
 from hostprep.agent.desired import (
     DesiredState,
     Instruction,
@@ -31,17 +30,14 @@ from hostprep.api.node_resource import NodeStatus
 from hostprep.kube.backoff import Backoff
 from hostprep.node.boot import BootUnit
 
-_RETRY_FIRST_S = 5.0
-_RETRY_MOST_S = 300.0
-
 
 @dataclass(slots=True)
 class _RetryState:
     """A pool on which work failed: tried again later, or once its regions have changed."""
 
-    backoff: Backoff
-    retry_at_s: float
-    regions: tuple[RegionObservation, ...]
+    backoff: Backoff = field(default_factory=lambda: Backoff(first_s=5.0, most_s=300.0))
+    retry_at_s: float = 0.0
+    regions: tuple[RegionObservation, ...] = ()
 
 
 @dataclass
@@ -135,7 +131,6 @@ class AgentState:
             results=self._results,
             progress=self._progress,
             boot=self._boot,
-            agent_version=hostprep.__version__,
         )
         status = node_status(context, previous, now_s=wall_s)
         self.metrics.show_status(status)
@@ -212,7 +207,6 @@ class AgentState:
         if failure.waits:
             return
         self.metrics.count_failure(name, failure.reason)
-        first = _RetryState(Backoff(_RETRY_FIRST_S, _RETRY_MOST_S), 0.0, ())
-        retry = self._retries.setdefault(name, first)
+        retry = self._retries.setdefault(name, _RetryState())
         retry.retry_at_s = now_s + retry.backoff.next_s()
         retry.regions = self._regions(name)
