@@ -13,8 +13,9 @@ from pydantic_core import ErrorDetails
 from hostprep.api.names import API_VERSION, POOL_KIND
 from hostprep.api.pool_model import PolicyModel, PoolResource, Sizing
 from hostprep.api.pool_spec import PoolSpec, PoolState, RegionLayout
-from hostprep.api.slot_layout import SizedGroup, SlotLayout
+from hostprep.api.slot_layout import SlotLayout
 from hostprep.errors import BadInputError
+from hostprep.layout import Group
 from hostprep.paths import check_pool_name
 
 if TYPE_CHECKING:
@@ -109,25 +110,6 @@ def _model_of(model: type[BaseModel] | None, field: str) -> type[BaseModel] | No
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return None
-
-
-def slot_layout_of(sizing: Sizing) -> SlotLayout:
-    """Put the groups in their places; what they are was checked with the resource."""
-    return SlotLayout.of(
-        (
-            SizedGroup(
-                name=group.name,
-                slot_bytes=group.slot_bytes,
-                slots=group.slots,
-                min_slots=group.min_slots,
-                window_tokens=group.window_tokens,
-                kind=group.kind.lower(),
-            )
-            for group in sizing.groups
-        ),
-        tokens_per_block=sizing.tokens_per_block,
-        model=sizing.model or "",
-    )
 
 
 MAX_TEXT_BYTES = 1 << 20
@@ -352,6 +334,24 @@ def _check_identity(document: Mapping[Any, Any], where: str) -> None:
             raise BadInputError(f"{where}: {field}: is {shown}", remedy=f"write {field}: {wanted}")
 
 
+def _slot_layout(sizing: Sizing) -> SlotLayout:
+    return SlotLayout.of(
+        [
+            Group(
+                name=group.name,
+                slot_bytes=group.slot_bytes,
+                slots=group.slots,
+                window_tokens=group.window_tokens,
+                kind=group.kind.lower(),
+            )
+            for group in sizing.groups
+        ],
+        tokens_per_block=sizing.tokens_per_block,
+        min_slots=[group.min_slots for group in sizing.groups],
+        model=sizing.model or "",
+    )
+
+
 def _node_half(name: str, uid: str, policy: PolicyModel) -> PoolSpec:
     by_count = isinstance(policy.regions, int)
     return PoolSpec(
@@ -359,7 +359,7 @@ def _node_half(name: str, uid: str, policy: PolicyModel) -> PoolSpec:
         uid=uid,
         size_bytes=policy.size,
         percent=policy.percent,
-        sizing=slot_layout_of(policy.sizing) if policy.sizing else None,
+        sizing=_slot_layout(policy.sizing) if policy.sizing else None,
         priority=policy.priority,
         backings=policy.backings,
         layout=RegionLayout.COUNT if by_count else RegionLayout(str(policy.regions)),

@@ -23,8 +23,7 @@ from hostprep.api.names import (
     MARKS_ANNOTATION,
     MEMORY_ACCOUNTED,
 )
-from hostprep.api.node_resource import HugePageStatus, Phase, PoolEntry, entries_of
-from hostprep.api.pool_policy import policy_of
+from hostprep.api.node_resource import HugePageStatus, Phase, PoolEntry, entries_of, policy_of
 from hostprep.units import parse_capacity
 
 OUR_CONDITIONS = (HOST_MEMORY_READY, MEMORY_ACCOUNTED, HUGE_PAGES_ACCOUNTED)
