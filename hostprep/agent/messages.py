@@ -58,16 +58,10 @@ class RegionObservation(RegionStatus):
 
     sound: bool
     """Published in a handoff of this boot, and found to be as the handoff says."""
+    problem: str = ""
+    """The reason why it is not as the handoff says, or marked as damaged."""
     holder: str = ""
     """The process that leases it, as far as is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One region that is not as the handoff says."""
-
-    region: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +92,6 @@ class PoolObservation:
     published: bool
     """A handoff of this boot exists and matches all regions that are sound."""
     regions: tuple[RegionObservation, ...]
-    problems: tuple[Problem, ...] = ()
     gates: tuple[GateObservation, ...] = ()
     failure: str = ""
     """Why the pool could not be observed; nothing is planned for it then."""

@@ -137,7 +137,8 @@ class Metrics:
 
 
 def _problems(pool: PoolObservation | None) -> set[tuple[str, str]]:
-    return {(problem.region, problem.reason) for problem in pool.problems} if pool else set()
+    regions = pool.regions if pool else ()
+    return {(region.name, region.problem) for region in regions if region.problem}
 
 
 class GateMetrics:

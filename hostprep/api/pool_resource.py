@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from hostprep.api.names import API_VERSION, POOL_KIND
 from hostprep.api.pool_model import PolicyModel, PoolResource, Sizing
 from hostprep.api.pool_spec import PoolSpec, PoolState, RegionLayout
+from hostprep.api.schema import Loader
 from hostprep.api.slot_layout import SlotLayout
 from hostprep.errors import BadInputError
 from hostprep.layout import Group
@@ -21,11 +22,13 @@ from hostprep.paths import check_pool_name
 if TYPE_CHECKING:
     from yaml.nodes import MappingNode
 
-
-WHOLE = "the document"
+MAX_TEXT_BYTES = 1 << 20
+_MAX_DEPTH = 32
+_MAX_PLAIN_CHARS = 1024  # far more than any number; printing an endless one is refused by Python
+_QUOTED = ("'", '"', "|", ">")
+_SHOWN_CHARS = 40
+_WHOLE = "the document"
 """The path of an error that no field is to blame for."""
-
-
 _TYPES = {
     "int": "a whole number",
     "float": "a number",
@@ -36,88 +39,6 @@ _TYPES = {
     "tuple": "a list",
     "list": "a list",
 }
-
-
-_SHOWN = 40
-
-
-def explain(error: ValidationError) -> tuple[str, str, str]:
-    """Return the first error as (field path, what is wrong, remedy).
-
-    The path is written as in `kubectl explain`, such as spec.access.mode or spec.backings[1].
-    """
-    first = error.errors(include_url=False)[0]
-    within = first.get("ctx", {}).get("field") or ""
-    location = (*first["loc"], within) if within else first["loc"]
-    return _path(location), *_words(first)
-
-
-def _words(error: ErrorDetails) -> tuple[str, str]:
-    """Return what is wrong, and the remedy."""
-    kind = error["type"]
-    if kind == "hostprep":
-        return str(error["ctx"]["why"]), str(error["ctx"]["remedy"])
-    fixed = {
-        "missing": ("is missing", "add it"),
-        "extra_forbidden": ("is no field that exists", _known_fields(error["loc"])),
-        "invalid_key": (f"{_shown_error(error)} is no name of a field", "write it as text"),
-    }
-    if kind in fixed:
-        return fixed[kind]
-    if kind == "literal_error":
-        return f"{_shown_error(error)} is not allowed", f"write {error['ctx']['expected']}"
-    for prefix, words in _TYPES.items():
-        if kind.startswith((f"{prefix}_type", f"{prefix}_parsing", f"{prefix}_from")):
-            return f"{_shown_error(error)} is not {words}", f"write {words}"
-    return f"{_shown_error(error)} is out of range", _plain(error["msg"])
-
-
-def _plain(message: str) -> str:
-    return message.replace("Input should be", "it must be").replace("String should", "it should")
-
-
-def _shown_error(error: ErrorDetails) -> str:
-    text = " ".join(repr(error["input"])[: 2 * _SHOWN].split())
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    path = ""
-    for step in location:
-        if isinstance(step, int):
-            path += f"[{step}]"
-        elif not step.startswith("constrained-") and step not in ("int", "str", "[key]"):
-            shown = " ".join(step.split())[:_SHOWN]
-            path += f".{shown}" if path else shown
-    return path or WHOLE
-
-
-def _known_fields(location: tuple[int | str, ...]) -> str:
-    model: type[BaseModel] | None = PoolResource
-    for step in location[:-1]:
-        model = _model_of(model, str(step))
-    if model is None:
-        return "remove it"
-    fields = [field.alias or name for name, field in model.model_fields.items()]
-    close = difflib.get_close_matches(str(location[-1]), fields, n=1)
-    return f"did you mean {close[0]}?" if close else "choose from " + ", ".join(fields)
-
-
-def _model_of(model: type[BaseModel] | None, field: str) -> type[BaseModel] | None:
-    fields = model.model_fields.values() if model else ()
-    annotation = next((known.annotation for known in fields if known.alias == field), None)
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
-
-
-MAX_TEXT_BYTES = 1 << 20
-_MAX_DEPTH = 32
-_MAX_PLAIN_CHARS = 1024  # far more than any number; printing an endless one is refused by Python
-_QUOTED = ("'", '"', "|", ">")
-_Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
 _OPTIONS = {
     "metadata.name": "--name",
     "spec.size": "--size",
@@ -131,26 +52,7 @@ _OPTIONS = {
 }
 
 
-class _StrictLoader(_Loader):  # type: ignore[misc,valid-type]
-    """Plain values only, and no key twice: PyYAML would silently keep the last one."""
-
-    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Return the mapping. Raises ConstructorError for a key that stands there twice."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} stands there twice", key.start_mark
-                )
-            if isinstance(key.value, str):
-                seen.add(key.value)
-        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
-        return mapping
-
-
-def load_pools(
-    text: str, *, source: str, options: Mapping[str, str] | None = None
-) -> tuple[PoolSpec, ...]:
+def load_pools(text: str, *, source: str, options: Mapping[str, str] = {}) -> tuple[PoolSpec, ...]:
     """Read one or several YAML documents, each a HostMemoryPool.
 
     `source` names the text in messages (a file's name); empty for one that nobody sees. `options`:
@@ -181,8 +83,7 @@ def spec_from_options(
     *,
     name: str,
     size: str | None = None,
-    percent: float | None = None,
-    backings: str | Sequence[str] | None = None,
+    backings: str | None = None,
     regions: str | int = RegionLayout.PER_NUMA_NODE.value,
     reserve: str | None = None,
     gid: int | None = None,
@@ -192,18 +93,17 @@ def spec_from_options(
     """Return the spec that the command line's options describe.
 
     `size` is a quantity such as 8Gi or a share of the machine's memory such as 50%; `backings`
-    names in order, comma-separated or a sequence. Raises BadInputError naming the option.
+    are names in order, with commas between. Raises BadInputError naming the option.
     """
-    spec: dict[str, object] = {"priority": priority, "regions": _regions(regions)}
+    if isinstance(regions, str) and regions.isascii() and regions.isdigit() and len(regions) < 10:
+        regions = int(regions)
+    spec: dict[str, object] = {"priority": priority, "regions": regions}
     if size is not None and size.strip().endswith("%"):
         spec["percent"] = _percent(size)
     elif size is not None:
         spec["size"] = size
-    if percent is not None:
-        spec["percent"] = percent
     if backings is not None:
-        names = backings.split(",") if isinstance(backings, str) else backings
-        spec["backings"] = [backing.strip() for backing in names]
+        spec["backings"] = [backing.strip() for backing in backings.split(",")]
     if reserve is not None:
         spec["reserve"] = reserve
     access = {"gid": gid, "mode": mode}
@@ -233,16 +133,10 @@ def spec_from_policy(
     try:
         model = PolicyModel.model_validate(dict(policy), extra="ignore")
     except ValidationError as error:
-        path, why, remedy = explain(error)
-        shown = f"{where}.policy" if path == WHOLE else f"{where}.policy.{path}"
+        path, why, remedy = _explain(error)
+        shown = f"{where}.policy" if path == _WHOLE else f"{where}.policy.{path}"
         raise BadInputError(f"{shown}: {why}", remedy=remedy) from error
     return _node_half(name, uid, model)
-
-
-def _regions(regions: str | int) -> str | int:
-    if isinstance(regions, str) and regions.isascii() and regions.isdigit() and len(regions) < 10:
-        return int(regions)
-    return regions
 
 
 def _percent(size: str) -> float:
@@ -254,62 +148,18 @@ def _percent(size: str) -> float:
         ) from None
 
 
-def _documents(text: str, source: str) -> Iterator[object]:
-    try:
-        _refuse_bombs(text, source)
-        yield from yaml.load_all(text, Loader=_StrictLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"{source}: line {mark.line + 1}" if mark else source
-        raise _no_yaml(where, error.problem or "cannot be read") from error
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise _no_yaml(source, str(error)) from error
-
-
-def _no_yaml(where: str, why: str) -> BadInputError:
-    line = " ".join(why.split())[:200]
-    return BadInputError(f"{where}: is not YAML that can be used: {line}", remedy="correct it")
-
-
-def _refuse_bombs(text: str, source: str) -> None:
-    """Refuse aliases (a few bytes may stand for gigabytes) and nesting that breaks recursion."""
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        line = event.start_mark.line + 1 if event.start_mark else 1
-        if isinstance(event, yaml.AliasEvent):
-            raise BadInputError(
-                f"{source}: line {line}: aliases (such as *name) are not accepted",
-                remedy="write the value out",
-            )
-        if isinstance(event, yaml.ScalarEvent) and len(event.value) > _MAX_PLAIN_CHARS:
-            if event.tag is not None or event.style not in _QUOTED:
-                raise BadInputError(
-                    f"{source}: line {line}: holds a value of {len(event.value)} characters",
-                    remedy="put long text in quotes",
-                )
-        elif isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > _MAX_DEPTH:
-            raise BadInputError(
-                f"{source}: line {line}: is nested deeper than {_MAX_DEPTH}",
-                remedy=f"no {POOL_KIND} needs that",
-            )
-
-
-def _spec_of(document: object, where: str, options: Mapping[str, str] | None = None) -> PoolSpec:
+def _spec_of(document: object, where: str, options: Mapping[str, str]) -> PoolSpec:
     if not isinstance(document, dict):
         raise BadInputError(f"{where}: is no mapping", remedy=f"write a {POOL_KIND}")
     _check_identity(document, where)
     try:
         resource = PoolResource.model_validate(document)
     except ValidationError as error:
-        path, why, remedy = explain(error)
-        shown = _shown_path(path, options or {})
+        path, why, remedy = _explain(error)
+        shown = _shown_path(path, options)
         raise BadInputError(f"{_at(where, shown)}: {why}", remedy=remedy) from error
-    name_field = _shown_path("metadata.name", options or {})
-    name = check_pool_name(resource.metadata.name, _at(where, name_field))
+    name_field = _at(where, _shown_path("metadata.name", options))
+    name = check_pool_name(resource.metadata.name, name_field)
     return _node_half(name, resource.metadata.uid or "", resource.spec)
 
 
@@ -368,3 +218,141 @@ def _node_half(name: str, uid: str, policy: PolicyModel) -> PoolSpec:
         gid=policy.access.gid,
         mode=policy.access.mode,
     )
+
+
+# --- YAML
+
+
+class _StrictLoader(Loader):  # type: ignore[misc,valid-type]
+    """Plain values only, and no key twice: PyYAML would silently keep the last one."""
+
+    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Return the mapping. Raises ConstructorError for a key that stands there twice."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} stands there twice", key.start_mark
+                )
+            if isinstance(key.value, str):
+                seen.add(key.value)
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
+        return mapping
+
+
+def _documents(text: str, source: str) -> Iterator[object]:
+    try:
+        _refuse_bombs(text, source)
+        yield from yaml.load_all(text, Loader=_StrictLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{source}: line {mark.line + 1}" if mark else source
+        raise _no_yaml(where, error.problem or "cannot be read") from error
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise _no_yaml(source, str(error)) from error
+
+
+def _no_yaml(where: str, why: str) -> BadInputError:
+    line = " ".join(why.split())[:200]
+    return BadInputError(f"{where}: is not YAML that can be used: {line}", remedy="correct it")
+
+
+def _refuse_bombs(text: str, source: str) -> None:
+    """Refuse aliases (a few bytes may stand for gigabytes) and nesting that breaks recursion."""
+    depth = 0
+    for event in yaml.parse(text, Loader=Loader):
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if isinstance(event, yaml.AliasEvent):
+            raise BadInputError(
+                f"{source}: line {line}: aliases (such as *name) are not accepted",
+                remedy="write the value out",
+            )
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > _MAX_PLAIN_CHARS:
+            if event.tag is not None or event.style not in _QUOTED:
+                raise BadInputError(
+                    f"{source}: line {line}: holds a value of {len(event.value)} characters",
+                    remedy="put long text in quotes",
+                )
+        elif isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _MAX_DEPTH:
+            raise BadInputError(
+                f"{source}: line {line}: is nested deeper than {_MAX_DEPTH}",
+                remedy=f"no {POOL_KIND} needs that",
+            )
+
+
+# --- what is wrong, in words
+
+
+def _explain(error: ValidationError) -> tuple[str, str, str]:
+    """Return the first error as (field path, what is wrong, remedy).
+
+    The path is written as in `kubectl explain`, such as spec.access.mode or spec.backings[1].
+    """
+    first = error.errors(include_url=False)[0]
+    within = first.get("ctx", {}).get("field") or ""
+    location = (*first["loc"], within) if within else first["loc"]
+    return _path(location), *_words(first)
+
+
+def _words(error: ErrorDetails) -> tuple[str, str]:
+    """Return what is wrong, and the remedy."""
+    kind = error["type"]
+    if kind == "hostprep":
+        return str(error["ctx"]["why"]), str(error["ctx"]["remedy"])
+    fixed = {
+        "missing": ("is missing", "add it"),
+        "extra_forbidden": ("is no field that exists", _known_fields(error["loc"])),
+        "invalid_key": (f"{_shown_error(error)} is no name of a field", "write it as text"),
+    }
+    if kind in fixed:
+        return fixed[kind]
+    if kind == "literal_error":
+        return f"{_shown_error(error)} is not allowed", f"write {error['ctx']['expected']}"
+    for prefix, words in _TYPES.items():
+        if kind.startswith((f"{prefix}_type", f"{prefix}_parsing", f"{prefix}_from")):
+            return f"{_shown_error(error)} is not {words}", f"write {words}"
+    return f"{_shown_error(error)} is out of range", _plain(error["msg"])
+
+
+def _plain(message: str) -> str:
+    return message.replace("Input should be", "it must be").replace("String should", "it should")
+
+
+def _shown_error(error: ErrorDetails) -> str:
+    text = " ".join(repr(error["input"])[: 2 * _SHOWN_CHARS].split())
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not step.startswith("constrained-") and step not in ("int", "str", "[key]"):
+            shown = " ".join(step.split())[:_SHOWN_CHARS]
+            path += f".{shown}" if path else shown
+    return path or _WHOLE
+
+
+def _known_fields(location: tuple[int | str, ...]) -> str:
+    model: type[BaseModel] | None = PoolResource
+    for step in location[:-1]:
+        model = _model_of(model, str(step))
+    if model is None:
+        return "remove it"
+    fields = [field.alias or name for name, field in model.model_fields.items()]
+    close = difflib.get_close_matches(str(location[-1]), fields, n=1)
+    return f"did you mean {close[0]}?" if close else "choose from " + ", ".join(fields)
+
+
+def _model_of(model: type[BaseModel] | None, field: str) -> type[BaseModel] | None:
+    fields = model.model_fields.values() if model else ()
+    annotation = next((known.annotation for known in fields if known.alias == field), None)
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None

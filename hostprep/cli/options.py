@@ -106,7 +106,7 @@ def specs_from(options: dict[str, Any]) -> tuple[PoolSpec, ...]:
             remedy="give -f pool.yaml, or --name kv --size 8Gi",
         )
     if "backing" in given:
-        given["backings"] = tuple(part.strip() for part in given.pop("backing").split(","))
+        given["backings"] = given.pop("backing")
     return (spec_from_options(name=name, **given),)
 
 
