@@ -18,7 +18,6 @@ from hostprep.errors import HostprepError, NotReadyError
 from hostprep.kube.logs import Logger
 from hostprep.linux.inotify import WriterWatch
 from hostprep.paths import PoolPaths, canonical_root
-from hostprep.zipapp import STABLE_NAME
 
 _HURRY_S = 3.0
 _HURRY_EVERY_S = 0.25
@@ -72,7 +71,7 @@ class DevicePublisher:
     def __post_init__(self) -> None:
         self.root = canonical_root(self.root)
         events = PluginEvents(registered=self._registered, failed=self._failed, gone=self._gone)
-        self.plugins = PluginManager(self.root, STABLE_NAME, self.kubelet_dir, events)
+        self.plugins = PluginManager(self.root, self.kubelet_dir, events)
 
     async def run(self) -> None:
         """Serve kubelet until cancelled."""

@@ -33,7 +33,6 @@ _FIRST_ROUND_S = 10.0
 """An agent that stood by is Ready: it stays so while its worker starts and verifies for once."""
 _DRAIN_S = 6.0
 _LAST_REPORT_S = 2.0
-_NO_STATUS = NodeStatus()
 
 
 async def run(settings: Settings, log: Logger) -> int:
@@ -86,8 +85,7 @@ class _Agent:
 
     def __post_init__(self) -> None:
         settings, metrics = self.settings, Metrics()
-        if self.api is not None:
-            api = self.api
+        if (api := self.api) is not None:
             metrics.connected.set_function(lambda: api.connected)
         self._alive_s = self.lock.observed_s
         self.state = AgentState(metrics)
@@ -259,11 +257,10 @@ class _Agent:
 
     def _end_if_done(self) -> None:
         """End the program once there is nothing left to do (`once`)."""
-        if self.api is not None and not (self._api_answered.is_set() or self.state.desired.entries):
+        knows = self.api is None or self._api_answered.is_set() or self.state.desired.entries
+        if not knows or not self.state.is_settled:
             return
-        if not self.state.is_settled:
-            return
-        status = self.state.status(self.reporter.reported or _NO_STATUS, wall_s=time.time())
+        status = self.state.status(self.reporter.reported or NodeStatus(), wall_s=time.time())
         ready = status is not None and all(
             condition.status == "True"
             for condition in status.conditions

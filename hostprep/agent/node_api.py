@@ -26,7 +26,7 @@ Document = Mapping[str, Any]
 class NodeApi:
     """One HostMemoryNode."""
 
-    def __init__(self, name: str, client: KubeClient, log: Logger | None = None) -> None:
+    def __init__(self, name: str, client: KubeClient, log: Logger) -> None:
         self._name = name
         self._client = client
         self._log = log
@@ -103,13 +103,12 @@ class NodeApi:
         if isinstance(error, GoneError) or trouble == self._trouble:
             return
         self._trouble = trouble
-        if self._log is not None:
-            url = self._client.configuration.host
-            self._log.warning("api_away", error=error.summary, url=url)
+        url = self._client.configuration.host
+        self._log.warning("api_away", error=error.summary, url=url)
 
     def _log_back(self) -> None:
         """Log that the watch is granted: a list alone proves nothing."""
-        if self._trouble and self._log is not None:
+        if self._trouble:
             self._log.info("api_back", url=self._client.configuration.host)
         self._trouble = ""
 

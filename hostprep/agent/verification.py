@@ -101,16 +101,17 @@ def _verify_pool(
     handoff = try_read_handoff(paths)
     published = {region.name: region for region in handoff.regions} if handoff else {}
     problems = _problems(paths, handoff) if handoff else {}
-    regions = []
-    gates: list[GateObservation | None] = []
+    regions: list[RegionObservation] = []
+    gates: list[GateObservation] = []
     for region in pool.regions:
         if (pool.name, region.name) in scrubbing:
             region = replace(region, leased=False, clean=False)  # noqa: PLW2901
         mark = ("BadMark", region.damage) if region.damage else ("", "")
         problem, why = problems.get(region.name, mark)
         sound = region.finished and not why and region.name in published
-        if region.finished:  # an unfinished one may have a finished namesake
-            gates.append(gate_of(paths, region.name, leased=region.leased))
+        # An unfinished region may have a finished namesake.
+        if region.finished and (gate := gate_of(paths, region.name, leased=region.leased)):
+            gates.append(gate)
         regions.append(
             RegionObservation(
                 name=region.name,
@@ -126,7 +127,7 @@ def _verify_pool(
             )
         )
     finished = {region.name for region in pool.regions if region.finished}
-    gone = [
+    regions += [
         RegionObservation(
             name=name,
             size_bytes=0,
@@ -144,8 +145,8 @@ def _verify_pool(
         name=pool.name,
         generation=handoff.generation if handoff else 0,
         published=pool.published,
-        regions=tuple(sorted([*regions, *gone], key=lambda region: region.name)),
-        gates=tuple(gate for gate in gates if gate is not None),
+        regions=tuple(sorted(regions, key=lambda region: region.name)),
+        gates=tuple(gates),
     )
 
 

@@ -58,8 +58,6 @@ class PluginManager:
     """Keeps a plugin for each pool that is offered. Never fails: what goes wrong is an event."""
 
     root: str
-    zipapp: str
-    """Name of the engine half's file in the root."""
     kubelet_dir: str
     events: PluginEvents = field(default_factory=PluginEvents)
     _pools: dict[str, _Pool] = field(default_factory=dict)
@@ -170,8 +168,7 @@ class PluginManager:
             ) from error
         try:
             if pool.plugin is None:
-                paths = PoolPaths(self.root, name)
-                pool.plugin = PoolPlugin(self._folder, paths, zipapp=self.zipapp)
+                pool.plugin = PoolPlugin(self._folder, PoolPaths(self.root, name))
             pool.plugin.show(pool.devices)
             if not pool.plugin.is_serving:
                 await pool.plugin.serve()

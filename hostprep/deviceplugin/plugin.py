@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -28,6 +28,7 @@ from hostprep.deviceplugin.devices import (
 from hostprep.deviceplugin.views import make_view, view_name
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.paths import TURNSTILE, PoolPaths
+from hostprep.zipapp import STABLE_NAME
 
 _VERSION = "v1beta1"
 _PATIENCE_S = 2.0
@@ -41,11 +42,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class PoolPlugin:
     """Serves one pool's regions to kubelet. Use from one event loop."""
 
-    def __init__(self, folder: str, paths: PoolPaths, *, zipapp: str) -> None:
+    def __init__(self, folder: str, paths: PoolPaths) -> None:
         """`folder` is kubelet's for device plugins. Raises BadInputError."""
         self._folder = folder
         self._paths = paths
-        self._zipapp = zipapp
         self._name = socket_name(folder, paths.pool)
         self._devices: dict[str, Device] = {}
         self._changed = asyncio.Event()
@@ -53,11 +53,6 @@ class PoolPlugin:
         self._socket: tuple[int, ...] | None = None
         self.watchers = 0
         """Streams of ListAndWatch that kubelet holds open."""
-
-    @property
-    def devices(self) -> Mapping[str, Device]:
-        """The devices by name, as last sent to kubelet."""
-        return self._devices
 
     def show(self, devices: Iterable[Device]) -> None:
         """Send kubelet these devices, if they are not what it has."""
@@ -187,9 +182,7 @@ class PoolPlugin:
             except HostprepError as error:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             turns = os.path.isdir(f"{self._paths.root}/{TURNSTILE}")  # noqa: ASYNC240 - in memory
-            answer.container_responses.append(
-                allocation_of(self._paths, regions, zipapp=self._zipapp, turns=turns)
-            )
+            answer.container_responses.append(allocation_of(self._paths, regions, turns=turns))
         return answer
 
     async def _view(self, names: Sequence[str]) -> tuple[Region, ...]:
@@ -218,9 +211,9 @@ def _message(device: Device) -> api.Device:
 
 
 def allocation_of(
-    paths: PoolPaths, regions: Sequence[Region], *, zipapp: str, turns: bool = False
+    paths: PoolPaths, regions: Sequence[Region], *, turns: bool = False
 ) -> api.ContainerAllocateResponse:
-    """Return what a container gets for these regions; `zipapp` is the name of a file of the root.
+    """Return what a container gets for these regions.
 
     Everything of the pool that the container sees is these mounts. They must suffice for claiming
     as docs/handoff.md has it, on the very files that the agent and other claimers lock:
@@ -239,7 +232,7 @@ def allocation_of(
     folders for writing are mounts of their own. Shallow paths come first.
     """
     view = f"{paths.devices}/{view_name([region.name for region in regions])}"
-    binary, turnstile = f"{paths.root}/{zipapp}", f"{paths.root}/{TURNSTILE}"
+    binary, turnstile = f"{paths.root}/{STABLE_NAME}", f"{paths.root}/{TURNSTILE}"
     return api.ContainerAllocateResponse(
         mounts=[
             _mount(paths.folder, view, read_only=True),

@@ -33,7 +33,7 @@ def _paths(node: Node) -> PoolPaths:
 
 def _start_again(node: Node, *regions: Region) -> None:
     """Make what the mounts of a container with these regions lack."""
-    allocation = allocation_of(_paths(node), regions, zipapp="hostprep.pyz")
+    allocation = allocation_of(_paths(node), regions)
     for mount in sorted(allocation.mounts, key=lambda mount: mount.container_path):
         if not os.path.exists(mount.host_path):
             os.makedirs(mount.host_path, 0o755)

@@ -32,7 +32,7 @@ class Offering:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.plugins = PluginManager(root, "hostprep.pyz", str(kubelet_dir), events)
+        self.plugins = PluginManager(root, str(kubelet_dir), events)
         self._task = asyncio.run_coroutine_threadsafe(self.plugins.run(), self._loop)
 
     def show(self, **pools: tuple[Device, ...]) -> None:

@@ -182,7 +182,7 @@ def test_an_allocation_holds_these_regions_and_nothing_else_of_the_pool(
 ) -> None:
     paths = PoolPaths("/run/hostprep", "kv")
     regions = [_region(name) for name in sorted(names)]
-    got = allocation_of(paths, regions, zipapp="hostprep.pyz", turns=turns)
+    got = allocation_of(paths, regions, turns=turns)
 
     hosts = {mount.host_path for mount in got.mounts}
     assert paths.folder not in hosts
@@ -204,7 +204,7 @@ def test_an_allocation_holds_these_regions_and_nothing_else_of_the_pool(
 def test_the_variables_name_the_regions() -> None:
     paths = PoolPaths("/run/hostprep", "kv")
     regions = [_region("node0-0"), _region("node1-0", "mem-base/node1-0")]
-    got = allocation_of(paths, regions, zipapp="hostprep.pyz")
+    got = allocation_of(paths, regions)
     assert dict(got.envs) == {
         "HOSTPREP_ROOT": "/run/hostprep",
         "HOSTPREP_POOL": "kv",
