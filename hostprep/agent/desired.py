@@ -112,7 +112,7 @@ def instruction_of(desired: DesiredState) -> Instruction:
                 DesiredPool(
                     spec=spec,
                     key=entry_key(entry),
-                    leave_dirty=scrubbed_on_claim(entry),
+                    leave_dirty=entry.scrubbed_on_claim,
                     at_boot=not entry.absent and entry.policy.get("boot") == "systemd",
                 )
             )
@@ -123,12 +123,6 @@ def entry_key(entry: PoolEntry) -> str:
     """Return a hash of the whole entry, which tells one version of it from another."""
     text = json.dumps(entry.to_json(), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def scrubbed_on_claim(entry: PoolEntry) -> bool:
-    """Whether regions stay dirty until the next claim (`scrub.when: OnClaim`)."""
-    scrub = entry.policy.get("scrub")
-    return isinstance(scrub, Mapping) and scrub.get("when") == "OnClaim"
 
 
 # --- the file

@@ -12,7 +12,7 @@ from hostprep.agent.messages import PoolObservation
 from hostprep.agent.metrics import Metrics
 from hostprep.client.handoff import Handoff
 from hostprep.deviceplugin.devices import Device, device_of
-from hostprep.deviceplugin.manager import PluginEvents, PluginManager
+from hostprep.deviceplugin.manager import PluginManager
 from hostprep.deviceplugin.views import make_view, refresh_views
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.kube.logs import Logger
@@ -70,8 +70,9 @@ class DevicePublisher:
 
     def __post_init__(self) -> None:
         self.root = canonical_root(self.root)
-        events = PluginEvents(registered=self._registered, failed=self._failed, gone=self._gone)
-        self.plugins = PluginManager(self.root, self.kubelet_dir, events)
+        self.plugins = PluginManager(
+            self.root, self.kubelet_dir, self._registered, self._failed, self._gone
+        )
 
     async def run(self) -> None:
         """Serve kubelet until cancelled."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from hostprep.api import codec
 from hostprep.api.node_resource import HugePageStatus, RegionStatus
@@ -180,9 +180,7 @@ class Done:
 
 
 Message = ReconcileRequest | ReconcileResult | Progress | PoolDone | Done
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind for kind in (ReconcileRequest, ReconcileResult, Progress, PoolDone, Done)
-}
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:

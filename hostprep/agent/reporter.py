@@ -137,14 +137,10 @@ def due_at(
     """Return when the status is to be written: now, later, or (None) not at all."""
     if server == wanted:
         return None
-    if last_write_s is not None and is_progress_only(server, wanted):
+    is_progress_only = _essence(server, wanted) == _essence(wanted, server)
+    if last_write_s is not None and is_progress_only:
         return max(now_s, last_write_s + PROGRESS_EVERY_S)
     return now_s
-
-
-def is_progress_only(old: NodeStatus, new: NodeStatus) -> bool:
-    """Whether nothing changed but how far the work is."""
-    return _essence(old, new) == _essence(new, old)
 
 
 def _essence(status: NodeStatus, other: NodeStatus) -> NodeStatus:

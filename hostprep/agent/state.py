@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from hostprep.agent.desired import (
-    DesiredState,
-    Instruction,
-    Source,
-    instruction_of,
-    scrubbed_on_claim,
-)
+from hostprep.agent.desired import DesiredState, Instruction, Source, instruction_of
 from hostprep.agent.devices import DevicePool
 from hostprep.agent.messages import (
     Done,
@@ -142,7 +136,7 @@ class AgentState:
             return None
         observed = {pool.name: pool for pool in self.observation.pools}
         return {
-            entry.name: DevicePool(observed[entry.name], scrubbed_on_claim(entry))
+            entry.name: DevicePool(observed[entry.name], entry.scrubbed_on_claim)
             for entry in self.desired.entries
             if entry.uses_devices and entry.name in observed
         }

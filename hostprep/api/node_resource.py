@@ -38,9 +38,16 @@ class PoolEntry(JsonObject):
     @property
     def uses_devices(self) -> bool:
         """Whether the regions are kubelet's to hand out (`attach.mode: devicePlugin`)."""
-        attach = self.policy.get("attach")
-        mode = attach.get("mode") if isinstance(attach, Mapping) else None
-        return mode == "devicePlugin" and not self.absent
+        return not self.absent and self._setting("attach", "mode") == "devicePlugin"
+
+    @property
+    def scrubbed_on_claim(self) -> bool:
+        """Whether regions stay dirty until the next claim (`scrub.when: OnClaim`)."""
+        return self._setting("scrub", "when") == "OnClaim"
+
+    def _setting(self, block: str, name: str) -> Any:
+        found = self.policy.get(block)
+        return found.get(name) if isinstance(found, Mapping) else None
 
 
 def entries_of(document: Mapping[str, Any]) -> tuple[PoolEntry, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hostprep.api.names import DEVICE_RESOURCE_PREFIX
@@ -85,14 +86,9 @@ def _best_node(
     for name in chosen:
         if name in devices:
             return devices[name].numa_node
-    free = [devices[n].numa_node for n in rest if n in devices and not devices[n].leased]
-    return min(_with_enough(free, count), default=(0, None))[1]
-
-
-def _with_enough(nodes: Collection[int | None], count: int) -> list[tuple[int, int]]:
-    """Return (how many are free, node) for each NUMA node that could give all of them."""
-    sizes = ((list(nodes).count(node), node) for node in set(nodes) if node is not None)
-    return [(size, node) for size, node in sizes if size >= count]
+    free = Counter(devices[n].numa_node for n in rest if n in devices and not devices[n].leased)
+    enough = [(free[node], node) for node in free if node is not None and free[node] >= count]
+    return min(enough, default=(0, None))[1]
 
 
 # --- names and sockets

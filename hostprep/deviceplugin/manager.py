@@ -27,16 +27,6 @@ _DROPPED_AFTER_S = 10.0
 """Without a stream for that long after it registered, kubelet has let go of a plugin."""
 
 
-@dataclass(frozen=True, slots=True)
-class PluginEvents:
-    """Callbacks for the log and the metrics."""
-
-    registered: Callable[[str], None] = lambda _pool: None
-    failed: Callable[[str, HostprepError], None] = lambda _pool, _error: None
-    """A pool, and why it cannot be offered; once for each reason, however often it is tried."""
-    gone: Callable[[str], None] = lambda _pool: None
-
-
 @dataclass(slots=True)
 class _Pool:
     """One pool that is, or is to be, served."""
@@ -55,11 +45,14 @@ class _Pool:
 
 @dataclass
 class PluginManager:
-    """Keeps a plugin for each pool that is offered. Never fails: what goes wrong is an event."""
+    """Keeps a plugin for each pool that is offered. Never fails: it calls `on_failed`."""
 
     root: str
     kubelet_dir: str
-    events: PluginEvents = field(default_factory=PluginEvents)
+    on_registered: Callable[[str], None]
+    on_failed: Callable[[str, HostprepError], None]
+    """A pool, and why it cannot be offered; once for each reason, however often it is tried."""
+    on_gone: Callable[[str], None]
     _pools: dict[str, _Pool] = field(default_factory=dict)
     _leaving: list[PoolPlugin] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -70,7 +63,7 @@ class PluginManager:
             plugin = self._pools.pop(name).plugin
             if plugin is not None:
                 self._leaving.append(plugin)
-            self.events.gone(name)
+            self.on_gone(name)
             self._wake.set()
         for name, devices in offered.items():
             pool = self._pools.get(name)
@@ -132,7 +125,7 @@ class PluginManager:
         pool.pause_s = min(2 * pool.pause_s, _RETRY_MOST_S)
         if error.message != pool.complaint:
             pool.complaint = error.message
-            self.events.failed(name, error)
+            self.on_failed(name, error)
         # A kubelet that does not listen is polled as ever: that costs nothing.
         pause_s = _POLL_EVERY_S if error.reason == "NoKubelet" else pool.pause_s
         pool.retry_at_s = time.monotonic() + pause_s
@@ -186,7 +179,7 @@ class PluginManager:
             return  # its plugin is being stopped, which kubelet notices by itself
         pool.kubelet, pool.registered_s = kubelet, time.monotonic()
         pool.pause_s, pool.complaint = _POLL_EVERY_S, ""
-        self.events.registered(name)
+        self.on_registered(name)
 
     @property
     def _folder(self) -> str:
