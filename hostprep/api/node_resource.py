@@ -45,7 +45,7 @@ class PoolEntry(JsonObject):
         """Whether regions stay dirty until the next claim (`scrub.when: OnClaim`)."""
         return self._setting("scrub", "when") == "OnClaim"
 
-    def _setting(self, block: str, name: str) -> Any:
+    def _setting(self, block: str, name: str) -> object:
         found = self.policy.get(block)
         return found.get(name) if isinstance(found, Mapping) else None
 
