@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -39,15 +39,15 @@ class Source(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DesiredState:
+class DesiredState(JsonObject):
     """The entries of a HostMemoryNode, and what they came with."""
 
     source: Source = Source.NOTHING
     uid: str = ""
     generation: int = 0
-    boot_id: str = ""
+    boot_id: str = field(default="", metadata=json_field(key="boot_id"))
     """Of the boot in which it was saved."""
-    entries: tuple[PoolEntry, ...] = ()
+    entries: tuple[PoolEntry, ...] = field(default=(), metadata=json_field(key="pools"))
 
     @classmethod
     def of_object(cls, document: Mapping[str, Any], *, boot_id: str) -> DesiredState:
@@ -59,7 +59,7 @@ class DesiredState:
                 uid=str(metadata.get("uid") or ""),
                 generation=int(metadata.get("generation") or 0),
                 boot_id=boot_id,
-                entries=_first_of_each_name(entries_of(document)),
+                entries=entries_of(document),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadInputError(
@@ -76,13 +76,6 @@ class DesiredState:
     def has_same_content_as(self, other: DesiredState) -> bool:
         """Whether saving the other one over this one would change nothing that matters."""
         return replace(self, source=other.source) == other
-
-
-def _first_of_each_name(entries: Iterable[PoolEntry]) -> tuple[PoolEntry, ...]:
-    names: dict[str, PoolEntry] = {}
-    for entry in entries:
-        names.setdefault(entry.name, entry)
-    return tuple(names.values())
 
 
 # --- what the worker is to do
@@ -119,7 +112,7 @@ def instruction_of(desired: DesiredState) -> Instruction:
                 DesiredPool(
                     spec=spec,
                     key=entry_key(entry),
-                    leave_dirty=scrubbed_on_claim(entry),
+                    leave_dirty=entry.scrubbed_on_claim,
                     at_boot=not entry.absent and entry.policy.get("boot") == "systemd",
                 )
             )
@@ -132,24 +125,7 @@ def entry_key(entry: PoolEntry) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def scrubbed_on_claim(entry: PoolEntry) -> bool:
-    """Whether regions stay dirty until the next claim (`scrub.when: OnClaim`)."""
-    scrub = entry.policy.get("scrub")
-    return isinstance(scrub, Mapping) and scrub.get("when") == "OnClaim"
-
-
 # --- the file
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SavedState(JsonObject):
-    """The file's format."""
-
-    version: int
-    uid: str
-    generation: int
-    boot_id: str = field(metadata=json_field(key="boot_id"))
-    pools: tuple[PoolEntry, ...]
 
 
 @dataclass
@@ -197,16 +173,11 @@ class DesiredStateStore:
 def save(folder: str, desired: DesiredState) -> None:
     """Write the entries, at once or not at all; with none the file goes. Raises FailedError."""
     path = f"{folder}/{FILE_NAME}"
-    saved = _SavedState(
-        version=_VERSION,
-        uid=desired.uid,
-        generation=desired.generation,
-        boot_id=desired.boot_id,
-        pools=desired.entries,
-    )
+    document = {"version": _VERSION, **desired.to_json()}
+    del document["source"]
     try:
         if desired.entries:
-            atomic_write(path, json.dumps(saved.to_json(), indent=1).encode(), mode=0o600)
+            atomic_write(path, json.dumps(document, indent=1).encode(), mode=0o600)
         else:
             remove_file(path)
     except HostprepError as error:
@@ -228,9 +199,10 @@ def read_saved(folder: str) -> DesiredState | None:
     try:
         with open(path, "rb") as file:
             data = file.read(_MAX_BYTES + 1)
-        saved = _SavedState.from_json(json.loads(data))
-        if saved.version != _VERSION:
-            raise ValueError(f"version {saved.version!r}, not {_VERSION}")
+        document = json.loads(data)
+        if document["version"] != _VERSION:
+            raise ValueError(f"version {document['version']!r}, not {_VERSION}")
+        return DesiredState.from_json({**document, "source": Source.SAVED.value})
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -239,13 +211,6 @@ def read_saved(folder: str) -> DesiredState | None:
             reason="BadSavedState",
             remedy="it is written again as soon as the API server answers",
         ) from error
-    return DesiredState(
-        source=Source.SAVED,
-        uid=saved.uid,
-        generation=saved.generation,
-        boot_id=saved.boot_id,
-        entries=_first_of_each_name(saved.pools),
-    )
 
 
 def prepare_folder(folder: str) -> None:

@@ -12,13 +12,12 @@ from hostprep.agent.messages import PoolObservation
 from hostprep.agent.metrics import Metrics
 from hostprep.client.handoff import Handoff
 from hostprep.deviceplugin.devices import Device, device_of
-from hostprep.deviceplugin.manager import PluginEvents, PluginManager
+from hostprep.deviceplugin.manager import PluginManager
 from hostprep.deviceplugin.views import make_view, refresh_views
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.kube.logs import Logger
 from hostprep.linux.inotify import WriterWatch
 from hostprep.paths import PoolPaths, canonical_root
-from hostprep.zipapp import STABLE_NAME
 
 _HURRY_S = 3.0
 _HURRY_EVERY_S = 0.25
@@ -42,12 +41,7 @@ def devices_of(pool: DevicePool, before: Iterable[Device] = ()) -> tuple[Device,
     if pool.observation.failure:
         return tuple(replace(device, healthy=False) for device in before)
     return tuple(
-        device_of(
-            region.name,
-            placement=region.placement,
-            state=region.state,
-            scrubbed_on_claim=pool.scrubbed_on_claim,
-        )
+        device_of(region, scrubbed_on_claim=pool.scrubbed_on_claim)
         for region in pool.observation.named_regions
     )
 
@@ -76,8 +70,9 @@ class DevicePublisher:
 
     def __post_init__(self) -> None:
         self.root = canonical_root(self.root)
-        events = PluginEvents(registered=self._registered, failed=self._failed, gone=self._gone)
-        self.plugins = PluginManager(self.root, STABLE_NAME, self.kubelet_dir, events)
+        self.plugins = PluginManager(
+            self.root, self.kubelet_dir, self._registered, self._failed, self._gone
+        )
 
     async def run(self) -> None:
         """Serve kubelet until cancelled."""

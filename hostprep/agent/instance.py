@@ -20,8 +20,8 @@ from hostprep.agent.metrics import Metrics
 from hostprep.agent.settings import Settings
 from hostprep.agent.verification import verify_node
 from hostprep.errors import BadInputError
-from hostprep.kube.health_server import HealthServer
-from hostprep.kube.listener import Listener
+from hostprep.kube.backoff import wait_for_event
+from hostprep.kube.health_server import HealthServer, Listener
 from hostprep.kube.logs import Logger
 from hostprep.linux.files import closing_fd, from_os_error
 from hostprep.linux.locks import try_lock
@@ -150,8 +150,7 @@ class _Standby:
                 return lock
             if time.monotonic() >= deadline_s:
                 raise busy
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), _TRY_EVERY_S)
+            await wait_for_event(self._stop, _TRY_EVERY_S)
         return None
 
     async def _observe(self) -> None:

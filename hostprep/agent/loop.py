@@ -22,6 +22,7 @@ from hostprep.agent.state import AgentState
 from hostprep.agent.supervisor import Supervisor
 from hostprep.api.node_resource import NodeStatus
 from hostprep.errors import BadInputError, HostprepError
+from hostprep.kube.backoff import wait_for_event
 from hostprep.kube.health_server import HealthServer
 from hostprep.kube.logs import Logger
 
@@ -32,7 +33,6 @@ _FIRST_ROUND_S = 10.0
 """An agent that stood by is Ready: it stays so while its worker starts and verifies for once."""
 _DRAIN_S = 6.0
 _LAST_REPORT_S = 2.0
-_NO_STATUS = NodeStatus()
 
 
 async def run(settings: Settings, log: Logger) -> int:
@@ -85,8 +85,7 @@ class _Agent:
 
     def __post_init__(self) -> None:
         settings, metrics = self.settings, Metrics()
-        if self.api is not None:
-            api = self.api
+        if (api := self.api) is not None:
             metrics.connected.set_function(lambda: api.connected)
         self._alive_s = self.lock.observed_s
         self.state = AgentState(metrics)
@@ -179,8 +178,7 @@ class _Agent:
     async def _use_saved_state(self) -> None:
         """Work from the saved entries where the API server does not answer in time."""
         if self.api is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._api_answered.wait(), _API_PATIENCE_S)
+            await wait_for_event(self._api_answered, _API_PATIENCE_S)
         if self._api_answered.is_set():
             return
         saved = self.store.saved
@@ -205,10 +203,7 @@ class _Agent:
         while True:
             self._turned_s = time.monotonic()
             interval_s = self.devices.interval_s(self.settings.verify_interval_s)
-            # Not wait_for: Python 3.11's loses a cancellation that comes with the event.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(interval_s):
-                    await self._wake.wait()
+            await wait_for_event(self._wake, interval_s)
             now_s = time.monotonic()
             if self._requested_s:
                 if now_s - self._requested_s > _WORKER_PATIENCE_S:
@@ -262,11 +257,10 @@ class _Agent:
 
     def _end_if_done(self) -> None:
         """End the program once there is nothing left to do (`once`)."""
-        if self.api is not None and not (self._api_answered.is_set() or self.state.desired.entries):
+        knows = self.api is None or self._api_answered.is_set() or self.state.desired.entries
+        if not knows or not self.state.is_settled:
             return
-        if not self.state.is_settled:
-            return
-        status = self.state.status(self.reporter.reported or _NO_STATUS, wall_s=time.time())
+        status = self.state.status(self.reporter.reported or NodeStatus(), wall_s=time.time())
         ready = status is not None and all(
             condition.status == "True"
             for condition in status.conditions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from hostprep.api import codec
 from hostprep.api.node_resource import HugePageStatus, RegionStatus
@@ -58,16 +58,10 @@ class RegionObservation(RegionStatus):
 
     sound: bool
     """Published in a handoff of this boot, and found to be as the handoff says."""
+    problem: str = ""
+    """The reason why it is not as the handoff says, or marked as damaged."""
     holder: str = ""
     """The process that leases it, as far as is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One region that is not as the handoff says."""
-
-    region: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +92,6 @@ class PoolObservation:
     published: bool
     """A handoff of this boot exists and matches all regions that are sound."""
     regions: tuple[RegionObservation, ...]
-    problems: tuple[Problem, ...] = ()
     gates: tuple[GateObservation, ...] = ()
     failure: str = ""
     """Why the pool could not be observed; nothing is planned for it then."""
@@ -121,7 +114,6 @@ class Observation:
     pools: tuple[PoolObservation, ...]
     huge_pages: tuple[HugePageStatus, ...]
     took_s: float
-    warnings: tuple[str, ...] = ()
 
     def pool(self, name: str) -> PoolObservation | None:
         """Return what was found of that pool."""
@@ -188,9 +180,7 @@ class Done:
 
 
 Message = ReconcileRequest | ReconcileResult | Progress | PoolDone | Done
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind for kind in (ReconcileRequest, ReconcileResult, Progress, PoolDone, Done)
-}
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -14,26 +14,33 @@ from hostprep.cuda.board_layout import CLOSED, DEGRADED, OPEN
 from hostprep.deviceplugin.devices import HEALTHY, UNHEALTHY
 from hostprep.units import format_quantity
 
-_PREPARE_BUCKETS_S = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 900)
+_LONG_BUCKETS_S = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 900)
 _VERIFY_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
-_HEALTHS = (HEALTHY, UNHEALTHY)
 _GATE_STATES = (CLOSED, OPEN, DEGRADED, GATE_UNKNOWN)
-_OPEN_BUCKETS_S = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 900)
-_WRITE_RESULTS = ("written", "unchanged", "failed")
+
+
+class Registry(CollectorRegistry):
+    """Makes the metrics that it holds."""
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        """Return a new gauge, without `hostprep_` in its name."""
+        return Gauge(f"hostprep_{name}", text, labels, registry=self)
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        """Return a new counter, likewise."""
+        return Counter(f"hostprep_{name}", text, labels, registry=self)
+
+    def histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float]) -> Histogram:
+        """Return a new histogram, likewise."""
+        return Histogram(f"hostprep_{name}", text, labels, buckets=buckets, registry=self)
 
 
 class Metrics:
     """Everything that a scrape shows. Gauges mirror the last status and observation."""
 
     def __init__(self) -> None:
-        registry = self._registry = CollectorRegistry()
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"hostprep_{name}", text, labels, registry=registry)
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"hostprep_{name}", text, labels, registry=registry)
-
+        registry = self._registry = Registry()
+        gauge, counter = registry.gauge, registry.counter
         build = gauge("build_info", "Version of this program.", "version", "component")
         build.labels(hostprep.__version__, "agent").set(1)
         self._wanted = gauge("pool_wanted_bytes", "Asked for on this node.", "pool")
@@ -50,18 +57,16 @@ class Metrics:
             "verify_last_timestamp_seconds", "End of the last verification round."
         )
         self.connected = gauge("api_connected", "1 while the API server answers.")
-        self._prepare = Histogram(
-            "hostprep_prepare_duration_seconds",
+        self._prepare = registry.histogram(
+            "prepare_duration_seconds",
             "From the begin of a preparation that changed something to its end.",
-            ("pool",),
-            buckets=_PREPARE_BUCKETS_S,
-            registry=registry,
+            "pool",
+            buckets=_LONG_BUCKETS_S,
         )
-        self._verify = Histogram(
-            "hostprep_verify_duration_seconds",
+        self._verify = registry.histogram(
+            "verify_duration_seconds",
             "Time that a verification round takes.",
             buckets=_VERIFY_BUCKETS_S,
-            registry=registry,
         )
         self._failures = counter("prepare_failures", "Preparations that failed.", "pool", "reason")
         self._populated = counter("populated_bytes", "Made resident.", "pool", "backing")
@@ -69,7 +74,7 @@ class Metrics:
             "verify_problems", "Promises that were found broken.", "pool", "reason"
         )
         self.writes = counter("status_writes", "Status reports by result.", "result")
-        for result in _WRITE_RESULTS:
+        for result in ("written", "unchanged", "failed"):
             self.writes.labels(result)
         self.worker_restarts = counter("worker_restarts", "Workers that ended unasked.")
         self._gates = GateMetrics(registry)
@@ -92,7 +97,7 @@ class Metrics:
         """Show how many devices of each health kubelet has been sent, by pool."""
         self._devices.clear()
         for pool, healths in pools.items():
-            for health in _HEALTHS:
+            for health in (HEALTHY, UNHEALTHY):
                 self._devices.labels(pool, health).set(0)
             for health in healths:
                 self._devices.labels(pool, health).inc()
@@ -132,40 +137,29 @@ class Metrics:
 
 
 def _problems(pool: PoolObservation | None) -> set[tuple[str, str]]:
-    return {(problem.region, problem.reason) for problem in pool.problems} if pool else set()
+    regions = pool.regions if pool else ()
+    return {(region.name, region.problem) for region in regions if region.problem}
 
 
 class GateMetrics:
     """Gates of engines: gauges mirror the last observation; a decision counts once for each run."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._gates = Gauge(
-            "hostprep_gates", "Gates of engines by state.", ("pool", "state"), registry=registry
+    def __init__(self, registry: Registry) -> None:
+        self._gates = registry.gauge("gates", "Gates of engines by state.", "pool", "state")
+        self._registered = registry.gauge(
+            "registered_bytes", "Registered with CUDA by ranks that live.", "pool"
         )
-        self._registered = Gauge(
-            "hostprep_registered_bytes",
-            "Registered with CUDA by ranks that live.",
-            ("pool",),
-            registry=registry,
+        self._longest = registry.gauge(
+            "register_longest_chunk_seconds", "Longest call of the engines that run.", "pool"
         )
-        self._longest = Gauge(
-            "hostprep_register_longest_chunk_seconds",
-            "Longest call of the engines that run.",
-            ("pool",),
-            registry=registry,
-        )
-        self._open = Histogram(
-            "hostprep_gate_open_seconds",
+        self._open = registry.histogram(
+            "gate_open_seconds",
             "From a first rank's joining to the opening of the gate.",
-            ("pool",),
-            buckets=_OPEN_BUCKETS_S,
-            registry=registry,
+            "pool",
+            buckets=_LONG_BUCKETS_S,
         )
-        self._degraded = Counter(
-            "hostprep_gates_degraded",
-            "Runs of engines whose gate will never open.",
-            ("pool",),
-            registry=registry,
+        self._degraded = registry.counter(
+            "gates_degraded", "Runs of engines whose gate will never open.", "pool"
         )
         self._decided: dict[str, dict[str, str]] = {}
         """The last run whose gate was decided, by pool and region."""

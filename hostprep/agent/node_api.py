@@ -9,9 +9,9 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from hostprep.errors import BadInputError
 from hostprep.kube.backoff import Backoff
 from hostprep.kube.client import HOST_MEMORY_NODES, KubeClient
-from hostprep.kube.configuration import load_configuration
 from hostprep.kube.errors import ApiError, GoneError, NotFoundError
 from hostprep.kube.logs import Logger
 
@@ -26,7 +26,7 @@ Document = Mapping[str, Any]
 class NodeApi:
     """One HostMemoryNode."""
 
-    def __init__(self, name: str, client: KubeClient, log: Logger | None = None) -> None:
+    def __init__(self, name: str, client: KubeClient, log: Logger) -> None:
         self._name = name
         self._client = client
         self._log = log
@@ -42,16 +42,17 @@ class NodeApi:
 
         Raises BadInputError for a configuration that cannot be used.
         """
-        configuration = await load_configuration(kubeconfig)
-        if configuration is None:
+        try:
+            client = await KubeClient.connect(
+                kubeconfig,
+                name="hostprep-agent",
+                timeout_s=_REQUEST_TIMEOUT_S,
+                throttled_tries=1,  # watch and report have a backoff of their own
+            )
+        except BadInputError as error:
+            if error.reason != "NoKubeconfig":
+                raise
             return None
-        client = KubeClient(
-            configuration,
-            name="hostprep-agent",
-            renew=lambda: load_configuration(kubeconfig),
-            timeout_s=_REQUEST_TIMEOUT_S,
-            throttled_tries=1,  # watch and report have a backoff of their own
-        )
         return cls(name, client, log)
 
     async def close(self) -> None:
@@ -102,13 +103,12 @@ class NodeApi:
         if isinstance(error, GoneError) or trouble == self._trouble:
             return
         self._trouble = trouble
-        if self._log is not None:
-            url = self._client.configuration.host
-            self._log.warning("api_away", error=error.summary, url=url)
+        url = self._client.configuration.host
+        self._log.warning("api_away", error=error.summary, url=url)
 
     def _log_back(self) -> None:
         """Log that the watch is granted: a list alone proves nothing."""
-        if self._trouble and self._log is not None:
+        if self._trouble:
             self._log.info("api_back", url=self._client.configuration.host)
         self._trouble = ""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from hostprep.agent.metrics import Metrics
 from hostprep.agent.node_api import NodeApi
 from hostprep.agent.state import AgentState
 from hostprep.api.node_resource import NodeStatus, Phase, PoolStatus
-from hostprep.kube.backoff import Backoff
+from hostprep.kube.backoff import Backoff, wait_for_event
 from hostprep.kube.errors import ApiError, ConflictError, NotFoundError
 from hostprep.kube.logs import Logger
 
@@ -61,11 +60,7 @@ class Reporter:
         """Write whatever is due, until cancelled."""
         while True:
             self.wake.clear()
-            pause_s = await self.report()
-            # Not wait_for: Python 3.11's loses a cancellation that comes with the event.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self.wake.wait()
+            await wait_for_event(self.wake, await self.report())
 
     async def report(self, *, now: bool = False) -> float | None:
         """Write the status if it is due, or (`now`) merely differs.
@@ -73,27 +68,21 @@ class Reporter:
         Returns in how many seconds to call again; None: when something has changed.
         """
         async with self._lock:
-            return await self._report(now=now)
-
-    async def _report(self, *, now: bool) -> float | None:
-        server = NodeStatus.from_json(self._server)
-        wanted = self.state.status(self.reported or server, wall_s=time.time())
-        if wanted is None:
-            return None
-        self._log_changes(wanted)
-        self.reported = wanted
-        if self.api is None or not self._uid:
-            return None
-        now_s = time.monotonic()
-        due_s = due_at(server, wanted, now_s=now_s, last_write_s=self._last_write_s)
-        if due_s is None or self._accepted == (wanted, server):
-            self.metrics.writes.labels("unchanged").inc()
-            return None
-        due_s = now_s if now else max(due_s, self._retry_at_s)
-        if due_s <= now_s:
-            due_s = now_s + (await self._write(self.api, wanted) or 0.0)
-            return due_s - now_s or None
-        return due_s - now_s
+            server = NodeStatus.from_json(self._server)
+            wanted = self.state.status(self.reported or server, wall_s=time.time())
+            if wanted is None:
+                return None
+            self._log_changes(wanted)
+            self.reported = wanted
+            if self.api is None or not self._uid:
+                return None
+            now_s = time.monotonic()
+            due_s = due_at(server, wanted, now_s=now_s, last_write_s=self._last_write_s)
+            if due_s is None or self._accepted == (wanted, server):
+                self.metrics.writes.labels("unchanged").inc()
+                return None
+            pause_s = max(due_s, self._retry_at_s) - now_s
+            return await self._write(self.api, wanted) if now or pause_s <= 0 else pause_s
 
     async def _write(self, api: NodeApi, wanted: NodeStatus) -> float | None:
         """Write; return in how many seconds to try again where that failed."""
@@ -148,14 +137,10 @@ def due_at(
     """Return when the status is to be written: now, later, or (None) not at all."""
     if server == wanted:
         return None
-    if last_write_s is not None and is_progress_only(server, wanted):
+    is_progress_only = _essence(server, wanted) == _essence(wanted, server)
+    if last_write_s is not None and is_progress_only:
         return max(now_s, last_write_s + PROGRESS_EVERY_S)
     return now_s
-
-
-def is_progress_only(old: NodeStatus, new: NodeStatus) -> bool:
-    """Whether nothing changed but how far the work is."""
-    return _essence(old, new) == _essence(new, old)
 
 
 def _essence(status: NodeStatus, other: NodeStatus) -> NodeStatus:

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field
 
 from hostprep.agent.desired import prepare_folder
-from hostprep.deviceplugin.kubelet import plugins_folder, socket_name
+from hostprep.deviceplugin.devices import plugins_folder, socket_name
 from hostprep.errors import BadInputError
-from hostprep.kube.listener import parse_listen
+from hostprep.kube.health_server import parse_listen
 from hostprep.node.observe import HostRoot, observe
 from hostprep.node.observe.pools import pool_names
 from hostprep.paths import canonical_root

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import hostprep
-from hostprep.agent.desired import (
-    DesiredState,
-    Instruction,
-    Source,
-    instruction_of,
-    scrubbed_on_claim,
-)
+from hostprep.agent.desired import DesiredState, Instruction, Source, instruction_of
 from hostprep.agent.devices import DevicePool
 from hostprep.agent.messages import (
     Done,
@@ -31,17 +24,14 @@ from hostprep.api.node_resource import NodeStatus
 from hostprep.kube.backoff import Backoff
 from hostprep.node.boot import BootUnit
 
-_RETRY_FIRST_S = 5.0
-_RETRY_MOST_S = 300.0
-
 
 @dataclass(slots=True)
 class _RetryState:
     """A pool on which work failed: tried again later, or once its regions have changed."""
 
-    backoff: Backoff
-    retry_at_s: float
-    regions: tuple[RegionObservation, ...]
+    backoff: Backoff = field(default_factory=lambda: Backoff(first_s=5.0, most_s=300.0))
+    retry_at_s: float = 0.0
+    regions: tuple[RegionObservation, ...] = ()
 
 
 @dataclass
@@ -135,7 +125,6 @@ class AgentState:
             results=self._results,
             progress=self._progress,
             boot=self._boot,
-            agent_version=hostprep.__version__,
         )
         status = node_status(context, previous, now_s=wall_s)
         self.metrics.show_status(status)
@@ -147,7 +136,7 @@ class AgentState:
             return None
         observed = {pool.name: pool for pool in self.observation.pools}
         return {
-            entry.name: DevicePool(observed[entry.name], scrubbed_on_claim(entry))
+            entry.name: DevicePool(observed[entry.name], entry.scrubbed_on_claim)
             for entry in self.desired.entries
             if entry.uses_devices and entry.name in observed
         }
@@ -212,7 +201,6 @@ class AgentState:
         if failure.waits:
             return
         self.metrics.count_failure(name, failure.reason)
-        first = _RetryState(Backoff(_RETRY_FIRST_S, _RETRY_MOST_S), 0.0, ())
-        retry = self._retries.setdefault(name, first)
+        retry = self._retries.setdefault(name, _RetryState())
         retry.retry_at_s = now_s + retry.backoff.next_s()
         retry.regions = self._regions(name)

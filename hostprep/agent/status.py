@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import hostprep
 from hostprep.agent.desired import DesiredState, Instruction, entry_key
 from hostprep.agent.messages import (
     Failure,
@@ -18,7 +19,7 @@ from hostprep.agent.messages import (
     Progress,
     RegionObservation,
 )
-from hostprep.api.conditions import Condition, merged
+from hostprep.api.conditions import Condition, ConditionStatus, merged
 from hostprep.api.node_resource import (
     NodeStatus,
     Phase,
@@ -40,6 +41,7 @@ _WORST_FIRST = (
     Phase.PENDING,
     Phase.PREPARING,
     Phase.RESIZING,
+    Phase.RELEASING,
 )
 
 
@@ -54,7 +56,6 @@ class NodeContext:
     """By pool; one with another key than the entry's answers another version of it."""
     progress: Mapping[str, Progress] = field(default_factory=dict)
     boot: BootUnit = field(default_factory=BootUnit)
-    agent_version: str = ""
 
 
 def node_status(node: NodeContext, previous: NodeStatus, *, now_s: float) -> NodeStatus:
@@ -70,13 +71,13 @@ def node_status(node: NodeContext, previous: NodeStatus, *, now_s: float) -> Nod
     return NodeStatus(
         observed_generation=node.desired.generation,
         boot_id=node.observation.boot_id,
-        agent_version=node.agent_version,
+        agent_version=hostprep.__version__,
         summary=_summary(pools),
         pools=tuple(pools),
         huge_pages=node.observation.huge_pages,
         conditions=merged(
             previous.conditions,
-            (*_conditions(pools, present), *_boot_unit(node.boot)),
+            _conditions(pools, present, node.boot),
             now_s=now_s,
         ),
     )
@@ -101,8 +102,13 @@ def _pool_status(
     derived = derive_phase(context)
     if derived is None:
         return None
-    answers_this = before is not None and before.generation == entry.generation
-    wanted_bytes = before.wanted_bytes if before is not None and answers_this else 0
+    wanted_bytes = 0
+    if before is not None and before.generation == entry.generation:
+        wanted_bytes = before.wanted_bytes
+    steps = before.steps if before else ()
+    if result and result.steps:
+        steps = tuple(Step(name, seconds) for name, seconds in result.steps)
+    backings = {region.backing: None for region in context.regions if region.sound}
     regions = tuple(map(_region_status, observation.named_regions if observation else ()))
     return PoolStatus(
         name=entry.name,
@@ -111,15 +117,15 @@ def _pool_status(
         phase=derived.phase,
         reason=derived.reason,
         message=_message(derived, context, regions)[:_MAX_MESSAGE],
-        backing=_backing(context),
+        backing=", ".join(backings) or (result.backing if result else ""),
         wanted_bytes=result.wanted_bytes if result else wanted_bytes,
         ready_bytes=context.sound_bytes,
-        progress_percent=_percent(node, context, derived),
+        progress_percent=_percent(result, derived, node.progress.get(entry.name)),
         regions_leased=sum(region.state == "Leased" for region in context.regions),
         blocked=result.blocked if result else (),
         handoff_generation=observation.generation if observation else 0,
         ready_since_s=_ready_since(derived, before, now_s),
-        steps=_steps(result, before),
+        steps=steps,
         regions=regions,
     )
 
@@ -141,17 +147,11 @@ def _message(derived: DerivedPhase, context: PoolContext, regions: tuple[RegionS
     return before.message if unchanged or same_text else derived.message
 
 
-def _backing(context: PoolContext) -> str:
-    kinds = {region.backing: None for region in context.regions if region.sound}
-    if kinds:
-        return ", ".join(kinds)
-    return context.result.backing if context.result else ""
-
-
-def _percent(node: NodeContext, context: PoolContext, derived: DerivedPhase) -> int | None:
-    if context.result is None or not context.result.pending or derived.phase is Phase.FAILED:
+def _percent(
+    result: PoolResult | None, derived: DerivedPhase, progress: Progress | None
+) -> int | None:
+    if result is None or not result.pending or derived.phase is Phase.FAILED:
         return None
-    progress = node.progress.get(context.entry.name)
     if progress is None or progress.total_bytes <= 0:
         return 0
     return max(0, min(100, 100 * progress.done_bytes // progress.total_bytes))
@@ -163,12 +163,6 @@ def _ready_since(derived: DerivedPhase, before: PoolStatus | None, now_s: float)
     if before is not None and before.phase is Phase.READY and before.ready_since_s is not None:
         return before.ready_since_s
     return float(int(now_s))
-
-
-def _steps(result: PoolResult | None, before: PoolStatus | None) -> tuple[Step, ...]:
-    if result is not None and result.steps:
-        return tuple(Step(name, seconds) for name, seconds in result.steps)
-    return before.steps if before is not None else ()
 
 
 def _region_status(region: RegionObservation) -> RegionStatus:
@@ -199,67 +193,43 @@ def _pool_summary(pool: PoolStatus) -> str:
     return words if pool.reason == pool.phase.value else f"{words} ({pool.reason})"
 
 
-def _conditions(pools: Iterable[PoolStatus], present: set[str]) -> tuple[Condition, ...]:
-    pools = tuple(pools)
-    waiting = [pool for pool in pools if pool.blocked]
+def _conditions(pools: list[PoolStatus], present: set[str], boot: BootUnit) -> Iterator[Condition]:
+    waiting = [f"{p.name} waits for {', '.join(p.blocked)}" for p in pools if p.blocked]
     damaged = [
         f"{pool.name}/{region.name}"
         for pool in pools
         for region in pool.regions
         if region.state == "Damaged"
     ]
-    return (
-        _ready([pool for pool in pools if pool.name in present]),
-        Condition(
-            type="ResizeBlocked",
-            status="True" if waiting else "False",
-            reason="Leased" if waiting else "NothingWaits",
-            message="; ".join(
-                f"{pool.name} waits for {', '.join(pool.blocked)}" for pool in waiting
-            ),
-        ),
-        Condition(
-            type="Damaged",
-            status="True" if damaged else "False",
-            reason="RegionsDamaged" if damaged else "AllSound",
-            message=", ".join(damaged)[:_MAX_MESSAGE],
-        ),
+    yield _ready([pool for pool in pools if pool.name in present])
+    yield _condition(
+        "ResizeBlocked", bool(waiting), "Leased" if waiting else "NothingWaits", "; ".join(waiting)
     )
+    yield _condition(
+        "Damaged", bool(damaged), "RegionsDamaged" if damaged else "AllSound", ", ".join(damaged)
+    )
+    if boot.failures:
+        said = "; ".join(f"{pool}: {why}" for pool, why in boot.failures)
+        yield _condition("BootUnit", False, "BootUnitNotInstalled", said)
+    elif boot.pools:
+        said = f"reserves pages before kubelet at the next boot: {', '.join(boot.pools)}"
+        yield _condition("BootUnit", True, "Installed", said)
 
 
 def _ready(pools: list[PoolStatus]) -> Condition:
     off = [pool for pool in pools if pool.phase is not Phase.READY]
     if not off:
         said = f"{len(pools)} of {len(pools)} pools are ready" if pools else "no pool is asked for"
-        return Condition(type="Ready", status="True", reason="Ready", message=said)
-    order = {phase: rank for rank, phase in enumerate(_WORST_FIRST)}
-    worst = min(off, key=lambda pool: order.get(pool.phase, len(order)))
+        return _condition("Ready", True, "Ready", said)
+    worst = min(off, key=lambda pool: _WORST_FIRST.index(pool.phase))
     common = worst.phase in (Phase.PREPARING, Phase.RESIZING, Phase.DEGRADED)
-    return Condition(
-        type="Ready",
-        status="False",
-        reason=worst.phase.value if common else worst.reason,
-        message="; ".join(f"{pool.name}: {pool.message}" for pool in off)[:_MAX_MESSAGE],
-    )
+    reason = worst.phase.value if common else worst.reason
+    return _condition("Ready", False, reason, "; ".join(f"{p.name}: {p.message}" for p in off))
 
 
-def _boot_unit(boot: BootUnit) -> Iterator[Condition]:
-    """Yield the condition of the boot unit, where a pool asks for one."""
-    if boot.failures:
-        said = "; ".join(f"{pool}: {why}" for pool, why in boot.failures)
-        yield Condition(
-            type="BootUnit",
-            status="False",
-            reason="BootUnitNotInstalled",
-            message=said[:_MAX_MESSAGE],
-        )
-    elif boot.pools:
-        yield Condition(
-            type="BootUnit",
-            status="True",
-            reason="Installed",
-            message=f"reserves pages before kubelet at the next boot: {', '.join(boot.pools)}",
-        )
+def _condition(name: str, holds: bool, reason: str, message: str) -> Condition:
+    status: ConditionStatus = "True" if holds else "False"
+    return Condition(type=name, status=status, reason=reason, message=message[:_MAX_MESSAGE])
 
 
 # --- a pool's phase
@@ -310,22 +280,26 @@ class PoolContext:
         return self.result is None and self.refused is None and not self.withheld
 
     @property
+    def is_whole(self) -> bool:
+        """Whether every region is sound, and published."""
+        pool = self.observation
+        return pool is not None and pool.published and all(r.sound for r in pool.regions)
+
+    @property
     def was_ready_for_this(self) -> bool:
         """Whether the very same pool was ready before: then what is missing was lost."""
-        before = self.previous
-        same = before is not None and (before.uid, before.generation) == (
-            self.entry.uid,
-            self.entry.generation,
+        before, entry = self.previous, self.entry
+        return (
+            before is not None
+            and before.phase in _STEADY
+            and (before.uid, before.generation) == (entry.uid, entry.generation)
         )
-        return same and before is not None and before.phase in _STEADY
 
 
 def derive_phase(context: PoolContext) -> DerivedPhase | None:
     """Return the pool's phase; None for one that is to be absent, and is."""
-    return _derive_absent(context) if context.entry.absent else _derive_present(context)
-
-
-def _derive_present(context: PoolContext) -> DerivedPhase:
+    if context.entry.absent:
+        return _derive_absent(context)
     if context.refused is not None:
         return DerivedPhase(Phase.FAILED, context.refused.reason, context.refused.message)
     if context.observation is not None and context.observation.failure:
@@ -366,12 +340,10 @@ def _derive_absent(context: PoolContext) -> DerivedPhase | None:
 
 def _still_ready(context: PoolContext) -> DerivedPhase | None:
     """Ready as before while a restarted agent has yet to plan, if all of it is there."""
-    before, pool = context.previous, context.observation
+    before = context.previous
     if before is None or not context.was_ready_for_this or before.phase is not Phase.READY:
         return None
-    if pool is None or not pool.published or not all(region.sound for region in pool.regions):
-        return None
-    if context.sound_bytes < before.ready_bytes:
+    if not context.is_whole or context.sound_bytes < before.ready_bytes:
         return None
     return DerivedPhase(Phase.READY, before.reason, before.message)
 
@@ -419,13 +391,12 @@ def _blocked(context: PoolContext, result: PoolResult) -> DerivedPhase:
 
 def _settled(context: PoolContext, result: PoolResult) -> DerivedPhase:
     """Nothing is left to do: ready, unless the last observation says otherwise."""
-    pool = context.observation
-    if pool is None or not pool.published or not all(region.sound for region in pool.regions):
+    if not context.is_whole:
         return _underway(context)
     if context.sound_bytes < result.planned_bytes:
         # The handoff names what existed when it was written: what was lost before is not in it.
         return DerivedPhase(Phase.DEGRADED, "Repairing", _short(context, result))
-    count = len(pool.regions)
+    count = len(context.regions)
     regions = "1 region" if count == 1 else f"{count} regions"
     said = f"{format_bytes(context.sound_bytes)} in {regions} of {result.backing} pages"
     return DerivedPhase(Phase.READY, "Ready", "; ".join((said, *result.notes)))

@@ -12,7 +12,6 @@ from hostprep.agent.messages import (
     GateObservation,
     Observation,
     PoolObservation,
-    Problem,
     RegionObservation,
 )
 from hostprep.api.node_resource import HugePageStatus
@@ -30,7 +29,7 @@ from hostprep.cuda.board_layout import FAILED, OPEN
 from hostprep.errors import HostprepError
 from hostprep.linux.files import closing_fd
 from hostprep.linux.threads import Stopped
-from hostprep.node.facts import Facts, HugePageTotals, PoolFacts, RegionFacts
+from hostprep.node.facts import Facts, PoolFacts, RegionFacts
 from hostprep.node.observe import HostRoot, observe
 from hostprep.node.observe.gates import observe_gate
 from hostprep.node.observe.pools import observe_pool, pool_names, read_mounts, try_read_handoff
@@ -83,9 +82,15 @@ def verify_node(
     observation = Observation(
         boot_id=facts.kernel.boot_id,
         pools=tuple(observed),
-        huge_pages=tuple(_observe_huge_pages(total, pools) for total in facts.huge_pages),
+        huge_pages=tuple(
+            HugePageStatus(
+                page_bytes=size.page_bytes,
+                total=size.total,
+                held=min(sum(_held_pages(pool, size.page_bytes) for pool in pools), size.total),
+            )
+            for size in facts.huge_pages
+        ),
         took_s=round(time.monotonic() - begin_s, 4),
-        warnings=facts.warnings,
     )
     return Verification(observation, facts)
 
@@ -96,29 +101,52 @@ def _verify_pool(
     handoff = try_read_handoff(paths)
     published = {region.name: region for region in handoff.regions} if handoff else {}
     problems = _problems(paths, handoff) if handoff else {}
-    regions = []
-    gates: list[GateObservation | None] = []
+    regions: list[RegionObservation] = []
+    gates: list[GateObservation] = []
     for region in pool.regions:
         if (pool.name, region.name) in scrubbing:
             region = replace(region, leased=False, clean=False)  # noqa: PLW2901
-        why = problems.get(region.name, ("", ""))[1] or region.damage
+        mark = ("BadMark", region.damage) if region.damage else ("", "")
+        problem, why = problems.get(region.name, mark)
         sound = region.finished and not why and region.name in published
-        if region.finished:  # an unfinished one may have a finished namesake
-            gates.append(gate_of(paths, region.name, leased=region.leased))
-        regions.append(_observe_region(paths, pool, replace(region, damage=why or None), sound))
+        # An unfinished region may have a finished namesake.
+        if region.finished and (gate := gate_of(paths, region.name, leased=region.leased)):
+            gates.append(gate)
+        regions.append(
+            RegionObservation(
+                name=region.name,
+                size_bytes=region.size_bytes,
+                backing=str(region.backing),
+                placement=str(region.placement),
+                # Each by itself: while one is rebuilt, the others are what they were.
+                state=replace(pool, published=sound).state_of(replace(region, damage=why or None)),
+                sound=sound,
+                message=why,
+                problem=problem,
+                holder=_holder(paths, region) if region.leased else "",
+            )
+        )
     finished = {region.name for region in pool.regions if region.finished}
-    gone = [_gone(region) for name, region in published.items() if name not in finished]
-    reasons = {name: reason for name, (reason, _) in problems.items()}
-    for region in pool.regions:
-        if region.damage:
-            reasons.setdefault(region.name, "BadMark")
+    regions += [
+        RegionObservation(
+            name=name,
+            size_bytes=0,
+            backing=str(region.backing),
+            placement=region.placement,
+            state="Damaged",
+            sound=False,
+            message="its file is gone",
+            problem=problems.get(name, ("", ""))[0],
+        )
+        for name, region in published.items()
+        if name not in finished
+    ]
     return PoolObservation(
         name=pool.name,
         generation=handoff.generation if handoff else 0,
         published=pool.published,
-        regions=tuple(sorted([*regions, *gone], key=lambda region: region.name)),
-        problems=tuple(Problem(name, reason) for name, reason in reasons.items()),
-        gates=tuple(gate for gate in gates if gate is not None),
+        regions=tuple(sorted(regions, key=lambda region: region.name)),
+        gates=tuple(gates),
     )
 
 
@@ -131,46 +159,11 @@ def _problems(paths: PoolPaths, handoff: Handoff) -> dict[str, tuple[str, str]]:
     }
 
 
-def _observe_region(
-    paths: PoolPaths, pool: PoolFacts, region: RegionFacts, sound: bool
-) -> RegionObservation:
-    return RegionObservation(
-        name=region.name,
-        size_bytes=region.size_bytes,
-        backing=str(region.backing),
-        placement=str(region.placement),
-        # Each by itself: while one is rebuilt, the others are what they were.
-        state=replace(pool, published=sound).state_of(region),
-        sound=sound,
-        message=region.damage or "",
-        holder=_holder(paths, region) if region.leased else "",
-    )
-
-
 def _holder(paths: PoolPaths, region: RegionFacts) -> str:
     sidecar = read_sidecar(paths, region.name)
     if sidecar is None or sidecar.holder == NO_PROCESS:
         return ""
     return f"process {sidecar.holder.pid}, {short_command(sidecar)}"
-
-
-def _gone(region: Region) -> RegionObservation:
-    return RegionObservation(
-        name=region.name,
-        size_bytes=0,
-        backing=str(region.backing),
-        placement=region.placement,
-        state="Damaged",
-        sound=False,
-        message="its file is gone",
-    )
-
-
-def _observe_huge_pages(total: HugePageTotals, pools: list[PoolFacts]) -> HugePageStatus:
-    held = sum(_held_pages(pool, total.page_bytes) for pool in pools)
-    return HugePageStatus(
-        page_bytes=total.page_bytes, total=total.total, held=min(held, total.total)
-    )
 
 
 def _held_pages(pool: PoolFacts, page_bytes: int) -> int:

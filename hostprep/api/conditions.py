@@ -59,11 +59,7 @@ def merged(
 
     Old types that are not among the new ones go.
     """
-    before = {condition.type: condition for condition in old}
-    return tuple(_timed(condition, before.get(condition.type), now_s) for condition in new)
-
-
-def _timed(condition: Condition, before: Condition | None, now_s: float) -> Condition:
-    if before is not None and before.status == condition.status and before.since_s is not None:
-        return replace(condition, since_s=before.since_s)
-    return replace(condition, since_s=float(int(now_s)))
+    since_s = {(one.type, one.status): one.since_s for one in old if one.since_s is not None}
+    return tuple(
+        replace(one, since_s=since_s.get((one.type, one.status), float(int(now_s)))) for one in new
+    )

@@ -20,8 +20,6 @@ MEMORY_ACCOUNTED = "hostprep.dev/MemoryAccounted"
 HUGE_PAGES_ACCOUNTED = "hostprep.dev/HugePagesAccounted"
 """Node condition: whether kubelet offers the pools' huge pages to other pods (then False)."""
 
-POOL_LABEL_PREFIX = "pool.hostprep.dev/"
-"""Static label `pool.hostprep.dev/<pool>: "true"`, set where nodes are made: for selecting."""
 READY_LABEL_PREFIX = "ready.hostprep.dev/"
 """Dynamic label, set by the operator: for people. In an engine's nodeSelector it would break
 scale from zero, since no autoscaler's template has it."""

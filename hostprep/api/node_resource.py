@@ -38,15 +38,46 @@ class PoolEntry(JsonObject):
     @property
     def uses_devices(self) -> bool:
         """Whether the regions are kubelet's to hand out (`attach.mode: devicePlugin`)."""
-        attach = self.policy.get("attach")
-        mode = attach.get("mode") if isinstance(attach, Mapping) else None
-        return mode == "devicePlugin" and not self.absent
+        return not self.absent and self._setting("attach", "mode") == "devicePlugin"
+
+    @property
+    def scrubbed_on_claim(self) -> bool:
+        """Whether regions stay dirty until the next claim (`scrub.when: OnClaim`)."""
+        return self._setting("scrub", "when") == "OnClaim"
+
+    def _setting(self, block: str, name: str) -> object:
+        found = self.policy.get(block)
+        return found.get(name) if isinstance(found, Mapping) else None
 
 
 def entries_of(document: Mapping[str, Any]) -> tuple[PoolEntry, ...]:
     """Return a HostMemoryNode's `spec.pools`."""
     spec = document.get("spec") or {}
     return tuple(PoolEntry.from_json(item) for item in spec.get("pools") or ())
+
+
+POLICY_FIELDS = (
+    "size",
+    "percent",
+    "sizing",
+    "backings",
+    "regions",
+    "reserve",
+    "priority",
+    "access",
+    "lease",
+    "scrub",
+    "attach",
+    "boot",
+    "deletionPolicy",
+)
+"""Fields of a HostMemoryPool's spec that a node needs: copied verbatim. Others, such as readiness
+and rollout, are the operator's own: changing them rewrites no HostMemoryNode."""
+
+
+def policy_of(pool_spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the node's part of a HostMemoryPool's spec."""
+    return {name: pool_spec[name] for name in POLICY_FIELDS if name in pool_spec}
 
 
 class Phase(StrEnum):

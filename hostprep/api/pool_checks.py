@@ -72,17 +72,8 @@ def whole(value: object) -> object:
     return value
 
 
-def quantity(value: object) -> int:
-    """Return the bytes of a quantity: more than 0 and at most 1Pi."""
-    return _bytes(value, zero=False)
-
-
-def quantity_or_zero(value: object) -> int:
-    """Return the bytes of a quantity that may be 0, at most 1Pi."""
-    return _bytes(value, zero=True)
-
-
-def _bytes(value: object, *, zero: bool) -> int:
+def quantity(value: object, *, zero: bool = False) -> int:
+    """Return the bytes of a quantity: more than 0 (`zero` allows 0), and at most 1Pi."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise fail(f"{_shown(value)} is not a quantity", "write it like 8Gi or 512Mi")
     if isinstance(value, int) and value.bit_length() > 64:
@@ -112,13 +103,10 @@ def mode(value: object) -> int:
 
 def backing(value: object) -> Backing:
     """Return the backing of that name."""
-    for known in Backing:
-        if value == known.value:
-            return known
-    raise fail(
-        f"there is no backing {_shown(value)}",
-        "choose from " + ", ".join(known.value for known in Backing),
-    )
+    known = {one.value: one for one in Backing}
+    if isinstance(value, str) and value in known:
+        return known[value]
+    raise fail(f"there is no backing {_shown(value)}", "choose from " + ", ".join(known))
 
 
 def backings(value: object) -> object:
@@ -158,9 +146,7 @@ def groups(value: object) -> object:
 
 def regions(value: object) -> object:
     """Return a layout's name or a number of regions."""
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_REGIONS:
-        return value
-    if isinstance(value, str) and value in LAYOUTS:
+    if _is_count(value, MAX_REGIONS) or value in LAYOUTS:
         return value
     raise fail(
         f"{_shown(value)} is no way to cut a pool",
@@ -170,14 +156,16 @@ def regions(value: object) -> object:
 
 def max_unavailable(value: object) -> object:
     """Return a number of nodes, or a percentage from "1%" to "100%"."""
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MAX_INT32:
-        return value
-    if isinstance(value, str) and _PERCENTAGE.fullmatch(value):
+    if _is_count(value, _MAX_INT32) or (isinstance(value, str) and _PERCENTAGE.fullmatch(value)):
         return value
     raise fail(
         f"{_shown(value)} is neither a number of nodes nor a percentage",
         'write a number from 1, or a percentage from "1%" to "100%"',
     )
+
+
+def _is_count(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 
 def selector(value: Mapping[str, str]) -> Mapping[str, str]:

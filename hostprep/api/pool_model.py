@@ -6,6 +6,7 @@ defaults are read from the CustomResourceDefinition.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -181,7 +182,11 @@ class PolicyModel(_Model):
         default("spec.backings"),
     ]
     regions: Annotated[int | str, BeforeValidator(check.regions), default("spec.regions")]
-    reserve: Annotated[int | None, BeforeValidator(check.quantity_or_zero), default("spec.reserve")]
+    reserve: Annotated[
+        int | None,
+        BeforeValidator(partial(check.quantity, zero=True)),
+        default("spec.reserve"),
+    ]
     priority: Annotated[_Whole, constraints("spec.priority")]
     access: Annotated[Access, default("spec.access")]
     lease: Annotated[Lease | None, default("spec.lease")]

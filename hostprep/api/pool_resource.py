@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
@@ -13,18 +13,22 @@ from pydantic_core import ErrorDetails
 from hostprep.api.names import API_VERSION, POOL_KIND
 from hostprep.api.pool_model import PolicyModel, PoolResource, Sizing
 from hostprep.api.pool_spec import PoolSpec, PoolState, RegionLayout
-from hostprep.api.slot_layout import SizedGroup, SlotLayout
+from hostprep.api.schema import Loader
+from hostprep.api.slot_layout import SlotLayout
 from hostprep.errors import BadInputError
+from hostprep.layout import Group
 from hostprep.paths import check_pool_name
 
 if TYPE_CHECKING:
     from yaml.nodes import MappingNode
 
-
-WHOLE = "the document"
+MAX_TEXT_BYTES = 1 << 20
+_MAX_DEPTH = 32
+_MAX_PLAIN_CHARS = 1024  # far more than any number; printing an endless one is refused by Python
+_QUOTED = ("'", '"', "|", ">")
+_SHOWN_CHARS = 40
+_WHOLE = "the document"
 """The path of an error that no field is to blame for."""
-
-
 _TYPES = {
     "int": "a whole number",
     "float": "a number",
@@ -35,12 +39,255 @@ _TYPES = {
     "tuple": "a list",
     "list": "a list",
 }
+_OPTIONS = {
+    "metadata.name": "--name",
+    "spec.size": "--size",
+    "spec.percent": "--size",
+    "spec.backings": "--backing",
+    "spec.regions": "--regions",
+    "spec.reserve": "--reserve",
+    "spec.access.gid": "--gid",
+    "spec.access.mode": "--mode",
+    "spec.priority": "--priority",
+}
 
 
-_SHOWN = 40
+def load_pools(text: str, *, source: str, options: Mapping[str, str] = {}) -> tuple[PoolSpec, ...]:
+    """Read one or several YAML documents, each a HostMemoryPool.
+
+    `source` names the text in messages (a file's name); empty for one that nobody sees. `options`:
+    what fields were made of, by their paths, to be named instead of them.
+    Raises BadInputError for text of more than 1 MiB, text that is no YAML, aliases, nesting deeper
+    than 32, anything that is not a valid HostMemoryPool, two pools of one name, and no pool at all.
+    """
+    if len(text) > MAX_TEXT_BYTES or len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
+        raise BadInputError(f"{source}: is larger than 1 MiB", remedy="split it into several files")
+    documents = [document for document in _documents(text, source) if document is not None]
+    if not documents:
+        raise BadInputError(
+            f"{source}: holds no {POOL_KIND}", remedy=f"start it with apiVersion: {API_VERSION}"
+        )
+    specs: list[PoolSpec] = []
+    for number, document in enumerate(documents, start=1):
+        where = source if len(documents) == 1 else f"{source}: document {number}"
+        specs.append(_spec_of(document, where, options))
+        if specs[-1].name in {spec.name for spec in specs[:-1]}:
+            raise BadInputError(
+                f"{where}: metadata.name: a pool {specs[-1].name!r} stands there already",
+                remedy="give each pool a name of its own",
+            )
+    return tuple(specs)
 
 
-def explain(error: ValidationError) -> tuple[str, str, str]:
+def spec_from_options(
+    *,
+    name: str,
+    size: str | None = None,
+    backings: str | None = None,
+    regions: str | int = RegionLayout.PER_NUMA_NODE.value,
+    reserve: str | None = None,
+    gid: int | None = None,
+    mode: str | None = None,
+    priority: int = 0,
+) -> PoolSpec:
+    """Return the spec that the command line's options describe.
+
+    `size` is a quantity such as 8Gi or a share of the machine's memory such as 50%; `backings`
+    are names in order, with commas between. Raises BadInputError naming the option.
+    """
+    if isinstance(regions, str) and regions.isascii() and regions.isdigit() and len(regions) < 10:
+        regions = int(regions)
+    spec: dict[str, object] = {"priority": priority, "regions": regions}
+    if size is not None and size.strip().endswith("%"):
+        spec["percent"] = _percent(size)
+    elif size is not None:
+        spec["size"] = size
+    if backings is not None:
+        spec["backings"] = [backing.strip() for backing in backings.split(",")]
+    if reserve is not None:
+        spec["reserve"] = reserve
+    access = {"gid": gid, "mode": mode}
+    spec["access"] = {key: value for key, value in access.items() if value is not None}
+    document = {
+        "apiVersion": API_VERSION,
+        "kind": POOL_KIND,
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+    return _spec_of(document, "command line", options=_OPTIONS)
+
+
+def spec_from_policy(
+    name: str, uid: str, policy: Mapping[str, object], absent: bool = False
+) -> PoolSpec:
+    """Return the spec that one item of a HostMemoryNode's `spec.pools` asks for.
+
+    `policy` holds a pool's own fields, already resolved by the API server; what is not known is
+    ignored, since the operator may be newer than the agent. An absent pool needs none of it.
+    Raises BadInputError naming the field.
+    """
+    where = f"spec.pools[{name[:63]}]"
+    check_pool_name(name, f"{where}.name")
+    if absent:
+        return PoolSpec(name=name, uid=uid, state=PoolState.ABSENT, size_bytes=1)
+    try:
+        model = PolicyModel.model_validate(dict(policy), extra="ignore")
+    except ValidationError as error:
+        path, why, remedy = _explain(error)
+        shown = f"{where}.policy" if path == _WHOLE else f"{where}.policy.{path}"
+        raise BadInputError(f"{shown}: {why}", remedy=remedy) from error
+    return _node_half(name, uid, model)
+
+
+def _percent(size: str) -> float:
+    try:
+        return float(size.strip()[:-1])
+    except ValueError:
+        raise BadInputError(
+            f"command line: --size: {size[:40]!r} is not a share", remedy="write it like 50%"
+        ) from None
+
+
+def _spec_of(document: object, where: str, options: Mapping[str, str]) -> PoolSpec:
+    if not isinstance(document, dict):
+        raise BadInputError(f"{where}: is no mapping", remedy=f"write a {POOL_KIND}")
+    _check_identity(document, where)
+    try:
+        resource = PoolResource.model_validate(document)
+    except ValidationError as error:
+        path, why, remedy = _explain(error)
+        shown = _shown_path(path, options)
+        raise BadInputError(f"{_at(where, shown)}: {why}", remedy=remedy) from error
+    name_field = _at(where, _shown_path("metadata.name", options))
+    name = check_pool_name(resource.metadata.name, name_field)
+    return _node_half(name, resource.metadata.uid or "", resource.spec)
+
+
+def _at(where: str, field: str) -> str:
+    return f"{where}: {field}" if where else field
+
+
+def _shown_path(path: str, options: Mapping[str, str]) -> str:
+    for field, option in options.items():
+        if path == field or path.startswith((field + ".", field + "[")):
+            return option
+    if path == "spec":
+        return options.get("spec.size", path)
+    return path
+
+
+def _check_identity(document: Mapping[Any, Any], where: str) -> None:
+    """Say first that it is another kind of object: its fields would only confuse."""
+    for field, wanted in (("apiVersion", API_VERSION), ("kind", POOL_KIND)):
+        if document.get(field) != wanted:
+            shown = repr(document[field])[:60] if field in document else "nothing"
+            raise BadInputError(f"{where}: {field}: is {shown}", remedy=f"write {field}: {wanted}")
+
+
+def _slot_layout(sizing: Sizing) -> SlotLayout:
+    return SlotLayout.of(
+        [
+            Group(
+                name=group.name,
+                slot_bytes=group.slot_bytes,
+                slots=group.slots,
+                window_tokens=group.window_tokens,
+                kind=group.kind.lower(),
+            )
+            for group in sizing.groups
+        ],
+        tokens_per_block=sizing.tokens_per_block,
+        min_slots=[group.min_slots for group in sizing.groups],
+        model=sizing.model or "",
+    )
+
+
+def _node_half(name: str, uid: str, policy: PolicyModel) -> PoolSpec:
+    by_count = isinstance(policy.regions, int)
+    return PoolSpec(
+        name=name,
+        uid=uid,
+        size_bytes=policy.size,
+        percent=policy.percent,
+        sizing=_slot_layout(policy.sizing) if policy.sizing else None,
+        priority=policy.priority,
+        backings=policy.backings,
+        layout=RegionLayout.COUNT if by_count else RegionLayout(str(policy.regions)),
+        region_count=int(policy.regions) if by_count else None,
+        reserve_bytes=policy.reserve,
+        gid=policy.access.gid,
+        mode=policy.access.mode,
+    )
+
+
+# --- YAML
+
+
+class _StrictLoader(Loader):  # type: ignore[misc,valid-type]
+    """Plain values only, and no key twice: PyYAML would silently keep the last one."""
+
+    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Return the mapping. Raises ConstructorError for a key that stands there twice."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} stands there twice", key.start_mark
+                )
+            if isinstance(key.value, str):
+                seen.add(key.value)
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
+        return mapping
+
+
+def _documents(text: str, source: str) -> Iterator[object]:
+    try:
+        _refuse_bombs(text, source)
+        yield from yaml.load_all(text, Loader=_StrictLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{source}: line {mark.line + 1}" if mark else source
+        raise _no_yaml(where, error.problem or "cannot be read") from error
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise _no_yaml(source, str(error)) from error
+
+
+def _no_yaml(where: str, why: str) -> BadInputError:
+    line = " ".join(why.split())[:200]
+    return BadInputError(f"{where}: is not YAML that can be used: {line}", remedy="correct it")
+
+
+def _refuse_bombs(text: str, source: str) -> None:
+    """Refuse aliases (a few bytes may stand for gigabytes) and nesting that breaks recursion."""
+    depth = 0
+    for event in yaml.parse(text, Loader=Loader):
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if isinstance(event, yaml.AliasEvent):
+            raise BadInputError(
+                f"{source}: line {line}: aliases (such as *name) are not accepted",
+                remedy="write the value out",
+            )
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > _MAX_PLAIN_CHARS:
+            if event.tag is not None or event.style not in _QUOTED:
+                raise BadInputError(
+                    f"{source}: line {line}: holds a value of {len(event.value)} characters",
+                    remedy="put long text in quotes",
+                )
+        elif isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _MAX_DEPTH:
+            raise BadInputError(
+                f"{source}: line {line}: is nested deeper than {_MAX_DEPTH}",
+                remedy=f"no {POOL_KIND} needs that",
+            )
+
+
+# --- what is wrong, in words
+
+
+def _explain(error: ValidationError) -> tuple[str, str, str]:
     """Return the first error as (field path, what is wrong, remedy).
 
     The path is written as in `kubectl explain`, such as spec.access.mode or spec.backings[1].
@@ -76,8 +323,8 @@ def _plain(message: str) -> str:
 
 
 def _shown_error(error: ErrorDetails) -> str:
-    text = " ".join(repr(error["input"])[: 2 * _SHOWN].split())
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    text = " ".join(repr(error["input"])[: 2 * _SHOWN_CHARS].split())
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
 
 
 def _path(location: tuple[int | str, ...]) -> str:
@@ -86,9 +333,9 @@ def _path(location: tuple[int | str, ...]) -> str:
         if isinstance(step, int):
             path += f"[{step}]"
         elif not step.startswith("constrained-") and step not in ("int", "str", "[key]"):
-            shown = " ".join(step.split())[:_SHOWN]
+            shown = " ".join(step.split())[:_SHOWN_CHARS]
             path += f".{shown}" if path else shown
-    return path or WHOLE
+    return path or _WHOLE
 
 
 def _known_fields(location: tuple[int | str, ...]) -> str:
@@ -109,262 +356,3 @@ def _model_of(model: type[BaseModel] | None, field: str) -> type[BaseModel] | No
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return None
-
-
-def slot_layout_of(sizing: Sizing) -> SlotLayout:
-    """Put the groups in their places; what they are was checked with the resource."""
-    return SlotLayout.of(
-        (
-            SizedGroup(
-                name=group.name,
-                slot_bytes=group.slot_bytes,
-                slots=group.slots,
-                min_slots=group.min_slots,
-                window_tokens=group.window_tokens,
-                kind=group.kind.lower(),
-            )
-            for group in sizing.groups
-        ),
-        tokens_per_block=sizing.tokens_per_block,
-        model=sizing.model or "",
-    )
-
-
-MAX_TEXT_BYTES = 1 << 20
-_MAX_DEPTH = 32
-_MAX_PLAIN_CHARS = 1024  # far more than any number; printing an endless one is refused by Python
-_QUOTED = ("'", '"', "|", ">")
-_Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-_OPTIONS = {
-    "metadata.name": "--name",
-    "spec.size": "--size",
-    "spec.percent": "--size",
-    "spec.backings": "--backing",
-    "spec.regions": "--regions",
-    "spec.reserve": "--reserve",
-    "spec.access.gid": "--gid",
-    "spec.access.mode": "--mode",
-    "spec.priority": "--priority",
-}
-
-
-class _StrictLoader(_Loader):  # type: ignore[misc,valid-type]
-    """Plain values only, and no key twice: PyYAML would silently keep the last one."""
-
-    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Return the mapping. Raises ConstructorError for a key that stands there twice."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} stands there twice", key.start_mark
-                )
-            if isinstance(key.value, str):
-                seen.add(key.value)
-        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
-        return mapping
-
-
-def load_pools(
-    text: str, *, source: str, options: Mapping[str, str] | None = None
-) -> tuple[PoolSpec, ...]:
-    """Read one or several YAML documents, each a HostMemoryPool.
-
-    `source` names the text in messages (a file's name); empty for one that nobody sees. `options`:
-    what fields were made of, by their paths, to be named instead of them.
-    Raises BadInputError for text of more than 1 MiB, text that is no YAML, aliases, nesting deeper
-    than 32, anything that is not a valid HostMemoryPool, two pools of one name, and no pool at all.
-    """
-    if len(text) > MAX_TEXT_BYTES or len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
-        raise BadInputError(f"{source}: is larger than 1 MiB", remedy="split it into several files")
-    documents = [document for document in _documents(text, source) if document is not None]
-    if not documents:
-        raise BadInputError(
-            f"{source}: holds no {POOL_KIND}", remedy=f"start it with apiVersion: {API_VERSION}"
-        )
-    specs: list[PoolSpec] = []
-    for number, document in enumerate(documents, start=1):
-        where = source if len(documents) == 1 else f"{source}: document {number}"
-        specs.append(_spec_of(document, where, options))
-        if specs[-1].name in {spec.name for spec in specs[:-1]}:
-            raise BadInputError(
-                f"{where}: metadata.name: a pool {specs[-1].name!r} stands there already",
-                remedy="give each pool a name of its own",
-            )
-    return tuple(specs)
-
-
-def spec_from_options(
-    *,
-    name: str,
-    size: str | None = None,
-    percent: float | None = None,
-    backings: str | Sequence[str] | None = None,
-    regions: str | int = RegionLayout.PER_NUMA_NODE.value,
-    reserve: str | None = None,
-    gid: int | None = None,
-    mode: str | None = None,
-    priority: int = 0,
-) -> PoolSpec:
-    """Return the spec that the command line's options describe.
-
-    `size` is a quantity such as 8Gi or a share of the machine's memory such as 50%; `backings`
-    names in order, comma-separated or a sequence. Raises BadInputError naming the option.
-    """
-    spec: dict[str, object] = {"priority": priority, "regions": _regions(regions)}
-    if size is not None and size.strip().endswith("%"):
-        spec["percent"] = _percent(size)
-    elif size is not None:
-        spec["size"] = size
-    if percent is not None:
-        spec["percent"] = percent
-    if backings is not None:
-        names = backings.split(",") if isinstance(backings, str) else backings
-        spec["backings"] = [backing.strip() for backing in names]
-    if reserve is not None:
-        spec["reserve"] = reserve
-    access = {"gid": gid, "mode": mode}
-    spec["access"] = {key: value for key, value in access.items() if value is not None}
-    document = {
-        "apiVersion": API_VERSION,
-        "kind": POOL_KIND,
-        "metadata": {"name": name},
-        "spec": spec,
-    }
-    return _spec_of(document, "command line", options=_OPTIONS)
-
-
-def spec_from_policy(
-    name: str, uid: str, policy: Mapping[str, object], absent: bool = False
-) -> PoolSpec:
-    """Return the spec that one item of a HostMemoryNode's `spec.pools` asks for.
-
-    `policy` holds a pool's own fields, already resolved by the API server; what is not known is
-    ignored, since the operator may be newer than the agent. An absent pool needs none of it.
-    Raises BadInputError naming the field.
-    """
-    where = f"spec.pools[{name[:63]}]"
-    check_pool_name(name, f"{where}.name")
-    if absent:
-        return PoolSpec(name=name, uid=uid, state=PoolState.ABSENT, size_bytes=1)
-    try:
-        model = PolicyModel.model_validate(dict(policy), extra="ignore")
-    except ValidationError as error:
-        path, why, remedy = explain(error)
-        shown = f"{where}.policy" if path == WHOLE else f"{where}.policy.{path}"
-        raise BadInputError(f"{shown}: {why}", remedy=remedy) from error
-    return _node_half(name, uid, model)
-
-
-def _regions(regions: str | int) -> str | int:
-    if isinstance(regions, str) and regions.isascii() and regions.isdigit() and len(regions) < 10:
-        return int(regions)
-    return regions
-
-
-def _percent(size: str) -> float:
-    try:
-        return float(size.strip()[:-1])
-    except ValueError:
-        raise BadInputError(
-            f"command line: --size: {size[:40]!r} is not a share", remedy="write it like 50%"
-        ) from None
-
-
-def _documents(text: str, source: str) -> Iterator[object]:
-    try:
-        _refuse_bombs(text, source)
-        yield from yaml.load_all(text, Loader=_StrictLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"{source}: line {mark.line + 1}" if mark else source
-        raise _no_yaml(where, error.problem or "cannot be read") from error
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise _no_yaml(source, str(error)) from error
-
-
-def _no_yaml(where: str, why: str) -> BadInputError:
-    line = " ".join(why.split())[:200]
-    return BadInputError(f"{where}: is not YAML that can be used: {line}", remedy="correct it")
-
-
-def _refuse_bombs(text: str, source: str) -> None:
-    """Refuse aliases (a few bytes may stand for gigabytes) and nesting that breaks recursion."""
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        line = event.start_mark.line + 1 if event.start_mark else 1
-        if isinstance(event, yaml.AliasEvent):
-            raise BadInputError(
-                f"{source}: line {line}: aliases (such as *name) are not accepted",
-                remedy="write the value out",
-            )
-        if isinstance(event, yaml.ScalarEvent) and len(event.value) > _MAX_PLAIN_CHARS:
-            if event.tag is not None or event.style not in _QUOTED:
-                raise BadInputError(
-                    f"{source}: line {line}: holds a value of {len(event.value)} characters",
-                    remedy="put long text in quotes",
-                )
-        elif isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > _MAX_DEPTH:
-            raise BadInputError(
-                f"{source}: line {line}: is nested deeper than {_MAX_DEPTH}",
-                remedy=f"no {POOL_KIND} needs that",
-            )
-
-
-def _spec_of(document: object, where: str, options: Mapping[str, str] | None = None) -> PoolSpec:
-    if not isinstance(document, dict):
-        raise BadInputError(f"{where}: is no mapping", remedy=f"write a {POOL_KIND}")
-    _check_identity(document, where)
-    try:
-        resource = PoolResource.model_validate(document)
-    except ValidationError as error:
-        path, why, remedy = explain(error)
-        shown = _shown_path(path, options or {})
-        raise BadInputError(f"{_at(where, shown)}: {why}", remedy=remedy) from error
-    name_field = _shown_path("metadata.name", options or {})
-    name = check_pool_name(resource.metadata.name, _at(where, name_field))
-    return _node_half(name, resource.metadata.uid or "", resource.spec)
-
-
-def _at(where: str, field: str) -> str:
-    return f"{where}: {field}" if where else field
-
-
-def _shown_path(path: str, options: Mapping[str, str]) -> str:
-    for field, option in options.items():
-        if path == field or path.startswith((field + ".", field + "[")):
-            return option
-    if path == "spec":
-        return options.get("spec.size", path)
-    return path
-
-
-def _check_identity(document: Mapping[Any, Any], where: str) -> None:
-    """Say first that it is another kind of object: its fields would only confuse."""
-    for field, wanted in (("apiVersion", API_VERSION), ("kind", POOL_KIND)):
-        if document.get(field) != wanted:
-            shown = repr(document[field])[:60] if field in document else "nothing"
-            raise BadInputError(f"{where}: {field}: is {shown}", remedy=f"write {field}: {wanted}")
-
-
-def _node_half(name: str, uid: str, policy: PolicyModel) -> PoolSpec:
-    by_count = isinstance(policy.regions, int)
-    return PoolSpec(
-        name=name,
-        uid=uid,
-        size_bytes=policy.size,
-        percent=policy.percent,
-        sizing=slot_layout_of(policy.sizing) if policy.sizing else None,
-        priority=policy.priority,
-        backings=policy.backings,
-        layout=RegionLayout.COUNT if by_count else RegionLayout(str(policy.regions)),
-        region_count=int(policy.regions) if by_count else None,
-        reserve_bytes=policy.reserve,
-        gid=policy.access.gid,
-        mode=policy.access.mode,
-    )

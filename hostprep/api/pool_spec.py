@@ -8,7 +8,6 @@ from enum import StrEnum
 
 from hostprep.api.slot_layout import GROUP_ALIGN_BYTES, SlotLayout
 from hostprep.backing import GIB, MIB, Backing
-from hostprep.errors import BadInputError
 
 _NAME = re.compile(r"(?:node(?P<node>\d{1,5})|interleave)-(?P<index>\d{1,5})", re.ASCII)
 
@@ -25,16 +24,6 @@ class Placement:
     def region_name(self, index: int) -> str:
         """Return the name of the index-th region with this placement, such as node0-1."""
         return f"{'interleave' if self.node is None else f'node{self.node}'}-{index}"
-
-    @classmethod
-    def parse(cls, text: str) -> Placement:
-        """Read `node:N` or `interleave`. Raises BadInputError."""
-        if text == "interleave":
-            return INTERLEAVE
-        prefix, _, number = text.partition(":")
-        if prefix != "node" or not (number.isascii() and number.isdigit()):
-            raise BadInputError(f"placement {text!r} is neither node:N nor interleave")
-        return cls(int(number))
 
     @classmethod
     def of_region(cls, name: str) -> tuple[Placement, int] | None:

@@ -21,7 +21,7 @@ from hostprep.api.names import POOL_PLURAL
 
 _PACKAGED = Path(__file__).parent / "crds"
 _IN_CHECKOUT = Path(__file__).parents[2] / "charts" / "hostprep" / "files" / "crds"
-_Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CONSTRAINTS = {
     "minimum": "ge",
     "maximum": "le",
@@ -35,7 +35,7 @@ def load_crd(plural: str) -> dict[str, Any]:
     """Return a CustomResourceDefinition: a wheel has it in the package, a checkout in the chart."""
     folder = _PACKAGED if _PACKAGED.is_dir() else _IN_CHECKOUT
     with (folder / f"{plural}.yaml").open("rb") as file:
-        crd: dict[str, Any] = yaml.load(file, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        crd: dict[str, Any] = yaml.load(file, Loader=Loader)  # noqa: S506 - a SafeLoader
     return crd
 
 

@@ -6,8 +6,8 @@ It becomes the handoff's `layout`, which `hostprep.slots` reads.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hostprep.backing import MIB
@@ -23,56 +23,44 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizedGroup:
-    """Slots of one size, before they have a place."""
-
-    name: str
-    slot_bytes: int
-    """What one slot holds; rounded up to whole sectors when it is placed."""
-    slots: int
-    kind: str
-    """`attention` or `recurrent`, as in `hostprep.slots`."""
-    window_tokens: int | None = None
-    min_slots: int = 1
-    """With fewer, a scheduler that serves as many requests as it may can wait for ever."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotLayout:
     """The groups with their places, and what they were sized for."""
 
     layout: Layout
     min_slots: tuple[int, ...]
-    """Of each group."""
+    """Of each group; with fewer, a scheduler that serves as many requests as it may can wait for
+    ever."""
     model: str = ""
     """For people."""
 
     @classmethod
     def of(
-        cls, groups: Iterable[SizedGroup], *, tokens_per_block: int, model: str = ""
+        cls,
+        groups: Sequence[Group],
+        *,
+        tokens_per_block: int,
+        min_slots: Sequence[int] = (),
+        model: str = "",
     ) -> SlotLayout:
-        """Put the groups one behind the other, each on a page's beginning.
+        """Put the groups one behind the other, each on a page's beginning, their slots on sectors.
 
-        Raises BadInputError naming the field for what no group can be.
+        Without `min_slots` each group needs one. Raises BadInputError naming the field for what no
+        group can be.
         """
-        chosen = tuple(groups)
         placed: list[Group] = []
         end = 0
-        for group in chosen:
+        for group in groups:
             placed.append(
-                Group(
-                    name=group.name,
-                    slots=group.slots,
+                replace(
+                    group,
                     slot_bytes=round_up(group.slot_bytes, SLOT_ALIGN_BYTES),
                     offset_bytes=round_up(end, GROUP_ALIGN_BYTES),
-                    window_tokens=group.window_tokens,
-                    kind=group.kind,
                 )
             )
             end = placed[-1].end_bytes
         return cls(
             layout=Layout(tokens_per_block, tuple(placed)),
-            min_slots=tuple(group.min_slots for group in chosen),
+            min_slots=tuple(min_slots) or (1,) * len(placed),
             model=model,
         )
 

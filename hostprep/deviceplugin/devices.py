@@ -1,19 +1,22 @@
-"""Regions as kubelet's devices, and what a container gets that was given some. Pure."""
+"""A pool as kubelet knows it: its resource and its devices; kubelet's folder and sockets in it."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hostprep.api.names import DEVICE_RESOURCE_PREFIX
-from hostprep.client.handoff import Region
-from hostprep.paths import TURNSTILE, PoolPaths
+from hostprep.api.node_resource import RegionStatus
+from hostprep.errors import BadInputError
 
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
 _LEASED = "Leased"
-_MAX_VIEW_NAME = 200
+_MAX_SOCKET_PATH = 107
+"""sun_path of unix(7), less the final zero; kubelet dials by the absolute path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +35,8 @@ class Device:
         return HEALTHY if self.healthy else UNHEALTHY
 
 
-def resource_name(pool: str) -> str:
-    """Return what pods ask for in `resources.limits`."""
-    return f"{DEVICE_RESOURCE_PREFIX}{pool}"
-
-
-def device_of(name: str, *, placement: str, state: str, scrubbed_on_claim: bool = False) -> Device:
-    """Return a region as a device; `state` is a word of `PoolFacts.state_of`.
+def device_of(region: RegionStatus, *, scrubbed_on_claim: bool = False) -> Device:
+    """Return a region as a device.
 
     Leased counts as healthy: kubelet knows that it is in use, and a device that changes its health
     with every lease would take the node's allocatable up and down with it. So does a region that
@@ -48,12 +46,12 @@ def device_of(name: str, *, placement: str, state: str, scrubbed_on_claim: bool 
     in `attach` until it is clean.
     """
     usable = {"Free", "Retained", _LEASED} | ({"Dirty"} if scrubbed_on_claim else set())
-    prefix, _, number = placement.partition(":")
+    prefix, _, number = region.placement.partition(":")
     return Device(
-        name=name,
-        healthy=state in usable,
+        name=region.name,
+        healthy=region.state in usable,
         numa_node=int(number) if prefix == "node" else None,
-        leased=state == _LEASED,
+        leased=region.state == _LEASED,
     )
 
 
@@ -88,79 +86,47 @@ def _best_node(
     for name in chosen:
         if name in devices:
             return devices[name].numa_node
-    free = [devices[n].numa_node for n in rest if n in devices and not devices[n].leased]
-    return min(_with_enough(free, count), default=(0, None))[1]
+    free = Counter(devices[n].numa_node for n in rest if n in devices and not devices[n].leased)
+    enough = [(free[node], node) for node in free if node is not None and free[node] >= count]
+    return min(enough, default=(0, None))[1]
 
 
-def _with_enough(nodes: Collection[int | None], count: int) -> list[tuple[int, int]]:
-    """Return (how many are free, node) for each NUMA node that could give all of them."""
-    sizes = ((list(nodes).count(node), node) for node in set(nodes) if node is not None)
-    return [(size, node) for size, node in sizes if size >= count]
+# --- names and sockets
 
 
-# --- allocation
+def resource_name(pool: str) -> str:
+    """Return what pods ask for in `resources.limits`."""
+    return f"{DEVICE_RESOURCE_PREFIX}{pool}"
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A file or folder of the host in the container."""
-
-    container_path: str
-    host_path: str
-    read_only: bool
+def plugins_folder(kubelet_dir: str) -> str:
+    """Return kubelet's folder for device plugins, below its root folder (`--root-dir`)."""
+    return f"{kubelet_dir.rstrip('/')}/device-plugins"
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """The answer to one container's request."""
+def socket_name(folder: str, pool: str) -> str:
+    """Return the file name of a pool's socket; shortened where the path would be too long.
 
-    mounts: tuple[Mount, ...]
-    envs: tuple[tuple[str, str], ...]
-
-
-def view_name(regions: Collection[str]) -> str:
-    """Return the name of the folder for a set of regions; the same for the same set."""
-    name = "+".join(sorted(regions))
-    return name if len(name) <= _MAX_VIEW_NAME else hashlib.sha256(name.encode()).hexdigest()
-
-
-def allocation_of(
-    paths: PoolPaths, regions: Sequence[Region], *, zipapp: str, turns: bool = False
-) -> Allocation:
-    """Return what a container gets for these regions; `zipapp` is the name of a file of the root.
-
-    Everything of the pool that the container sees is these mounts. They must suffice for claiming
-    as docs/handoff.md has it, on the very files that the agent and other claimers lock:
-
-        <root>/<pool>               the view: handoff with these regions alone, claim.lock (a link)
-        <root>/<pool>/tickets       the pool's: the agent sees which claims wait
-        <root>/<pool>/links         the view's
-        <root>/<pool>/state/REGION  the pool's: marks and sidecar are replaced by renaming
-        <root>/<pool>/mem/REGION    the file itself
-        <root>/hostprep.pyz         exec, wait and attach; not a version of it, whose file may be
-                                    gone when kubelet restarts the container and mounts it again
-        <root>/turnstile            the node's, if any: engines of all pools take turns registering
-
-    `turns`: the root has a turnstile; a mount of what does not exist would fail the pod. Paths are
-    the same inside as outside. The view is read-only, whatever user the container runs as: the
-    folders for writing are mounts of their own. Shallow paths come first.
+    Raises BadInputError for a folder that leaves no room for any.
     """
-    view = f"{paths.devices}/{view_name([region.name for region in regions])}"
-    turnstile = f"{paths.root}/{TURNSTILE}"
-    shared = [Mount(turnstile, turnstile, read_only=False)] if turns else []
-    same = [paths.tickets, *(paths.state_of(region.name) for region in regions)]
-    same += [paths.region_of(region.path) for region in regions]
-    return Allocation(
-        mounts=(
-            Mount(paths.folder, view, read_only=True),
-            Mount(f"{paths.root}/{zipapp}", f"{paths.root}/{zipapp}", read_only=True),
-            *shared,
-            Mount(paths.links, f"{view}/links", read_only=False),
-            *(Mount(path, path, read_only=False) for path in same),
-        ),
-        envs=(
-            ("HOSTPREP_ROOT", paths.root),
-            ("HOSTPREP_POOL", paths.pool),
-            ("HOSTPREP_REGION", ":".join(region.name for region in regions)),
-        ),
+    short = hashlib.sha256(pool.encode()).hexdigest()[:12]
+    for name in (f"hostprep-{pool}.sock", f"hostprep-{short}.sock"):
+        if len(os.fsencode(f"{folder}/{name}")) <= _MAX_SOCKET_PATH:
+            return name
+    raise BadInputError(
+        f"no socket fits into {folder}: its path is too long",
+        reason="BadKubeletDir",
+        remedy=f"give kubelet a --root-dir of at most {_MAX_SOCKET_PATH - 42} characters",
     )
+
+
+def socket_identity(path: str) -> tuple[int, ...] | None:
+    """Return what tells the socket at a path from the next one there; None where there is none.
+
+    File systems use a number again at once: the change time tells them apart.
+    """
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hostprep.deviceplugin.devices import Device
-from hostprep.deviceplugin.kubelet import plugins_folder, socket_identity
+from hostprep.deviceplugin.devices import Device, plugins_folder, socket_identity
 from hostprep.errors import FailedError, HostprepError, NotReadyError
 from hostprep.paths import PoolPaths
 
@@ -26,16 +25,6 @@ _POLL_EVERY_S = 1.0
 _RETRY_MOST_S = 60.0
 _DROPPED_AFTER_S = 10.0
 """Without a stream for that long after it registered, kubelet has let go of a plugin."""
-
-
-@dataclass(frozen=True, slots=True)
-class PluginEvents:
-    """Callbacks for the log and the metrics."""
-
-    registered: Callable[[str], None] = lambda _pool: None
-    failed: Callable[[str, HostprepError], None] = lambda _pool, _error: None
-    """A pool, and why it cannot be offered; once for each reason, however often it is tried."""
-    gone: Callable[[str], None] = lambda _pool: None
 
 
 @dataclass(slots=True)
@@ -56,13 +45,14 @@ class _Pool:
 
 @dataclass
 class PluginManager:
-    """Keeps a plugin for each pool that is offered. Never fails: what goes wrong is an event."""
+    """Keeps a plugin for each pool that is offered. Never fails: it calls `on_failed`."""
 
     root: str
-    zipapp: str
-    """Name of the engine half's file in the root."""
     kubelet_dir: str
-    events: PluginEvents = field(default_factory=PluginEvents)
+    on_registered: Callable[[str], None]
+    on_failed: Callable[[str, HostprepError], None]
+    """A pool, and why it cannot be offered; once for each reason, however often it is tried."""
+    on_gone: Callable[[str], None]
     _pools: dict[str, _Pool] = field(default_factory=dict)
     _leaving: list[PoolPlugin] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -73,7 +63,7 @@ class PluginManager:
             plugin = self._pools.pop(name).plugin
             if plugin is not None:
                 self._leaving.append(plugin)
-            self.events.gone(name)
+            self.on_gone(name)
             self._wake.set()
         for name, devices in offered.items():
             pool = self._pools.get(name)
@@ -135,7 +125,7 @@ class PluginManager:
         pool.pause_s = min(2 * pool.pause_s, _RETRY_MOST_S)
         if error.message != pool.complaint:
             pool.complaint = error.message
-            self.events.failed(name, error)
+            self.on_failed(name, error)
         # A kubelet that does not listen is polled as ever: that costs nothing.
         pause_s = _POLL_EVERY_S if error.reason == "NoKubelet" else pool.pause_s
         pool.retry_at_s = time.monotonic() + pause_s
@@ -171,8 +161,7 @@ class PluginManager:
             ) from error
         try:
             if pool.plugin is None:
-                paths = PoolPaths(self.root, name)
-                pool.plugin = PoolPlugin(self._folder, paths, zipapp=self.zipapp)
+                pool.plugin = PoolPlugin(self._folder, PoolPaths(self.root, name))
             pool.plugin.show(pool.devices)
             if not pool.plugin.is_serving:
                 await pool.plugin.serve()
@@ -190,7 +179,7 @@ class PluginManager:
             return  # its plugin is being stopped, which kubelet notices by itself
         pool.kubelet, pool.registered_s = kubelet, time.monotonic()
         pool.pause_s, pool.complaint = _POLL_EVERY_S, ""
-        self.events.registered(name)
+        self.on_registered(name)
 
     @property
     def _folder(self) -> str:

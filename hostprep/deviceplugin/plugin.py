@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -19,16 +19,16 @@ import grpc.aio
 from hostprep.client.handoff import Region
 from hostprep.deviceplugin import v1beta1_pb2 as api
 from hostprep.deviceplugin.devices import (
-    Allocation,
     Device,
-    allocation_of,
     preferred,
     resource_name,
+    socket_identity,
+    socket_name,
 )
-from hostprep.deviceplugin.kubelet import socket_identity, socket_name
-from hostprep.deviceplugin.views import make_view
+from hostprep.deviceplugin.views import make_view, view_name
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.paths import TURNSTILE, PoolPaths
+from hostprep.zipapp import STABLE_NAME
 
 _VERSION = "v1beta1"
 _PATIENCE_S = 2.0
@@ -42,11 +42,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class PoolPlugin:
     """Serves one pool's regions to kubelet. Use from one event loop."""
 
-    def __init__(self, folder: str, paths: PoolPaths, *, zipapp: str) -> None:
+    def __init__(self, folder: str, paths: PoolPaths) -> None:
         """`folder` is kubelet's for device plugins. Raises BadInputError."""
         self._folder = folder
         self._paths = paths
-        self._zipapp = zipapp
         self._name = socket_name(folder, paths.pool)
         self._devices: dict[str, Device] = {}
         self._changed = asyncio.Event()
@@ -54,11 +53,6 @@ class PoolPlugin:
         self._socket: tuple[int, ...] | None = None
         self.watchers = 0
         """Streams of ListAndWatch that kubelet holds open."""
-
-    @property
-    def devices(self) -> Mapping[str, Device]:
-        """The devices by name, as last sent to kubelet."""
-        return self._devices
 
     def show(self, devices: Iterable[Device]) -> None:
         """Send kubelet these devices, if they are not what it has."""
@@ -187,12 +181,9 @@ class PoolPlugin:
                 regions = await self._view(sorted(set(one.devices_ids)))
             except HostprepError as error:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-            answer.container_responses.append(_answer(self._allocation(regions)))
+            turns = os.path.isdir(f"{self._paths.root}/{TURNSTILE}")  # noqa: ASYNC240 - in memory
+            answer.container_responses.append(allocation_of(self._paths, regions, turns=turns))
         return answer
-
-    def _allocation(self, regions: Sequence[Region]) -> Allocation:
-        turns = os.path.isdir(f"{self._paths.root}/{TURNSTILE}")
-        return allocation_of(self._paths, regions, zipapp=self._zipapp, turns=turns)
 
     async def _view(self, names: Sequence[str]) -> tuple[Region, ...]:
         """Make the view of these regions, with patience while the handoff is published again.
@@ -219,13 +210,46 @@ def _message(device: Device) -> api.Device:
     return api.Device(ID=device.name, health=device.health, topology=topology)
 
 
-def _answer(allocation: Allocation) -> api.ContainerAllocateResponse:
-    mounts = [
-        api.Mount(
-            container_path=mount.container_path,
-            host_path=mount.host_path,
-            read_only=mount.read_only,
-        )
-        for mount in allocation.mounts
-    ]
-    return api.ContainerAllocateResponse(envs=dict(allocation.envs), mounts=mounts)
+def allocation_of(
+    paths: PoolPaths, regions: Sequence[Region], *, turns: bool = False
+) -> api.ContainerAllocateResponse:
+    """Return what a container gets for these regions.
+
+    Everything of the pool that the container sees is these mounts. They must suffice for claiming
+    as docs/handoff.md has it, on the very files that the agent and other claimers lock:
+
+        <root>/<pool>               the view: handoff with these regions alone, claim.lock (a link)
+        <root>/<pool>/tickets       the pool's: the agent sees which claims wait
+        <root>/<pool>/links         the view's
+        <root>/<pool>/state/REGION  the pool's: marks and sidecar are replaced by renaming
+        <root>/<pool>/mem/REGION    the file itself
+        <root>/hostprep.pyz         exec, wait and attach; not a version of it, whose file may be
+                                    gone when kubelet restarts the container and mounts it again
+        <root>/turnstile            the node's, if any: engines of all pools take turns registering
+
+    `turns`: the root has a turnstile; a mount of what does not exist would fail the pod. Paths are
+    the same inside as outside. The view is read-only, whatever user the container runs as: the
+    folders for writing are mounts of their own. Shallow paths come first.
+    """
+    view = f"{paths.devices}/{view_name([region.name for region in regions])}"
+    binary, turnstile = f"{paths.root}/{STABLE_NAME}", f"{paths.root}/{TURNSTILE}"
+    return api.ContainerAllocateResponse(
+        mounts=[
+            _mount(paths.folder, view, read_only=True),
+            _mount(binary, read_only=True),
+            *([_mount(turnstile)] if turns else []),
+            _mount(paths.links, f"{view}/links"),
+            _mount(paths.tickets),
+            *(_mount(paths.state_of(region.name)) for region in regions),
+            *(_mount(paths.region_of(region.path)) for region in regions),
+        ],
+        envs={
+            "HOSTPREP_ROOT": paths.root,
+            "HOSTPREP_POOL": paths.pool,
+            "HOSTPREP_REGION": ":".join(region.name for region in regions),
+        },
+    )
+
+
+def _mount(path: str, host_path: str = "", *, read_only: bool = False) -> api.Mount:
+    return api.Mount(container_path=path, host_path=host_path or path, read_only=read_only)

@@ -7,16 +7,25 @@ that is restarted gets the mounts of its first start.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from hostprep.client.handoff import Handoff, Region, read_handoff
-from hostprep.deviceplugin.devices import view_name
-from hostprep.errors import HostprepError, NotReadyError
+from hostprep.errors import NotReadyError
 from hostprep.linux.files import atomic_write, from_os_error, make_folder, remove_file
+from hostprep.node.observe.pools import try_read_handoff
 from hostprep.paths import PoolPaths
+
+_MAX_VIEW_NAME = 200
+
+
+def view_name(regions: Collection[str]) -> str:
+    """Return the name of the folder for a set of regions; the same for the same set."""
+    name = "+".join(sorted(regions))
+    return name if len(name) <= _MAX_VIEW_NAME else hashlib.sha256(name.encode()).hexdigest()
 
 
 def make_view(paths: PoolPaths, names: Sequence[str]) -> tuple[Region, ...]:
@@ -44,7 +53,7 @@ def refresh_views(paths: PoolPaths) -> Handoff | None:
     inode and its marks, and those are the pool's own.
     Raises HostprepError.
     """
-    handoff = _handoff(paths)
+    handoff = try_read_handoff(paths)
     for view in _views(paths):
         try:
             names = os.listdir(f"{view}/state")
@@ -56,13 +65,6 @@ def refresh_views(paths: PoolPaths) -> Handoff | None:
             continue
         _make(paths, view, replace(handoff, regions=regions))
     return handoff
-
-
-def _handoff(paths: PoolPaths) -> Handoff | None:
-    try:
-        return read_handoff(paths)
-    except HostprepError:
-        return None
 
 
 def _views(paths: PoolPaths) -> list[str]:

@@ -1,7 +1,9 @@
-"""How long to wait before the next try."""
+"""How long to wait before the next try, unless an event comes first."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,3 +27,11 @@ class Backoff:
     def reset(self) -> None:
         """Start with the shortest pause again: it worked."""
         self.failures = 0
+
+
+async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> None:
+    """Wait until the event is set or the time is over; None waits without an end."""
+    # Not wait_for: Python 3.11's loses a cancellation that comes with the event.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()

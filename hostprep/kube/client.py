@@ -11,7 +11,7 @@ import contextlib
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, cast
 from urllib.parse import quote, urlencode
@@ -106,6 +106,19 @@ class WatchEvent:
     """To watch from after this event."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: Mapping[str, Any] | None = None
+    content: str = _JSON
+    accept: str = _JSON
+
+    def __str__(self) -> str:
+        return f"{'watch' if 'watch' in self.query else self.method} {self.path}"
+
+
 class KubeClient:
     """A client of one API server."""
 
@@ -139,7 +152,13 @@ class KubeClient:
 
     @classmethod
     async def connect(
-        cls, kubeconfig: str | None, *, name: str, on_write: OnWrite | None = None
+        cls,
+        kubeconfig: str | None,
+        *,
+        name: str,
+        on_write: OnWrite | None = None,
+        timeout_s: float = 30.0,
+        throttled_tries: int = 4,
     ) -> KubeClient:
         """Return a client of the configured API server.
 
@@ -157,6 +176,8 @@ class KubeClient:
             name=name,
             renew=lambda: load_configuration(kubeconfig),
             on_write=on_write,
+            timeout_s=timeout_s,
+            throttled_tries=throttled_tries,
         )
 
     @property
@@ -172,7 +193,7 @@ class KubeClient:
     async def get(self, resource: Resource, name: str) -> Json | None:
         """Return one object; None when the server says that there is none."""
         try:
-            return await self._send("GET", resource.of(name))
+            return await self._send(_Request("GET", resource.of(name)))
         except NotFoundError:
             return None
 
@@ -195,15 +216,16 @@ class KubeClient:
         if field_selector:
             query["fieldSelector"] = field_selector
         accept = _METADATA_ONLY if metadata_only else _JSON
+        request = _Request("GET", resource.path, query, accept=accept)
         while True:
             try:
-                page = await self._send("GET", resource.path, query=query, accept=accept)
+                page = await self._send(request)
             except NotFoundError as error:
                 raise NoSuchResourceError(f"no list of {resource.kind}", status=404) from error
             metadata = page.get("metadata") or {}
             version = metadata.get("resourceVersion")
             if not isinstance(version, str) or "items" not in page:
-                raise UnreachableError("the answer is no list", request=f"GET {resource.path}")
+                raise UnreachableError("the answer is no list", request=str(request))
             yield Page(page["items"] or [], version)
             token = metadata.get("continue")
             del page  # before the next one comes
@@ -227,15 +249,15 @@ class KubeClient:
         }
         if field_selector:
             query["fieldSelector"] = field_selector
-        url, request = _url(resource.path, query), f"watch {resource.path}"
-        async with self._request("GET", url, request, timeout=self._watch_timeout) as response:
+        request = _Request("GET", resource.path, query)
+        async with self._answer(request, self._watch_timeout) as response:
             yield WatchEvent("STARTED", {}, since)
             async for line in _lines(response):
                 event = _parse(line, request)
                 changed = event.get("object") or {}
                 if event.get("type") == "ERROR":
                     code = int(changed.get("code") or 0)
-                    raise error_of(code, json.dumps(changed).encode(), request=request)
+                    raise error_of(code, json.dumps(changed).encode(), request=str(request))
                 since = (changed.get("metadata") or {}).get("resourceVersion", since)
                 yield WatchEvent(str(event.get("type")), changed, since)
 
@@ -247,13 +269,14 @@ class KubeClient:
         """
         folder, _, plural = resource.path.rpartition("/")
         with contextlib.suppress(NotFoundError):
-            known = (await self._send("GET", folder)).get("resources") or []
+            known = (await self._send(_Request("GET", folder))).get("resources") or []
             return frozenset(v for kind in known if kind["name"] == plural for v in kind["verbs"])
         return frozenset()
 
     async def create(self, resource: Resource, body: Mapping[str, Any]) -> Json | None:
         """Create an object and return it; None when its namespace or kind does not exist."""
-        return await self._write(resource, "POST", resource.path, body)
+        query = {"fieldManager": self._name}
+        return await self._write(resource, _Request("POST", resource.path, query, body))
 
     async def patch(
         self,
@@ -270,9 +293,8 @@ class KubeClient:
         of another version or object with ConflictError.
         """
         content = _STRATEGIC_PATCH if strategic else _MERGE_PATCH
-        return await self._write(
-            resource, "PATCH", resource.of(name, subresource), body, content=content
-        )
+        path, query = resource.of(name, subresource), {"fieldManager": self._name}
+        return await self._write(resource, _Request("PATCH", path, query, body, content))
 
     async def delete(
         self, resource: Resource, name: str, *, uid: str, resource_version: str = ""
@@ -285,20 +307,12 @@ class KubeClient:
         if resource_version:
             preconditions["resourceVersion"] = resource_version
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
-        return await self._write(resource, "DELETE", resource.of(name), body) is not None
+        request = _Request("DELETE", resource.of(name), body=body)
+        return await self._write(resource, request) is not None
 
-    async def _write(
-        self,
-        resource: Resource,
-        method: str,
-        path: str,
-        body: Mapping[str, Any],
-        *,
-        content: str = _JSON,
-    ) -> Json | None:
-        query = {} if method == "DELETE" else {"fieldManager": self._name}
+    async def _write(self, resource: Resource, request: _Request) -> Json | None:
         try:
-            answer = await self._send(method, path, query=query, body=body, content=content)
+            answer = await self._send(request)
         except NotFoundError:
             self._on_write(resource.kind, "gone")
             return None
@@ -308,24 +322,13 @@ class KubeClient:
         self._on_write(resource.kind, "written")
         return answer
 
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
-        content: str = _JSON,
-        accept: str = _JSON,
-    ) -> Json:
+    async def _send(self, request: _Request) -> Json:
         """Return the answer to a request. Raises ApiError."""
-        url, request, tries = _url(path, query), f"{method} {path}", 0
+        tries = 0
         while True:
             tries += 1
             try:
-                async with self._request(
-                    method, url, request, body=body, content=content, accept=accept
-                ) as response:
+                async with self._answer(request, self._timeout) as response:
                     data = await response.read()
             except ThrottledError as error:
                 if tries >= self._tries:
@@ -335,40 +338,30 @@ class KubeClient:
                 return _parse(data, request)
 
     @contextlib.asynccontextmanager
-    async def _request(
-        self,
-        method: str,
-        url: str,
-        request: str,
-        *,
-        body: Mapping[str, Any] | None = None,
-        content: str = _JSON,
-        accept: str = _JSON,
-        timeout: aiohttp.ClientTimeout | None = None,
+    async def _answer(
+        self, request: _Request, timeout: aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield the answer to a request. Raises ApiError, also for what breaks in the block."""
-        api = self._api
-        url = api.configuration.host + url
+        api, method, body = self._api, request.method, request.body
+        url = api.configuration.host + request.path
+        if request.query:
+            url += f"?{urlencode(request.query)}"
         headers = {
-            "Accept": accept,
-            "Content-Type": content,
+            "Accept": request.accept,
+            "Content-Type": request.content,
             "User-Agent": f"{self._name}/{hostprep.__version__}",
         }
         try:
             await api.update_params_for_auth(headers, None, ["BearerToken"], url, method, body)
             answer = await api.call_api(
-                method,
-                url,
-                headers,
-                dict(body) if body else None,
-                _request_timeout=timeout or self._timeout,
+                method, url, headers, dict(body) if body else None, _request_timeout=timeout
             )
             async with answer.response as response:
                 if response.status >= 400:
                     raise error_of(
                         response.status,
                         await response.read(),
-                        request=request,
+                        request=str(request),
                         retry_after=response.headers.get("Retry-After", ""),
                     )
                 yield response
@@ -378,10 +371,10 @@ class KubeClient:
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
-            raise UnreachableError("the request was cut short", request=request) from None
+            raise UnreachableError("the request was cut short", request=str(request)) from None
         except _BROKEN as error:
             said = f"{type(error).__name__}: {error}".removesuffix(": ")
-            raise UnreachableError(said, request=request) from error
+            raise UnreachableError(said, request=str(request)) from error
 
     async def _renew_credentials(self, refused: ApiClient) -> None:
         """Read the configuration again for the next request, once for all that were refused."""
@@ -393,10 +386,6 @@ class KubeClient:
                 if configuration is not None:
                     self._api = ApiClient(configuration)
                     await _close(refused)
-
-
-def _url(path: str, query: Mapping[str, str] | None) -> str:
-    return f"{path}?{urlencode(query)}" if query else path
 
 
 async def _close(client: ApiClient) -> None:
@@ -413,14 +402,14 @@ def _is_cancelled() -> bool:
     return task is None or task.cancelling() > 0
 
 
-def _parse(data: bytes, request: str) -> Json:
+def _parse(data: bytes, request: _Request) -> Json:
     """Return a JSON object. Raises UnreachableError for what no API server says: a proxy's page."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise UnreachableError("the answer is no JSON", request=request) from error
+        raise UnreachableError("the answer is no JSON", request=str(request)) from error
     if not isinstance(document, dict):
-        raise UnreachableError("the answer is no JSON object", request=request)
+        raise UnreachableError("the answer is no JSON object", request=str(request))
     return document
 
 

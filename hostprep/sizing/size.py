@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hostprep.api.schema import pool_schema
-from hostprep.api.slot_layout import SizedGroup, SlotLayout
+from hostprep.api.slot_layout import SlotLayout
 from hostprep.errors import BadInputError
-from hostprep.layout import ATTENTION, RECURRENT
+from hostprep.layout import ATTENTION, RECURRENT, Group
 from hostprep.sizing.groups import (
     CacheGroup,
     Limits,
@@ -97,17 +97,17 @@ def _host(groups: tuple[CacheGroup, ...], limits: Limits, memory: Memory) -> Tie
 def slot_layout(tier: Tier, limits: Limits, name: str) -> SlotLayout:
     """Return the layout of a region that holds the tier. Raises BadInputError."""
     return SlotLayout.of(
-        (
-            SizedGroup(
+        [
+            Group(
                 name=sized.group.name,
                 slot_bytes=sized.group.slot_bytes,
                 slots=sized.slots,
-                min_slots=sized.min_slots,
                 window_tokens=sized.group.window,
                 kind=RECURRENT if sized.group.per_sequence else ATTENTION,
             )
             for sized in tier.groups
-        ),
+        ],
+        min_slots=[sized.min_slots for sized in tier.groups],
         tokens_per_block=limits.tokens_per_block,
         model=name,
     )

@@ -31,8 +31,8 @@ from hostprep.api.node_resource import (
     PoolStatus,
     RegionStatus,
     entries_of,
+    policy_of,
 )
-from hostprep.api.pool_policy import policy_of
 from hostprep.units import parse_capacity
 
 OUR_CONDITIONS = (HOST_MEMORY_READY, MEMORY_ACCOUNTED, HUGE_PAGES_ACCOUNTED)

@@ -16,8 +16,7 @@ import structlog
 
 from hostprep.errors import BadInputError, FailedError
 from hostprep.kube.client import KubeClient
-from hostprep.kube.health_server import HealthServer
-from hostprep.kube.listener import Listener, parse_listen
+from hostprep.kube.health_server import HealthServer, Listener, parse_listen
 from hostprep_operator.controller import Controller
 from hostprep_operator.events import Recorder
 from hostprep_operator.lease import Leader

@@ -8,7 +8,6 @@ write to the objects that it handles.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -24,7 +23,7 @@ from hostprep.api.names import (
     NODE_PLURAL,
     POOL_PLURAL,
 )
-from hostprep.kube.backoff import Backoff
+from hostprep.kube.backoff import Backoff, wait_for_event
 from hostprep.kube.client import KubeClient
 from hostprep_operator.store import EventHandler, Kind
 
@@ -78,9 +77,7 @@ class Watches:
             pause_s = backoff.next_s()
             self._on_state(False)
             _log.warning("watches ended; starting them again", in_s=round(pause_s, 1))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._stop.wait()
+            await wait_for_event(self._stop, pause_s)
 
     def stop(self) -> None:
         """Make run() return."""

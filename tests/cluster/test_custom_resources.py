@@ -21,8 +21,7 @@ from hostprep.api.names import (
     POOL_PLURAL,
     VERSION,
 )
-from hostprep.api.node_resource import NodeStatus, PoolEntry, PoolStatus, entries_of
-from hostprep.api.pool_policy import policy_of
+from hostprep.api.node_resource import NodeStatus, PoolEntry, PoolStatus, entries_of, policy_of
 from hostprep.api.pool_resource import load_pools, spec_from_policy
 from testbed.api import APPLY_PATCH, Api, ApiError
 from tests.support.host_memory_nodes import full_status

@@ -80,6 +80,5 @@ def context_of(
         instruction=instruction_of(desired),
         observation=observation,
         results={result.name: result for result in results},
-        agent_version="0.1.0",
         **changes,
     )

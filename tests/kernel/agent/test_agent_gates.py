@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from hostprep.agent.messages import GateObservation, Observation, ReconcileResult
-from hostprep.agent.metrics import GateMetrics
+from hostprep.agent.metrics import GateMetrics, Registry
 from hostprep.backing import Backing
 from hostprep.client.attach import attach
 from hostprep.cuda.board import RankBoard, board_path
@@ -34,7 +33,7 @@ class Watched:
     def __init__(self, node: Node, worker: WorkerProcess) -> None:
         self.paths = PoolPaths(node.root, "kv")
         self._worker = worker
-        self._registry = CollectorRegistry()
+        self._registry = Registry()
         self._metrics = GateMetrics(self._registry)
 
     def look(self) -> tuple[GateObservation, ...]:

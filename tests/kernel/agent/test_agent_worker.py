@@ -104,7 +104,7 @@ def test_only_what_was_damaged_is_made_anew(node: Node, worker: WorkerProcess, d
 
     found = messages[0]
     assert isinstance(found, ReconcileResult)
-    assert [problem.region for problem in found.observation.pools[0].problems] == ["node0-1"]
+    assert [one.name for one in found.observation.pools[0].regions if one.problem] == ["node0-1"]
     assert [region.sound for region in found.observation.pools[0].regions] == [True, False]
     assert (_inodes(node)[0] == before[0], _inodes(node)[1] == before[1]) == (True, False)
 

@@ -9,10 +9,10 @@ import pytest
 
 import hostprep
 from hostprep.api.pool_spec import PoolSpec
-from hostprep.api.slot_layout import SizedGroup, SlotLayout
+from hostprep.api.slot_layout import SlotLayout
 from hostprep.backing import MIB, Backing
 from hostprep.client.handoff import Region, read_handoff
-from hostprep.layout import ATTENTION, RECURRENT, Layout
+from hostprep.layout import ATTENTION, RECURRENT, Group, Layout
 from hostprep.node.apply.service import Node
 from hostprep.node.plan.actions import AdoptRegion, PublishHandoff
 from hostprep.paths import PoolPaths
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.kernel
 def sizing(slots: int, model: str = "") -> SlotLayout:
     return SlotLayout.of(
         (
-            SizedGroup(name="full", slot_bytes=64 << 10, slots=slots, kind=ATTENTION),
-            SizedGroup(name="state", slot_bytes=1 << 10, slots=4, kind=RECURRENT),
+            Group(name="full", slot_bytes=64 << 10, slots=slots, kind=ATTENTION),
+            Group(name="state", slot_bytes=1 << 10, slots=4, kind=RECURRENT),
         ),
         tokens_per_block=32,
         model=model,

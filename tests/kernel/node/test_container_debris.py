@@ -13,7 +13,7 @@ import pytest
 
 from hostprep.backing import Backing
 from hostprep.client.handoff import Region, read_handoff, verify_handoff
-from hostprep.deviceplugin.devices import allocation_of
+from hostprep.deviceplugin.plugin import allocation_of
 from hostprep.errors import FailedError, HostprepError
 from hostprep.node.apply.folder import clear_debris, is_debris
 from hostprep.node.apply.service import Node
@@ -33,7 +33,7 @@ def _paths(node: Node) -> PoolPaths:
 
 def _start_again(node: Node, *regions: Region) -> None:
     """Make what the mounts of a container with these regions lack."""
-    allocation = allocation_of(_paths(node), regions, zipapp="hostprep.pyz")
+    allocation = allocation_of(_paths(node), regions)
     for mount in sorted(allocation.mounts, key=lambda mount: mount.container_path):
         if not os.path.exists(mount.host_path):
             os.makedirs(mount.host_path, 0o755)

@@ -54,7 +54,7 @@ class _Answers:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        api = NodeApi("n1", KubeClient(Configuration(url), throttled_tries=1))
+        api = NodeApi("n1", KubeClient(Configuration(url), throttled_tries=1), make_logger("test"))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 async for _ in api.watch():

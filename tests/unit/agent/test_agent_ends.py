@@ -50,7 +50,7 @@ def test_the_reporter_ends() -> None:
 
 def test_the_device_plugins_end(tmp_path: Path) -> None:
     async def check() -> bool:
-        plugins = PluginManager(str(tmp_path), "hostprep.pyz", str(tmp_path))
+        plugins = PluginManager(str(tmp_path), str(tmp_path), print, print, print)
         return await _ends_at_the_event(asyncio.create_task(plugins.run()), plugins._wake)
 
     assert asyncio.run(check())

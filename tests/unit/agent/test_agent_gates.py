@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from hostprep.agent.messages import (
     GateObservation,
@@ -14,7 +13,7 @@ from hostprep.agent.messages import (
     decode,
     encode,
 )
-from hostprep.agent.metrics import GateMetrics
+from hostprep.agent.metrics import GateMetrics, Registry
 from tests.support.agent_values import observation_of, pool_observation, region
 
 pytestmark = pytest.mark.unit
@@ -36,7 +35,7 @@ class Shown:
     """Metrics that were shown these looks, the first of them as the agent started."""
 
     def __init__(self, *pools: PoolObservation) -> None:
-        self._registry = CollectorRegistry()
+        self._registry = Registry()
         self._metrics = GateMetrics(self._registry)
         for pool in pools:
             self.show(pool)

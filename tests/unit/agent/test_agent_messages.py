@@ -12,7 +12,6 @@ from hostprep.agent.messages import (
     Failure,
     Message,
     PoolDone,
-    Problem,
     Progress,
     ReconcileRequest,
     ReconcileResult,
@@ -37,9 +36,7 @@ SPEC = PoolSpec(
 RESULT = result_of(
     entry_of(), unmet=Failure("TooLarge", "no"), steps=(("Populate", 1.5),), blocked=("node0-0",)
 )
-OBSERVATION = observation_of(
-    pool_observation(region(), problems=(Problem("node0-1", "RegionMissing"),))
-)
+OBSERVATION = observation_of(pool_observation(region(problem="RegionMissing")))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from kubernetes.aio.client.configuration import Configuration
 from hostprep.agent.node_api import NodeApi
 from hostprep.errors import BadInputError
 from hostprep.kube.client import KubeClient
-from hostprep.kube.listener import Listener
+from hostprep.kube.health_server import Listener
+from hostprep.kube.logs import make_logger
 from testbed.agent_process import run_agent
 
 pytestmark = pytest.mark.unit
@@ -61,7 +62,7 @@ def test_a_watch_goes_on_from_the_version_of_the_list() -> None:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        api = NodeApi("n1", KubeClient(Configuration(url)))
+        api = NodeApi("n1", KubeClient(Configuration(url)), make_logger("test"))
         observed = aiter(api.watch())
         first = await anext(observed)
         assert api.connected

@@ -14,7 +14,6 @@ from hostprep.agent.messages import (
     Observation,
     PoolDone,
     PoolResult,
-    Problem,
     Progress,
     ReconcileResult,
 )
@@ -198,9 +197,7 @@ def test_metrics_count_a_problem_once_and_forget_pools_that_went() -> None:
     metrics = Metrics()
     state = AgentState(metrics)
     state.set_desired(desired_state_of(KV))
-    damaged = observation_of(
-        pool_observation(region(state="Damaged"), problems=(Problem("node0-0", "RegionResized"),))
-    )
+    damaged = observation_of(pool_observation(region(state="Damaged", problem="RegionResized")))
     for look in (READY, damaged, damaged, READY):
         _answer(state, look, result_of(KV))
         state.status(NodeStatus(), wall_s=0)

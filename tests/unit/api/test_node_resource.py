@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.api.node_resource import NodeStatus, Phase, PoolEntry, PoolStatus, entries_of
-from hostprep.api.pool_policy import POLICY_FIELDS, policy_of
+from hostprep.api.node_resource import (
+    POLICY_FIELDS,
+    NodeStatus,
+    Phase,
+    PoolEntry,
+    PoolStatus,
+    entries_of,
+    policy_of,
+)
 from tests.support.host_memory_nodes import full_status, node_statuses
 
 pytestmark = pytest.mark.unit

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hostprep.api.pool_policy import policy_of
+from hostprep.api.node_resource import policy_of
 from hostprep.api.pool_resource import load_pools, spec_from_policy
 from hostprep.api.pool_spec import DEFAULT_BACKINGS, PoolSpec, PoolState, RegionLayout
 from hostprep.backing import GIB, Backing

@@ -13,9 +13,8 @@ from pydantic.fields import FieldInfo
 
 from hostprep.api import names, schema
 from hostprep.api import pool_checks as resource_checks
-from hostprep.api.node_resource import PoolEntry
+from hostprep.api.node_resource import POLICY_FIELDS, PoolEntry
 from hostprep.api.pool_model import PolicyModel, SpecModel
-from hostprep.api.pool_policy import POLICY_FIELDS
 from hostprep.api.pool_spec import DEFAULT_BACKINGS
 from hostprep.backing import Backing
 from hostprep.layout import MAX_SLOTS

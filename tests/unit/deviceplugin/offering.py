@@ -11,7 +11,7 @@ from pathlib import Path
 from hostprep.backing import Backing
 from hostprep.client.handoff import Handoff, Region
 from hostprep.deviceplugin.devices import Device
-from hostprep.deviceplugin.manager import PluginEvents, PluginManager
+from hostprep.deviceplugin.manager import PluginManager
 from hostprep.linux.processes import boot_id
 from hostprep.paths import PoolPaths
 
@@ -24,15 +24,16 @@ class Offering:
 
     def __init__(self, root: str, kubelet_dir: Path) -> None:
         self.said: list[str] = []
-        events = PluginEvents(
-            registered=lambda pool: self.said.append(f"registered {pool}"),
-            failed=lambda pool, error: self.said.append(f"failed {pool}: {error.reason}"),
-            gone=lambda pool: self.said.append(f"gone {pool}"),
-        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.plugins = PluginManager(root, "hostprep.pyz", str(kubelet_dir), events)
+        self.plugins = PluginManager(
+            root,
+            str(kubelet_dir),
+            on_registered=lambda pool: self.said.append(f"registered {pool}"),
+            on_failed=lambda pool, error: self.said.append(f"failed {pool}: {error.reason}"),
+            on_gone=lambda pool: self.said.append(f"gone {pool}"),
+        )
         self._task = asyncio.run_coroutine_threadsafe(self.plugins.run(), self._loop)
 
     def show(self, **pools: tuple[Device, ...]) -> None:

@@ -11,13 +11,13 @@ from hostprep.backing import Backing
 from hostprep.client.handoff import Region
 from hostprep.deviceplugin.devices import (
     Device,
-    allocation_of,
     device_of,
     preferred,
     resource_name,
-    view_name,
+    socket_name,
 )
-from hostprep.deviceplugin.kubelet import socket_name
+from hostprep.deviceplugin.plugin import allocation_of
+from hostprep.deviceplugin.views import view_name
 from hostprep.errors import BadInputError
 from hostprep.paths import PoolPaths
 from tests.support.agent_values import pool_observation, region
@@ -43,14 +43,14 @@ REGIONS = st.sets(st.from_regex(r"node[0-9]-[0-9]{1,2}", fullmatch=True), min_si
     ],
 )
 def test_health_follows_the_region(state: str, healthy: bool) -> None:
-    device = device_of("node0-0", placement="node:0", state=state)
+    device = device_of(region(state=state))
     assert device.healthy is healthy
     assert device.health == ("Healthy" if healthy else "Unhealthy")
 
 
 def test_a_dirty_region_that_is_scrubbed_on_claim_can_be_had() -> None:
     """Otherwise nobody would ever claim it, and nobody ever scrub it."""
-    waits = device_of("r", placement="node:0", state="Dirty", scrubbed_on_claim=True)
+    waits = device_of(region(state="Dirty"), scrubbed_on_claim=True)
     assert waits.healthy
 
 
@@ -58,7 +58,7 @@ def test_a_dirty_region_that_is_scrubbed_on_claim_can_be_had() -> None:
     ("placement", "node"), [("node:0", 0), ("node:17", 17), ("interleave", None)]
 )
 def test_the_numa_node_is_the_placements(placement: str, node: int | None) -> None:
-    device = device_of("r", placement=placement, state="Free")
+    device = device_of(region(placement=placement))
     assert device.numa_node == node
 
 
@@ -182,7 +182,7 @@ def test_an_allocation_holds_these_regions_and_nothing_else_of_the_pool(
 ) -> None:
     paths = PoolPaths("/run/hostprep", "kv")
     regions = [_region(name) for name in sorted(names)]
-    got = allocation_of(paths, regions, zipapp="hostprep.pyz", turns=turns)
+    got = allocation_of(paths, regions, turns=turns)
 
     hosts = {mount.host_path for mount in got.mounts}
     assert paths.folder not in hosts
@@ -204,7 +204,7 @@ def test_an_allocation_holds_these_regions_and_nothing_else_of_the_pool(
 def test_the_variables_name_the_regions() -> None:
     paths = PoolPaths("/run/hostprep", "kv")
     regions = [_region("node0-0"), _region("node1-0", "mem-base/node1-0")]
-    got = allocation_of(paths, regions, zipapp="hostprep.pyz")
+    got = allocation_of(paths, regions)
     assert dict(got.envs) == {
         "HOSTPREP_ROOT": "/run/hostprep",
         "HOSTPREP_POOL": "kv",

@@ -9,8 +9,7 @@ import pytest
 from aiohttp import ClientSession
 
 from hostprep.errors import BadInputError
-from hostprep.kube.health_server import HealthServer
-from hostprep.kube.listener import Listener, parse_listen
+from hostprep.kube.health_server import HealthServer, Listener, parse_listen
 
 pytestmark = pytest.mark.unit
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from hostprep.api.pool_spec import PoolSpec, RegionLayout
-from hostprep.api.slot_layout import SizedGroup, SlotLayout, layout_text
+from hostprep.api.slot_layout import SlotLayout, layout_text
 from hostprep.backing import GIB, MIB, Backing
 from hostprep.client.handoff import MAX_BYTES, parse_handoff
 from hostprep.errors import BadInputError
-from hostprep.layout import ATTENTION, RECURRENT, Layout
+from hostprep.layout import ATTENTION, RECURRENT, Group, Layout
 from hostprep.node.apply.publish import build_handoff
 from hostprep.node.boot import boot_script
 from hostprep.node.facts import Facts, HugePages
@@ -30,9 +30,10 @@ H2, BASE = Backing.HUGETLB_2MI, Backing.BASE
 def sizing(slots: int = 100) -> SlotLayout:
     return SlotLayout.of(
         (
-            SizedGroup(name="full", slot_bytes=MIB + 1, slots=slots, kind=ATTENTION, min_slots=8),
-            SizedGroup(name="state", slot_bytes=100, slots=8, kind=RECURRENT),
+            Group(name="full", slot_bytes=MIB + 1, slots=slots, kind=ATTENTION),
+            Group(name="state", slot_bytes=100, slots=8, kind=RECURRENT),
         ),
+        min_slots=(8, 1),
         tokens_per_block=32,
         model="made-up",
     )
@@ -197,24 +198,24 @@ def test_what_runs_before_kubelet_reserves_for_the_regions_that_there_are() -> N
     ],
 )
 def test_a_group_that_cannot_be_is_named(change: dict[str, object], words: str) -> None:
-    group = SizedGroup(name="full", slot_bytes=512, slots=1, kind=ATTENTION)
+    group = Group(name="full", slot_bytes=512, slots=1, kind=ATTENTION)
     with pytest.raises(BadInputError, match=words):
         SlotLayout.of([replace(group, **change)], tokens_per_block=32)  # type: ignore[arg-type]
 
 
 def test_the_most_that_a_resource_may_ask_for_is_a_handoff_that_readers_read() -> None:
     longest = SlotLayout.of(
-        (
-            SizedGroup(
+        [
+            Group(
                 name=f"{index:063}",
                 slot_bytes=1 << 32,
                 slots=(1 << 50) // 8 >> 32,
-                min_slots=(1 << 50) // 8 >> 32,
                 window_tokens=(1 << 31) - 1,
                 kind=ATTENTION,
             )
             for index in range(8)
-        ),
+        ],
+        min_slots=[(1 << 50) // 8 >> 32] * 8,
         tokens_per_block=1 << 20,
         model="m" * 128,
     )
