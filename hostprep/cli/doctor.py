@@ -11,8 +11,7 @@ from hostprep.api.pool_spec import PoolSpec
 from hostprep.cli.options import output_option, pool_options, root_option, specs_from
 from hostprep.console import print_json, print_table
 from hostprep.node.apply.service import Node
-from hostprep.node.doctor import Finding, diagnose
-from hostprep.node.doctor.finding import worst_first
+from hostprep.node.doctor import Finding, diagnose, worst_first
 
 
 @click.command(short_help="Say what stands in the way here, each with its remedy.")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hostprep.api.pool_spec import Placement
 from hostprep.backing import GIB, KIB, MIB, Backing
 
+NVIDIA_VENDOR = 0x10DE
 _SUFFIXES = {"K": KIB, "M": MIB, "G": GIB}
 
 
@@ -204,6 +205,11 @@ class Gpu:
     numa_node: int | None
     """None where the firmware does not say (-1 in sysfs)."""
     driver: str | None
+
+    @property
+    def is_nvidia(self) -> bool:
+        """Whether it is NVIDIA's."""
+        return self.vendor_id == NVIDIA_VENDOR
 
 
 @dataclass(frozen=True, slots=True)

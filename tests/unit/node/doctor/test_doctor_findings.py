@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hostprep.api.pool_resource import spec_from_options
 from hostprep.api.pool_spec import Placement
 from hostprep.backing import GIB, KIB, MIB, Backing
-from hostprep.node.doctor import CHECKS, Finding, Severity, diagnose
-from hostprep.node.doctor.finding import worst_first
+from hostprep.node.doctor import CHECKS, Finding, Severity, diagnose, worst_first
 from hostprep.node.facts import (
     CgroupFacts,
     Facts,
