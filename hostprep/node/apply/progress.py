@@ -7,38 +7,10 @@ import time
 from collections.abc import Callable
 
 from hostprep.backing import Backing
-from hostprep.node.plan.actions import (
-    Action,
-    AdoptRegion,
-    CreateRegion,
-    DropHandoff,
-    MakePool,
-    MountMemory,
-    PublishHandoff,
-    RemovePool,
-    RemoveRegion,
-    ReserveHugePages,
-    ReturnHugePages,
-    ScrubRegion,
-    UnmountMemory,
-)
+from hostprep.node.plan.actions import Action, AdoptRegion, CreateRegion, ScrubRegion
 
 OnProgress = Callable[[str, int, int], None]
 """Takes the pool, the bytes done and the bytes to be done; called from several threads."""
-
-_KIND_OF: dict[type[Action], str] = {
-    DropHandoff: "Withdraw",
-    MakePool: "MakePool",
-    ReserveHugePages: "Reserve",
-    ReturnHugePages: "Return",
-    MountMemory: "Mount",
-    UnmountMemory: "Unmount",
-    CreateRegion: "Populate",
-    ScrubRegion: "Scrub",
-    RemoveRegion: "Remove",
-    PublishHandoff: "Publish",
-    RemovePool: "RemovePool",
-}
 
 
 class ProgressReporter:
@@ -122,6 +94,5 @@ class ProgressTracker(ProgressReporter):
             return
         if isinstance(action, ScrubRegion):
             self._scrubbing.discard((action.pool, action.region))
-        kind = _KIND_OF.get(type(action), type(action).__name__)
         with self._lock:
-            self._seconds[kind] = self._seconds.get(kind, 0.0) + took_s
+            self._seconds[action.kind] = self._seconds.get(action.kind, 0.0) + took_s

@@ -58,11 +58,16 @@ class Budget:
         total, cap = sum(raw.values()), max(0, facts.memory.available_bytes)
         nodes = {}
         for node in facts.nodes:
-            available = raw[node.node_id]
-            if total > cap:
-                available = available * cap // total
-            weight = node.total_bytes if node.node_id in eligible else 0
-            nodes[node.node_id] = _node_budget(node, available, weight, facts.memory.page_bytes)
+            available, page = raw[node.node_id], facts.memory.page_bytes
+            nodes[node.node_id] = NodeBudget(
+                available_bytes=available * cap // total if total > cap else available,
+                contiguous_bytes=node.contiguous_fixed_bytes(page),
+                gigantic_bytes=node.contiguous_fixed_bytes(page, _GIGANTIC_BLOCK),
+                reserve_weight=node.total_bytes if node.node_id in eligible else 0,
+                free_pages={
+                    pool.page_bytes: max(0, pool.free - pool.surplus) for pool in node.huge_pages
+                },
+            )
         limited = not facts.cgroup.writable
         return cls(
             nodes=nodes,
@@ -151,16 +156,6 @@ class Budget:
         if page_bytes in limits:
             limits[page_bytes] -= size_bytes
         return replace(self, hugetlb_limits=limits)
-
-
-def _node_budget(node: NumaNode, available: int, weight: int, base_page: int) -> NodeBudget:
-    return NodeBudget(
-        available_bytes=available,
-        contiguous_bytes=node.contiguous_fixed_bytes(base_page),
-        gigantic_bytes=node.contiguous_fixed_bytes(base_page, _GIGANTIC_BLOCK),
-        reserve_weight=weight,
-        free_pages={pool.page_bytes: max(0, pool.free - pool.surplus) for pool in node.huge_pages},
-    )
 
 
 def _available_bytes(node: NumaNode) -> int:
