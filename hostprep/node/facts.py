@@ -174,6 +174,8 @@ class Mount:
     source: str
     options: tuple[str, ...]
     device: tuple[int, int]
+    fs_root: str = "/"
+    """The folder of its file system that is mounted here."""
 
     @property
     def backing(self) -> Backing | None:

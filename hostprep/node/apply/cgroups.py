@@ -18,14 +18,12 @@ from dataclasses import dataclass
 from hostprep.errors import FailedError
 from hostprep.linux.files import write_control_file
 from hostprep.linux.processes import first_cgroup_namespace
-from hostprep.node.facts import CgroupFacts, Facts
+from hostprep.node.facts import CgroupFacts, Facts, Mount
 from hostprep.node.observe.cgroups import parse_own_paths
 from hostprep.node.observe.host import HostRoot
-from hostprep.node.observe.mounts import MountEntry, observe_mount_entries
+from hostprep.node.observe.mounts import read_mounts
 
 NAME = "hostprep"
-_FIRST_ROOT = "/proc/1/root"
-_HOST = HostRoot("/")
 
 
 @contextlib.contextmanager
@@ -104,7 +102,7 @@ def _move_to(folder: str) -> None:
 
 def _hierarchies(version: int) -> list[_Hierarchy]:
     """Return the hierarchies that charge; as the present cgroup namespace shows them."""
-    paths = parse_own_paths(_HOST.read_text("/proc/self/cgroup") or "")
+    paths = parse_own_paths(HostRoot().read_text("/proc/self/cgroup") or "")
     wanted = ("",) if version == 2 else ("memory", "hugetlb")
     return [
         _Hierarchy(tuple(_tops(controller)), paths[controller])
@@ -119,19 +117,17 @@ def _tops(controller: str) -> Iterator[str]:
     A container's own mount is read-only or begins at its own cgroup; the host's, mounted into a
     pod, shows everything. Where neither is there, PID 1's mount namespace has it.
     """
-    for entry in observe_mount_entries(_HOST, lambda _: None):
-        if _is_whole(entry, controller):
-            yield entry.mount.path
-    for entry in observe_mount_entries(_HOST, lambda _: None, process="1"):
-        if _is_whole(entry, controller):
-            yield _FIRST_ROOT + entry.mount.path
+    for process, prefix in (("self", ""), ("1", "/proc/1/root")):
+        for mount in read_mounts(process=process):
+            if _is_whole(mount, controller):
+                yield prefix + mount.path
 
 
-def _is_whole(entry: MountEntry, controller: str) -> bool:
-    mount = entry.mount
-    is_it = mount.option(controller) is not None if controller else mount.fs_type == "cgroup2"
-    right_type = mount.fs_type == ("cgroup" if controller else "cgroup2")
-    return right_type and is_it and entry.fs_root == "/" and "ro" not in mount.options
+def _is_whole(mount: Mount, controller: str) -> bool:
+    if mount.fs_type != ("cgroup" if controller else "cgroup2"):
+        return False
+    has_controller = not controller or mount.option(controller) is not None
+    return has_controller and mount.fs_root == "/" and "ro" not in mount.options
 
 
 def _check_may_stay(cgroup: CgroupFacts, error: OSError) -> None:

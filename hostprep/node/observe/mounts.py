@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from hostprep.node.facts import Mount, RootFacts
 from hostprep.node.observe.host import HostRoot, Warn
@@ -14,19 +13,12 @@ _MEMORY_TYPES = frozenset({"hugetlbfs", "tmpfs", "cgroup", "cgroup2"})
 _ESCAPE = re.compile(r"\\([0-3][0-7]{2})", re.ASCII)
 _DEVICE = re.compile(r"(\d{1,10}):(\d{1,10})", re.ASCII)
 _FIXED_FIELDS = 6
+_HOST = HostRoot("/")
 
 
-@dataclass(frozen=True, slots=True)
-class MountEntry:
-    """A mount, and which folder of its file system is mounted there."""
-
-    mount: Mount
-    fs_root: str
-
-
-def observe_mount_entries(
-    host: HostRoot, warn: Warn, *, process: str = "self"
-) -> tuple[MountEntry, ...]:
+def read_mounts(
+    host: HostRoot = _HOST, warn: Warn = lambda _: None, *, process: str = "self"
+) -> tuple[Mount, ...]:
     """Return all mounts in the kernel's order: a later one hides an earlier one at its path."""
     path = f"/proc/{process}/mountinfo"
     text = host.read_text(path)
@@ -35,18 +27,16 @@ def observe_mount_entries(
         return ()
     # Not splitlines: the kernel leaves \r, \v and their like in paths as they are.
     lines = [line for line in text.split("\n") if line]
-    entries = [entry for line in lines if (entry := parse_mountinfo_line(line))]
-    if len(entries) < len(lines):
-        warn(f"{path}: {len(lines) - len(entries)} lines make no sense")
-    return tuple(entries)
+    mounts = [mount for line in lines if (mount := parse_mountinfo_line(line))]
+    if len(mounts) < len(lines):
+        warn(f"{path}: {len(lines) - len(mounts)} lines make no sense")
+    return tuple(mounts)
 
 
-def relevant_mounts(entries: Iterable[MountEntry], root: str) -> tuple[Mount, ...]:
+def relevant_mounts(mounts: Iterable[Mount], root: str) -> tuple[Mount, ...]:
     """Return the mounts that concern memory, and all at or below the root folder."""
     return tuple(
-        entry.mount
-        for entry in entries
-        if entry.mount.fs_type in _MEMORY_TYPES or below(entry.mount.path, root)
+        mount for mount in mounts if mount.fs_type in _MEMORY_TYPES or below(mount.path, root)
     )
 
 
@@ -55,7 +45,7 @@ def below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def parse_mountinfo_line(line: str) -> MountEntry | None:
+def parse_mountinfo_line(line: str) -> Mount | None:
     """Return one mount: options are the mount's own, then those of its file system.
 
     Line: id parent major:minor root path options [tag...] - type source options.
@@ -68,14 +58,14 @@ def parse_mountinfo_line(line: str) -> MountEntry | None:
     if device is None or not fields[4].startswith("/") or not rest[0]:
         return None
     options = ",".join([fields[5], *rest[2:3]]).split(",")
-    mount = Mount(
+    return Mount(
         path=unescape(fields[4]),
         fs_type=unescape(rest[0]),
         source=unescape(rest[1]) if len(rest) > 1 else "",
         options=tuple(dict.fromkeys(unescape(option) for option in options if option)),
         device=(int(device[1]), int(device[2])),
+        fs_root=unescape(fields[3]),
     )
-    return MountEntry(mount=mount, fs_root=unescape(fields[3]))
 
 
 def unescape(field: str) -> str:
@@ -87,11 +77,10 @@ def observe_root(root: str, warn: Warn) -> RootFacts:
     """Return what the root folder is, or can become."""
     path = os.path.abspath(root)
     nearest = nearest_existing(path)
-    entries = observe_mount_entries(HostRoot(), warn)
     return RootFacts(
         path=path,
         exists=os.path.lexists(path),
-        fs_type=fs_type_of(nearest, entries),
+        fs_type=fs_type_of(nearest, read_mounts(warn=warn)),
         writable=os.path.isdir(nearest)
         and os.access(nearest, os.W_OK | os.X_OK, effective_ids=True),
         free_bytes=_free_bytes(nearest, warn),
@@ -107,14 +96,14 @@ def nearest_existing(path: str) -> str:
     return path
 
 
-def fs_type_of(path: str, entries: tuple[MountEntry, ...]) -> str:
+def fs_type_of(path: str, mounts: tuple[Mount, ...]) -> str:
     """Return the type of the file system that an existing path is on; `unknown` if none fits.
 
     The deepest mount above the path that has its device; the deepest one if none has (btrfs
     shows another device to stat than to mountinfo). Of two at one path the later hides the other.
     """
     real = os.path.realpath(path)
-    above = [entry.mount for entry in entries if below(real, entry.mount.path)]
+    above = [mount for mount in mounts if below(real, mount.path)]
     try:
         status = os.stat(real)
     except OSError:

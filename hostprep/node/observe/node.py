@@ -11,6 +11,7 @@ from hostprep.node.facts import (
     Facts,
     KernelFacts,
     MemoryFacts,
+    Mount,
     PoolFacts,
     ProcessFacts,
     RootFacts,
@@ -27,9 +28,8 @@ from hostprep.node.observe.memory import (
     observe_thp,
 )
 from hostprep.node.observe.mounts import (
-    MountEntry,
-    observe_mount_entries,
     observe_root,
+    read_mounts,
     relevant_mounts,
 )
 
@@ -68,7 +68,8 @@ def observe(*, host: HostRoot, root: str, pools: tuple[PoolFacts, ...] = ()) -> 
     probes = Probes()
     run, warn = probes.run, probes.warn
     page_bytes = run("page size", lambda: observe_page_bytes(host), os.sysconf("SC_PAGESIZE"))
-    entries = run("mounts", lambda: observe_mount_entries(host, warn), _NO_MOUNTS)
+    no_mounts: tuple[Mount, ...] = ()
+    mounts = run("mounts", lambda: read_mounts(host, warn), no_mounts)
     process = run("process", lambda: observe_process(host, warn), _NO_PROCESS)
     kernel = run("kernel", lambda: observe_kernel(host, warn), _NO_KERNEL)
     return Facts(
@@ -81,9 +82,9 @@ def observe(*, host: HostRoot, root: str, pools: tuple[PoolFacts, ...] = ()) -> 
         nodes=run("NUMA nodes", lambda: observe_nodes(host, page_bytes, warn), ()),
         huge_pages=run("huge pages", lambda: observe_huge_page_totals(host, warn), ()),
         thp=run("THP", lambda: observe_thp(host), _NO_THP),
-        mounts=relevant_mounts(entries, os.path.realpath(root)),
+        mounts=relevant_mounts(mounts, os.path.realpath(root)),
         gpus=run("GPUs", lambda: observe_gpus(host), ()),
-        cgroup=run("cgroup", lambda: observe_cgroup(host, entries, process.euid, warn), _NO_CGROUP),
+        cgroup=run("cgroup", lambda: observe_cgroup(host, mounts, process.euid, warn), _NO_CGROUP),
         process=process,
         root=run(
             "root folder",
@@ -95,7 +96,6 @@ def observe(*, host: HostRoot, root: str, pools: tuple[PoolFacts, ...] = ()) -> 
     )
 
 
-_NO_MOUNTS: tuple[MountEntry, ...] = ()
 _NO_KERNEL = KernelFacts("", (0, 0), os.uname().machine, "", ())
 _NO_THP = ThpFacts("unknown", "unknown", "unknown")
 _NO_CGROUP = CgroupFacts(version=0, path="", memory_limit_bytes=None)

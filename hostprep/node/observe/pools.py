@@ -19,8 +19,7 @@ from hostprep.linux.files import open_folder
 from hostprep.linux.processes import may_scrub
 from hostprep.node.facts import Mount, PoolFacts, RegionFacts
 from hostprep.node.ledger import read_ledger
-from hostprep.node.observe.host import HostRoot
-from hostprep.node.observe.mounts import observe_mount_entries
+from hostprep.node.observe.mounts import read_mounts
 from hostprep.paths import POOL_MARKS, PoolPaths, check_pool_name
 
 _PART = ".part"
@@ -80,12 +79,6 @@ def observe_pool(
         taken=ledger.taken if ledger else (),
         mounts=own_mounts,
     )
-
-
-def read_mounts() -> tuple[Mount, ...]:
-    """Return this process's mounts, in the kernel's order."""
-    entries = observe_mount_entries(HostRoot("/"), lambda _: None)
-    return tuple(entry.mount for entry in entries)
 
 
 def as_region(facts: RegionFacts) -> Region:

@@ -17,7 +17,8 @@ from hostprep.errors import BadInputError, BusyError, HostprepError
 from hostprep.node.apply.hugepages import HugePageControl
 from hostprep.node.apply.service import Node
 from hostprep.node.ledger import LedgerWriter, read_ledger
-from hostprep.node.observe.pools import observe_pools, read_mounts
+from hostprep.node.observe.mounts import read_mounts
+from hostprep.node.observe.pools import observe_pools
 from hostprep.node.plan.actions import AdoptRegion
 from hostprep.paths import PoolPaths
 from testbed.machine import POOL, huge_pages_total, pool_of
