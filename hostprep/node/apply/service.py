@@ -52,7 +52,7 @@ class Node:
     """This machine, and the root folder of its pools."""
 
     root: str
-    host: HostRoot = field(default_factory=lambda: HostRoot("/"))
+    host: HostRoot = field(default_factory=HostRoot)
     huge_pages: HugePageControl = field(default_factory=HugePageControl)
     cgroup_return_failed: str = ""
     """Why this process could not leave the host-level cgroup again: it runs outside of its own
@@ -161,12 +161,7 @@ class Node:
         HostprepError.
         """
         runner = Runner(
-            self.root,
-            facts,
-            specs,
-            progress=progress,
-            huge_pages=self.huge_pages,
-            stop=stop or threading.Event(),
+            self.root, facts, specs, progress, self.huge_pages, stop or threading.Event()
         )
 
         def note_return_failed(why: str) -> None:
@@ -307,8 +302,8 @@ class Reconciler:
                     plan=pool, error=self._short_error(pool), populated=tracker.populated
                 )
             tracker.expect(actions)
+            part = Plan(actions=actions, pools=(pool,))
             try:
-                part = Plan(actions=actions, pools=(pool,))
                 short = self.node.carry_out(
                     part, facts, self.specs, progress=tracker, stop=self.stop
                 )
