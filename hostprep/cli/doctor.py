@@ -44,7 +44,8 @@ def _findings(node: Node, specs: Sequence[PoolSpec], *, gpu: bool) -> tuple[Find
     if not gpu:
         return findings
     from hostprep.node.doctor.gpus import check_registering
+    from hostprep.node.observe import HostRoot
     from hostprep.node.observe.gpus import observe_nvidia, query_cuda
 
-    nvidia = observe_nvidia(node.host, facts.gpus, query=query_cuda)
+    nvidia = observe_nvidia(HostRoot(), facts.gpus, query=query_cuda)
     return worst_first((*findings, *check_registering(facts, nvidia, specs)))

@@ -160,7 +160,6 @@ class MemoryFacts:
 class ThpFacts:
     """The active choice of each knob below /sys/kernel/mm/transparent_hugepage."""
 
-    enabled: str
     defrag: str
     shmem_enabled: str
 
@@ -203,7 +202,6 @@ class Gpu:
 
     pci_address: str
     vendor_id: int
-    device_id: int
     numa_node: int | None
     """None where the firmware does not say (-1 in sysfs)."""
     driver: str | None
@@ -361,7 +359,6 @@ class Facts:
     nodes: tuple[NumaNode, ...]
     huge_pages: tuple[HugePageTotals, ...]
     thp: ThpFacts
-    mounts: tuple[Mount, ...]
     gpus: tuple[Gpu, ...]
     cgroup: CgroupFacts
     process: ProcessFacts

@@ -20,8 +20,7 @@ from hostprep.linux.files import write_control_file
 from hostprep.linux.processes import first_cgroup_namespace
 from hostprep.node.facts import CgroupFacts, Facts, Mount
 from hostprep.node.observe.cgroups import parse_own_paths
-from hostprep.node.observe.host import HostRoot
-from hostprep.node.observe.mounts import read_mounts
+from hostprep.node.observe.host import HostRoot, read_mounts
 
 NAME = "hostprep"
 

@@ -12,7 +12,7 @@ from hostprep.node.doctor.gpus import check_gpus
 from hostprep.node.facts import Facts, HugePageTotals, NumaNode, PoolFacts
 from hostprep.node.plan import plan
 from hostprep.node.plan.actions import PoolPlan
-from hostprep.node.plan.estimate import held_page_table_bytes
+from hostprep.node.plan.estimate import page_table_bytes
 from hostprep.units import format_bytes
 
 _FRAGMENTED_SHARE = 0.5
@@ -197,8 +197,9 @@ def _of_pool(facts: Facts, pool: PoolFacts) -> Iterator[Finding]:
 
 def _check_page_tables(facts: Facts) -> Iterator[Finding]:
     """Report what each process pays that maps a pool of base pages: 8 bytes a page."""
+    page = facts.memory.page_bytes
     for pool in facts.pools:
-        size = held_page_table_bytes(pool.regions, facts.memory.page_bytes)
+        size = sum(page_table_bytes(r.size_bytes, r.backing, page) for r in pool.regions)
         if size:
             yield _page_tables(facts, pool.name, size)
 

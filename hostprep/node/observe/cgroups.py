@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from hostprep.linux.processes import HOST_CGROUP_NAMESPACE, first_cgroup_namespace
 from hostprep.linux.procfs import parse_int
 from hostprep.node.facts import CgroupFacts, Mount
-from hostprep.node.observe.host import HostRoot, Warn
-from hostprep.node.observe.mounts import below, read_mounts
+from hostprep.node.observe.host import HostRoot, Warn, below, read_mounts
 
 _INIT_NAMESPACE = f"cgroup:[{HOST_CGROUP_NAMESPACE}]"
 _NO_LIMIT = 1 << 62

@@ -48,7 +48,6 @@ def _gpu(host: HostRoot, address: str) -> Gpu | None:
     return Gpu(
         pci_address=address,
         vendor_id=vendor_id,
-        device_id=host.read_int(f"{folder}/device") or 0,
         numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
         driver=driver.rpartition("/")[2] if driver else None,
     )

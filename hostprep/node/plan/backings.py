@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from hostprep.api.pool_spec import Placement
 from hostprep.backing import MIB, Backing
 from hostprep.node.plan.actions import PassedOver, ReserveHugePages, Unmet
-from hostprep.node.plan.capacity import Budget
+from hostprep.node.plan.budget import Budget, Candidate, PlanContext, Rejection, free_all
 from hostprep.node.plan.changes import Changes, compute_changes
-from hostprep.node.plan.context import Candidate, PlanContext, Rejection, free_all
 from hostprep.node.plan.estimate import reserve_s
 from hostprep.node.plan.placement import granule_bytes
 from hostprep.units import format_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -49,12 +50,11 @@ class Changes:
         self, backing: Backing, page_bytes: int, node_ids: tuple[int, ...]
     ) -> dict[int, int]:
         """Return the pages that the new regions of a backing take on each node."""
-        need: dict[int, int] = {}
+        need: Counter[int] = Counter()
         for planned in self.new:
             if planned.backing is backing:
-                taken = pages_per_node(planned.size_bytes, page_bytes, planned.placement, node_ids)
-                for node_id, pages in taken.items():
-                    need[node_id] = need.get(node_id, 0) + pages
+                size, placement = planned.size_bytes, planned.placement
+                need.update(pages_per_node(size, page_bytes, placement, node_ids))
         return need
 
 

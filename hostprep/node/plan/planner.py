@@ -29,9 +29,15 @@ from hostprep.node.plan.actions import (
     UnmountMemory,
 )
 from hostprep.node.plan.backings import Choice, choose, pins_with_noswap, takes_large_folios, unmet
-from hostprep.node.plan.capacity import Budget
+from hostprep.node.plan.budget import (
+    Budget,
+    Candidate,
+    PlanContext,
+    free_regions,
+    return_of,
+    return_pages,
+)
 from hostprep.node.plan.changes import Changes, PlannedRegion, damage_of
-from hostprep.node.plan.context import Candidate, PlanContext, free_regions, return_of, return_pages
 from hostprep.node.plan.estimate import page_table_bytes
 from hostprep.node.plan.placement import (
     Layout,
@@ -323,8 +329,8 @@ def _mount(
 def _create(context: PlanContext, planned: PlannedRegion, mount_dir: str) -> CreateRegion:
     node = planned.placement.node
     node_ids = context.layout.node_ids if node is None else (node,)
-    cpus = estimate.cpus_for(planned.placement, context.layout.nodes, context.facts.process)
-    threads = estimate.threads_for(planned.placement, cpus)
+    nodes, process = context.layout.nodes, context.facts.process
+    cpus, threads = estimate.cpus_and_threads(planned.placement, nodes, process)
     there = planned.resumed.resident_bytes if planned.resumed else 0
     missing = max(0, planned.size_bytes - there)
     return CreateRegion(
@@ -346,12 +352,12 @@ def _create(context: PlanContext, planned: PlannedRegion, mount_dir: str) -> Cre
 
 
 def _scrub(context: PlanContext, region: RegionFacts) -> tuple[Action, ...]:
-    process = context.facts.process
     if region.clean or region.leased or region.retained or not region.scrubbable:
         return ()
-    cpus = estimate.cpus_for(region.placement, context.layout.nodes, process)
-    seconds = estimate.scrub_s(region.size_bytes, estimate.threads_for(region.placement, cpus))
+    nodes, process = context.layout.nodes, context.facts.process
+    _, threads = estimate.cpus_and_threads(region.placement, nodes, process)
     name, size = context.spec.name, region.size_bytes
+    seconds = estimate.scrub_s(size, threads)
     return (ScrubRegion(pool=name, region=region.name, expected_bytes=size, expected_s=seconds),)
 
 

@@ -23,7 +23,7 @@ from hostprep.node.apply.cgroups import NAME, host_cgroup, remove_host_cgroup
 from hostprep.node.apply.service import Node
 from hostprep.node.facts import Facts
 from hostprep.node.observe.cgroups import parse_own_paths
-from hostprep.node.observe.mounts import read_mounts
+from hostprep.node.observe.host import read_mounts
 from testbed.machine import pool_of
 from tests.kernel.worker_process import wanted
 

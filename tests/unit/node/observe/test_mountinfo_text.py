@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from hostprep.node.facts import Mount
 from hostprep.node.observe import HostRoot
-from hostprep.node.observe.mounts import (
+from hostprep.node.observe.host import (
     below,
     parse_mountinfo_line,
     read_mounts,
-    relevant_mounts,
     unescape,
 )
 
@@ -90,22 +89,6 @@ def test_broken_lines_cost_themselves_only_and_are_counted(tmp_path: Path) -> No
     mounts = read_mounts(HostRoot(tmp_path), warnings.append)
     assert [mount.path for mount in mounts] == ["/run"]
     assert warnings == ["/proc/self/mountinfo: 2 lines make no sense"]
-
-
-def test_memory_file_systems_and_mounts_below_the_root_are_kept() -> None:
-    def entry(path: str, fs_type: str) -> Mount:
-        return Mount(path, fs_type, "none", ("rw",), (0, 1))
-
-    entries = [
-        entry("/", "ext4"),
-        entry("/dev/shm", "tmpfs"),
-        entry("/sys/fs/cgroup", "cgroup2"),
-        entry("/data/pools", "xfs"),
-        entry("/data/pools/kv/mem", "xfs"),
-        entry("/data/pools2", "xfs"),
-    ]
-    kept = [mount.path for mount in relevant_mounts(entries, "/data/pools")]
-    assert kept == ["/dev/shm", "/sys/fs/cgroup", "/data/pools", "/data/pools/kv/mem"]
 
 
 def test_everything_is_below_the_top() -> None:

@@ -12,7 +12,7 @@ from hostprep.backing import GIB, MIB
 from hostprep.node.facts import CgroupFacts
 from hostprep.node.observe import HostRoot, observe
 from hostprep.node.observe.cgroups import observe_cgroup, parse_own_paths
-from hostprep.node.observe.mounts import read_mounts
+from hostprep.node.observe.host import read_mounts
 from tests.support import host_trees
 
 pytestmark = pytest.mark.unit

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hostprep.node.facts import Mount
-from hostprep.node.observe.mounts import fs_type_of, observe_root
+from hostprep.node.observe.host import fs_type_of, observe_root
 
 pytestmark = pytest.mark.unit
 
