@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 
 from hostprep.errors import FailedError
 from hostprep.linux.files import write_control_file
@@ -44,8 +43,8 @@ def host_cgroup(
             if facts.cgroup.is_shut_in:  # what looks like the top is a container's own cgroup
                 raise PermissionError("its namespace ends there, and PID 1's cannot be entered")
             stack.enter_context(first_cgroup_namespace())
-            for hierarchy in _hierarchies(facts.cgroup.version):
-                stack.callback(_return_to, _leave(hierarchy), on_return_failed)
+            for tops, path in _hierarchies(facts.cgroup.version):
+                stack.callback(_return_to, _leave(tops, path), on_return_failed)
         except OSError as error:
             _check_may_stay(facts.cgroup, error)
         yield
@@ -55,35 +54,26 @@ def remove_host_cgroup(facts: Facts) -> None:
     """Remove the host-level cgroup once nothing is left in it; leave it otherwise."""
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         stack.enter_context(first_cgroup_namespace())
-        for hierarchy in _hierarchies(facts.cgroup.version):
-            for top in hierarchy.tops:
+        for tops, _ in _hierarchies(facts.cgroup.version):
+            for top in tops:
                 with contextlib.suppress(OSError):
                     os.rmdir(f"{top}/{NAME}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Hierarchy:
-    """One that charges memory or huge pages, and the folders that show all of it."""
-
-    tops: tuple[str, ...]
-    path: str
-    """This process's folder below any of them."""
-
-
-def _leave(hierarchy: _Hierarchy) -> str:
+def _leave(tops: Iterable[str], path: str) -> str:
     """Enter the host-level cgroup. Returns the folder of the one that was left.
 
     Raises OSError, of the last way that was tried.
     """
     trouble = OSError("no mount shows the host's cgroups from their top, and can be written")
-    for top in hierarchy.tops:
+    for top in tops:
         try:
             os.makedirs(f"{top}/{NAME}", exist_ok=True)
             _move_to(f"{top}/{NAME}")
         except OSError as error:
             trouble = error
         else:
-            return f"{top}{hierarchy.path}".rstrip("/")
+            return f"{top}{path}".rstrip("/")
     raise trouble
 
 
@@ -99,12 +89,15 @@ def _move_to(folder: str) -> None:
     write_control_file(f"{folder}/cgroup.procs", b"0")
 
 
-def _hierarchies(version: int) -> list[_Hierarchy]:
-    """Return the hierarchies that charge; as the present cgroup namespace shows them."""
+def _hierarchies(version: int) -> list[tuple[tuple[str, ...], str]]:
+    """Return the hierarchies that charge, as the present cgroup namespace shows them.
+
+    Of each the folders that show all of it, and this process's folder below any of them.
+    """
     paths = parse_own_paths(HostRoot().read_text("/proc/self/cgroup") or "")
     wanted = ("",) if version == 2 else ("memory", "hugetlb")
     return [
-        _Hierarchy(tuple(_tops(controller)), paths[controller])
+        (tuple(_tops(controller)), paths[controller])
         for controller in wanted
         if controller in paths
     ]

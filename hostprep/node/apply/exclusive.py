@@ -43,11 +43,9 @@ def exclusive(
                 remedy="wait for it to end, or give --wait more seconds",
             )
         time.sleep(_PAUSE_S)
-    try:
+    with closing_fd(fd):
         _sweep(root)
         yield
-    finally:
-        os.close(fd)
 
 
 def remove_root(root: str, names: tuple[str, ...]) -> None:

@@ -27,6 +27,7 @@ from hostprep.linux.locks import try_lock
 from hostprep.node.apply.folder import clear_debris
 from hostprep.node.facts import Facts, PoolFacts, RegionFacts
 from hostprep.node.ledger import LedgerWriter
+from hostprep.node.observe.host import HostRoot
 from hostprep.node.observe.pools import as_region
 from hostprep.node.plan.placement import layout_of
 from hostprep.paths import PoolPaths
@@ -43,7 +44,7 @@ def publish(
     *,
     gid: int | None,
     sizing: SlotLayout | None = None,
-) -> Handoff:
+) -> None:
     """Publish all regions that are finished and sound, under the next generation."""
     ledger = writer.ledger
     generation = ledger.generation + 1
@@ -57,7 +58,6 @@ def publish(
     writer.update(generation=generation)
     mode = 0o640 if gid is not None else 0o644
     atomic_write(paths.handoff, handoff.to_bytes(), mode=mode, gid=gid)
-    return handoff
 
 
 def build_handoff(
@@ -121,7 +121,7 @@ def publish_zipapp(root: str) -> None:
     name = version_name(data)
     stable = f"{root}/{STABLE_NAME}"
     try:
-        if not _holds(f"{root}/{name}", data):
+        if HostRoot().read_bytes(f"{root}/{name}") != data:
             atomic_write(f"{root}/{name}", data, mode=0o755)
         _link(f"{root}/{name}", stable)
     except HostprepError:
@@ -148,14 +148,6 @@ def unused_versions(root: str, *, but: str = "") -> Iterator[tuple[str, ...]]:
                 if try_lock(fd, exclusive=True):
                     unused.append(name)
         yield tuple(unused)
-
-
-def _holds(path: str, data: bytes) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return file.read() == data
-    except OSError:
-        return False
 
 
 def _link(version: str, stable: str) -> None:

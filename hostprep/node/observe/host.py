@@ -32,13 +32,9 @@ class HostRoot:
     def read_bytes(self, path: str) -> bytes | None:
         """Return the file's bytes."""
         try:
-            descriptor = os.open(self.at(path), os.O_RDONLY | os.O_CLOEXEC)
-        except (OSError, ValueError):
-            return None
-        try:
-            with open(descriptor, "rb") as file:
+            with open(self.at(path), "rb") as file:
                 return file.read()
-        except OSError:
+        except (OSError, ValueError):
             return None
 
     def read_text(self, path: str) -> str | None:

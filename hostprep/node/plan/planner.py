@@ -38,7 +38,6 @@ from hostprep.node.plan.budget import (
     return_pages,
 )
 from hostprep.node.plan.changes import Changes, PlannedRegion, damage_of
-from hostprep.node.plan.estimate import page_table_bytes
 from hostprep.node.plan.placement import (
     Layout,
     eligible_nodes,
@@ -171,7 +170,7 @@ def _summary(context: PlanContext, wanted: int, candidate: Candidate) -> PoolPla
             *_notes(context, wanted, planned, candidate),
         ),
         blocked=candidate.changes.blocked,
-        page_table_bytes_per_process=sum(page_table_bytes(s, b, page) for s, b in held),
+        page_table_bytes_per_process=sum(estimate.page_table_bytes(s, b, page) for s, b in held),
     )
 
 
