@@ -306,7 +306,7 @@ class RegionFacts:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """Huge pages that a pool added to one node and will give back."""
+    """Huge pages of one size that a pool adds to one node, and will give back."""
 
     node_id: int
     page_bytes: int

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from hostprep.errors import BusyError, FailedError, HostprepError
 from hostprep.linux.files import write_control_file
 from hostprep.linux.locks import hold_lock
+from hostprep.node.facts import LedgerEntry
 from hostprep.node.ledger import Ledger, LedgerWriter, PendingChange
 from hostprep.units import format_bytes
 
@@ -23,15 +24,16 @@ _COMPACT_TIMEOUT_S = 5.0
 _COMPACT = "import os, sys; os.write(os.open(sys.argv[1], os.O_WRONLY), b'1')"
 
 
-def add_pages(writer: LedgerWriter, *, node_id: int, page_bytes: int, pages: int) -> int:
+def add_pages(writer: LedgerWriter, entry: LedgerEntry) -> int:
     """Add pages to the node's pool. Returns how many came.
 
     If they are short, free memory is compacted once, for at most five seconds, and asked for
     again. Raises HostprepError where the pool cannot be written.
     """
+    node_id, page_bytes = entry.node_id, entry.page_bytes
     with _locked(node_id, page_bytes) as folder:
         before = _persistent(folder)
-        change = PendingChange(node_id, page_bytes, before, before + pages)
+        change = PendingChange(node_id, page_bytes, before, before + entry.pages)
         with _recorded(writer, change, folder):
             _write(folder, change.after)
             if _persistent(folder) < change.after and _compact(node_id):
@@ -40,13 +42,14 @@ def add_pages(writer: LedgerWriter, *, node_id: int, page_bytes: int, pages: int
     return came
 
 
-def give_back_pages(writer: LedgerWriter, *, node_id: int, page_bytes: int, pages: int) -> None:
+def give_back_pages(writer: LedgerWriter, entry: LedgerEntry) -> None:
     """Take pages out of the node's pool: at most as many as the ledger says we added.
 
     Pages that are still mapped become surplus and vanish when they are unmapped.
     """
-    taken = {(entry.node_id, entry.page_bytes): entry.pages for entry in writer.ledger.taken}
-    pages = min(pages, taken.get((node_id, page_bytes), 0))
+    node_id, page_bytes = entry.node_id, entry.page_bytes
+    taken = {(ours.node_id, ours.page_bytes): ours.pages for ours in writer.ledger.taken}
+    pages = min(entry.pages, taken.get((node_id, page_bytes), 0))
     if pages <= 0:
         return
     with _locked(node_id, page_bytes) as folder:

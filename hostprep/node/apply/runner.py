@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import singledispatchmethod
+from dataclasses import dataclass, field, replace
+from functools import partial, singledispatchmethod
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -194,7 +194,7 @@ class Runner:
             else:
                 for action in group:
                     with self._progress_of(action, self.stop):
-                        self._do(action, self._paths(action))
+                        self._do(action, PoolPaths(self.root, action.pool))
 
     def _populate(self, actions: Sequence[CreateRegion]) -> None:
         """Populate regions: one after the other on a node, all nodes at once."""
@@ -220,8 +220,9 @@ class Runner:
         try:
             for action in actions:
                 with self._progress_of(action, cancelled):
-                    new = _NewBytes(action.there_bytes, self._advance(action))
-                    create_region(self._paths(action), action, on_done=new.done, stop=cancelled)
+                    new = _NewBytes(action.there_bytes, partial(self.progress.advance, action))
+                    paths = PoolPaths(self.root, action.pool)
+                    create_region(paths, action, on_done=new.done, stop=cancelled)
         except BaseException:
             cancelled.set()
             raise
@@ -235,12 +236,6 @@ class Runner:
         begin_s = time.monotonic()
         yield
         self.progress.end(action, took_s=time.monotonic() - begin_s)
-
-    def _paths(self, action: Action) -> PoolPaths:
-        return PoolPaths(self.root, action.pool)
-
-    def _advance(self, action: Action) -> Callable[[int], None]:
-        return lambda size_bytes: self.progress.advance(action, size_bytes)
 
     @singledispatchmethod
     def _do(self, action: Action, paths: PoolPaths) -> None:
@@ -266,12 +261,7 @@ class Runner:
 
     @_do.register
     def _(self, action: ReserveHugePages, paths: PoolPaths) -> None:
-        came = add_pages(
-            self._writer(paths),
-            node_id=action.node_id,
-            page_bytes=action.page_bytes,
-            pages=action.pages,
-        )
+        came = add_pages(self._writer(paths), action.entry)
         if came < action.pages:
             backing = Backing.HUGETLB_1GI if action.page_bytes == GIB else Backing.HUGETLB_2MI
             why = (
@@ -282,12 +272,7 @@ class Runner:
 
     @_do.register
     def _(self, action: ReturnHugePages, paths: PoolPaths) -> None:
-        give_back_pages(
-            self._writer(paths),
-            node_id=action.node_id,
-            page_bytes=action.page_bytes,
-            pages=action.pages,
-        )
+        give_back_pages(self._writer(paths), action.entry)
 
     @_do.register
     def _(self, action: MountMemory, paths: PoolPaths) -> None:
@@ -312,7 +297,8 @@ class Runner:
         if region is not None:
             # Busy: claimed since. Its holder had it scrubbed, or asked for its own bytes.
             with contextlib.suppress(BusyError):
-                scrub_region(paths, region, on_done=self._advance(action), stop=self.stop)
+                done = partial(self.progress.advance, action)
+                scrub_region(paths, region, on_done=done, stop=self.stop)
 
     @_do.register
     def _(self, action: RemoveRegion, paths: PoolPaths) -> None:
@@ -378,9 +364,4 @@ def roll_back(paths: PoolPaths, short: Shortfall) -> None:
     for entry in ledger.taken:
         if entry.page_bytes == backing.page_bytes and short.node_id in (None, entry.node_id):
             free = free_pages(entry.node_id, entry.page_bytes)
-            give_back_pages(
-                writer,
-                node_id=entry.node_id,
-                page_bytes=entry.page_bytes,
-                pages=min(entry.pages, free),
-            )
+            give_back_pages(writer, replace(entry, pages=min(entry.pages, free)))

@@ -8,6 +8,7 @@ from typing import ClassVar
 from hostprep.api.pool_spec import Placement
 from hostprep.backing import Backing
 from hostprep.errors import FailedError
+from hostprep.node.facts import LedgerEntry
 from hostprep.units import format_bytes
 
 
@@ -52,6 +53,11 @@ class _HugePages(Action):
     node_id: int
     page_bytes: int
     pages: int
+
+    @property
+    def entry(self) -> LedgerEntry:
+        """What the ledger has of it."""
+        return LedgerEntry(self.node_id, self.page_bytes, self.pages)
 
     @property
     def _pages(self) -> str:

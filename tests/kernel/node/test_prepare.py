@@ -16,6 +16,7 @@ from hostprep.client.handoff import Handoff, read_handoff, verify_handoff
 from hostprep.errors import BadInputError, BusyError, HostprepError
 from hostprep.node.apply import hugepages
 from hostprep.node.apply.service import Node
+from hostprep.node.facts import LedgerEntry
 from hostprep.node.ledger import LedgerWriter, read_ledger
 from hostprep.node.observe.host import read_mounts
 from hostprep.node.observe.pools import observe_pools
@@ -194,7 +195,7 @@ def test_a_killed_change_of_huge_pages_is_settled_by_the_next_run(node: Node) ->
             super().save(ledger)  # type: ignore[arg-type]
 
     with pytest.raises(Killed):
-        hugepages.add_pages(DyingWriter(paths, ledger), node_id=0, page_bytes=2 * MIB, pages=5)
+        hugepages.add_pages(DyingWriter(paths, ledger), LedgerEntry(0, 2 * MIB, 5))
     assert huge_pages_total() == before + 5
 
     node.prepare([pool_of()])
