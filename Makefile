@@ -89,7 +89,7 @@ test: $(STAMP)  ## check, kernel and cluster tests: before you send a change
 	@$(TIERS) lint unit kernel cluster
 
 test-all: $(STAMP)  ## every tier but gpu: what CI runs
-	@$(TIERS) lint unit kernel cluster engines node
+	@$(TIERS) $(if $(REQUIRE),--keep-going) lint unit kernel cluster engines node
 
 fresh:  ## all tiers in a Debian root where nothing is installed, fetched or built; as root
 	@scripts/fresh

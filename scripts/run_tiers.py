@@ -1,9 +1,10 @@
 """Run tiers one after the other, and say how long each took.
 
-    python scripts/run_tiers.py lint unit kernel cluster
+    python scripts/run_tiers.py [--keep-going] lint unit kernel cluster
 
 What later tiers need is built meanwhile, with the lowest priority and a log of its own; a build
-that fails is repeated by its tier, which then shows why. The first tier that fails ends the run.
+that fails is repeated by its tier, which then shows why. The first tier that fails ends the run,
+unless it is to keep going: on CI, where one run is to show all that fails.
 """
 
 # ruff: noqa: INP001, T201  scripts are no package, and print
@@ -120,8 +121,10 @@ def _table(timings: Sequence[_Timing], names: Sequence[str]) -> str:
     return "\n".join([*lines, f"{'all':10} {'':8} {total_s:8.0f}"])
 
 
-def main(names: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run these tiers; 0 if all passed."""
+    keeps_going = "--keep-going" in arguments
+    names = [name for name in arguments if name != "--keep-going"]
     unknown = [name for name in names if name not in _TARGETS]
     if unknown or not names:
         print(f"tiers are {', '.join(_TARGETS)}; not {', '.join(unknown) or 'nothing'}")
@@ -132,7 +135,7 @@ def main(names: Sequence[str]) -> int:
     try:
         for name in names:
             timings.append(_run(name, builds))
-            if not timings[-1].passed:
+            if not timings[-1].passed and not keeps_going:
                 break
     except KeyboardInterrupt:
         print("interrupted")

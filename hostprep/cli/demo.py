@@ -28,6 +28,7 @@ from hostprep.console import print_json, print_table, say, warn
 from hostprep.errors import BadInputError, BusyError, FailedError, HostprepError
 from hostprep.linux.files import closing_fd, from_os_error, open_folder
 from hostprep.linux.locks import hold_lock, try_lock
+from hostprep.linux.processes import sees_all_processes
 from hostprep.node.apply.exclusive import exclusive
 from hostprep.node.apply.service import Node
 from hostprep.node.facts import Facts
@@ -137,6 +138,10 @@ def _pool_spec(size: str | int) -> PoolSpec:
 
 def _prepare(node: Node, spec: PoolSpec) -> None:
     with _turn():
+        # In a container with its own PID namespace nobody can judge whether the last owner is
+        # gone, so nothing is scrubbed there: the memory is made again.
+        if not sees_all_processes() and observe_pools(node.root):
+            node.release([spec.name], force=True)
         node.prepare([spec])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from testbed.control_plane import ControlPlane
+from testbed.control_plane import ClientError, ControlPlane
 from testbed.nodes import create_node, node_object
 from testbed.processes import wait_for
 from tests.cluster.charts import (
@@ -29,6 +29,7 @@ from tests.cluster.charts import (
 
 pytestmark = pytest.mark.cluster
 
+_CRDS = ("hostmemorypools.hostprep.dev", "hostmemorynodes.hostprep.dev")
 _HMNS = "/apis/hostprep.dev/v1alpha1/hostmemorynodes"
 _POOLS = "/apis/hostprep.dev/v1alpha1/hostmemorypools"
 _APPS = f"/apis/apps/v1/namespaces/{NAMESPACE}"
@@ -172,3 +173,21 @@ def test_uninstalling_keeps_the_custom_resources_and_the_pools(cluster: ControlP
     assert left == ""
     cluster.helm("install", RELEASE, str(CHART), "--no-hooks", "--namespace", NAMESPACE)
     assert cluster.kubectl("get", "hmp", "-o", "name").strip()
+
+
+def test_the_next_release_may_have_another_name_once_the_definitions_changed_hands(
+    cluster: ControlPlane,
+) -> None:
+    """The steps of docs/install.md; with pods on a node it is a long test of tier `node`."""
+    cluster.helm("uninstall", RELEASE, "--no-hooks", "--namespace", NAMESPACE)
+    second = ("second", str(CHART), "--no-hooks", "--namespace", NAMESPACE)
+    with pytest.raises(ClientError, match="invalid ownership metadata"):
+        cluster.helm("install", *second)
+    owner = (
+        f"meta.helm.sh/release-name={second[0]}",
+        f"meta.helm.sh/release-namespace={NAMESPACE}",
+    )
+    cluster.kubectl("annotate", "crd", *_CRDS, "--overwrite", *owner)
+    cluster.helm("install", *second)
+    assert cluster.api.exists(f"{_APPS}/daemonsets/second-hostprep-agent")
+    assert cluster.api.exists(f"{_POOLS}/kept")

@@ -49,20 +49,16 @@ def test_pages_made_after_kubelets_start_are_not_in_its_books(
     assert _allocatable(cluster) == usual
 
 
-@pytest.mark.long
 def test_what_is_set_aside_for_the_system_covers_them(
     cluster: ControlPlane, node: VirtualNode, usual: dict[str, int]
 ) -> None:
     _release(cluster)
     _set_aside(node, '{"memory": "128Mi"}')
-    try:
-        _wait_allocatable(cluster, "memory", usual["memory"] - _HELD)
-        apply(cluster, KV)
-        wait_open(cluster, node)
-        told = "`systemReserved: {memory: 128Mi}`"
-        _wait_accounts(cluster, "after kubelet's start", told, memory="True", pages="True")
-    finally:
-        _set_aside(node, "")
+    _wait_allocatable(cluster, "memory", usual["memory"] - _HELD)
+    apply(cluster, KV)
+    wait_open(cluster, node)
+    told = "`systemReserved: {memory: 128Mi}`"
+    _wait_accounts(cluster, "after kubelet's start", told, memory="True", pages="True")
 
 
 def test_pages_from_before_kubelets_start_are_offered_until_a_placeholder_asks_for_them(
@@ -70,7 +66,7 @@ def test_pages_from_before_kubelets_start_are_offered_until_a_placeholder_asks_f
 ) -> None:
     apply(cluster, KV)
     wait_open(cluster, node)
-    node.restart_kubelet()
+    _set_aside(node, "")  # one restart for the end of the test before and this one's beginning
     _wait_allocatable(cluster, "hugepages-2Mi", _HELD)
     _wait_allocatable(cluster, "memory", usual["memory"] - _HELD)
     _wait_accounts(cluster, "before kubelet's start", "nothing", memory="True", pages="False")

@@ -82,6 +82,17 @@ def test_an_interrupted_demo_gives_back(number: signal.Signals) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("options", [(), ("--gate",)])
+def test_a_demo_in_a_container_that_does_not_see_the_hosts_processes(options: tuple[str]) -> None:
+    command = [sys.executable, "-m", "hostprep", "demo", "--size", "64Mi", "-o", "json", *options]
+    own = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    done = subprocess.run(
+        [*own, *command], check=False, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["size_bytes"] == 64 << 20
+
+
 def test_the_next_demo_gives_back_what_a_killed_one_left_and_no_running_ones() -> None:
     size = ("--size", "512Mi")
     with _demo("--gate", *size) as killed, _demo("--gate", *size) as running:
