@@ -6,7 +6,7 @@ import time
 
 from benchmarks.machine import release_all
 from hostprep.api.pool_spec import PoolSpec
-from hostprep.node.apply.progress import ProgressReporter
+from hostprep.node.apply.runner import ProgressReporter
 from hostprep.node.apply.service import Node
 from hostprep.node.plan.actions import Action, CreateRegion
 

@@ -25,7 +25,7 @@ table has 16 bytes for each 4 KiB (nvos_create_alloc; vllm #51080, maru #64)."""
 _STALLING_CALL_BYTES = 512 * MIB
 """From here the table is 2 MiB and more: vmalloc asks for huge pages and may compact memory with
 the lock held, Linux 5.18 and later (open-gpu-kernel-modules #1383)."""
-_LONG_TERM_PIN_BUG = ((6, 11), (6, 14))
+LONG_TERM_PIN_BUG = ((6, 11), (6, 14))
 """From, and below; fixed by aa6f8b2593b5 and 94efde1d1539 in mm/gup.c."""
 _LONG_TERM_PIN_LIMIT_BYTES = 2 * GIB
 _LARGE_ARM_PAGES = ((595,), 4 * GIB)
@@ -92,7 +92,7 @@ def known_issues_of(
 def _kernel_issues(release: str | None, size_bytes: int, call_bytes: int) -> Iterator[KnownIssue]:
     match = _KERNEL.match(release or "")
     version = (int(match[1]), int(match[2])) if match else None
-    first, after = _LONG_TERM_PIN_BUG
+    first, after = LONG_TERM_PIN_BUG
     if version is None or not first <= version < after or size_bytes < _LONG_TERM_PIN_LIMIT_BYTES:
         return
     small = call_bytes < _LONG_TERM_PIN_LIMIT_BYTES

@@ -23,9 +23,10 @@ from hostprep.client.handoff import open_region, read_handoff, verify_handoff
 from hostprep.client.sidecar import is_clean
 from hostprep.errors import BusyError, HostprepError, NotReadyError
 from hostprep.linux.memory import map_shared
-from hostprep.node.apply.progress import ProgressReporter
+from hostprep.node.apply.runner import ProgressReporter
 from hostprep.node.apply.service import Node
-from hostprep.node.observe.pools import as_region, observe_pool, read_mounts
+from hostprep.node.observe.host import read_mounts
+from hostprep.node.observe.pools import as_region, observe_pool
 from hostprep.node.plan.actions import Action
 from hostprep.paths import PoolPaths
 from testbed.machine import huge_pages_total

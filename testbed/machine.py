@@ -17,7 +17,8 @@ from typing import Any
 from hostprep.api.pool_spec import PoolSpec, RegionLayout
 from hostprep.backing import MIB, Backing
 from hostprep.node.apply.service import Node
-from hostprep.node.observe.pools import observe_pools, read_mounts
+from hostprep.node.observe.host import read_mounts
+from hostprep.node.observe.pools import observe_pools
 
 _LOCK = "/tmp/hostprep-machine.lock"
 _HELD = "HOSTPREP_TEST_MACHINE_LOCK"

@@ -31,8 +31,8 @@ from hostprep.linux.files import closing_fd
 from hostprep.linux.threads import Stopped
 from hostprep.node.facts import Facts, PoolFacts, RegionFacts
 from hostprep.node.observe import HostRoot, observe
-from hostprep.node.observe.gates import observe_gate
-from hostprep.node.observe.pools import observe_pool, pool_names, read_mounts, try_read_handoff
+from hostprep.node.observe.host import read_mounts
+from hostprep.node.observe.pools import observe_gate, observe_pool, pool_names, try_read_handoff
 from hostprep.paths import PoolPaths
 
 GATE_UNKNOWN = "Unknown"

@@ -11,8 +11,7 @@ from hostprep.api.pool_spec import PoolSpec
 from hostprep.cli.options import output_option, pool_options, root_option, specs_from
 from hostprep.console import print_json, print_table
 from hostprep.node.apply.service import Node
-from hostprep.node.doctor import Finding, diagnose
-from hostprep.node.doctor.finding import worst_first
+from hostprep.node.doctor import Finding, diagnose, worst_first
 
 
 @click.command(short_help="Say what stands in the way here, each with its remedy.")
@@ -45,7 +44,8 @@ def _findings(node: Node, specs: Sequence[PoolSpec], *, gpu: bool) -> tuple[Find
     if not gpu:
         return findings
     from hostprep.node.doctor.gpus import check_registering
+    from hostprep.node.observe import HostRoot
     from hostprep.node.observe.gpus import observe_nvidia, query_cuda
 
-    nvidia = observe_nvidia(node.host, facts.gpus, query=query_cuda)
+    nvidia = observe_nvidia(HostRoot(), facts.gpus, query=query_cuda)
     return worst_first((*findings, *check_registering(facts, nvidia, specs)))

@@ -22,7 +22,7 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from hostprep.node.apply.progress import ProgressReporter
+from hostprep.node.apply.runner import ProgressReporter
 from hostprep.node.plan.actions import Action, CreateRegion, ScrubRegion
 from hostprep.units import format_bytes, format_rate, format_seconds
 

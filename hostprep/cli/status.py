@@ -19,8 +19,7 @@ from hostprep.cuda.board_layout import READY
 from hostprep.cuda.board_view import RankView
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.node.facts import PoolFacts, RegionFacts
-from hostprep.node.observe.gates import observe_gate
-from hostprep.node.observe.pools import observe_pools
+from hostprep.node.observe.pools import observe_gate, observe_pools
 from hostprep.paths import PoolPaths, check_pool_name
 from hostprep.units import format_bytes, format_seconds
 

@@ -121,8 +121,8 @@ def atomic_write(path: str, data: bytes, *, mode: int = 0o644, gid: int | None =
     temporary = f"{folder}/.{name}.new"
     try:
         remove_file(temporary)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with closing_fd(os.open(temporary, flags, 0o600)) as fd:
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
@@ -130,8 +130,6 @@ def atomic_write(path: str, data: bytes, *, mode: int = 0o644, gid: int | None =
                 os.fchown(fd, -1, gid)
             os.fchmod(fd, mode)
             os.fsync(fd)
-        finally:
-            os.close(fd)
         os.rename(temporary, path)
         with closing_fd(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as parent:
             os.fsync(parent)

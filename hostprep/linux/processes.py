@@ -8,6 +8,8 @@ import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from hostprep.linux.files import closing_fd
+
 _HOST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of include/linux/proc_ns.h: the inode of the first PID namespace."""
 
@@ -138,19 +140,13 @@ def first_cgroup_namespace() -> Iterator[bool]:
     if inode == HOST_CGROUP_NAMESPACE or inode == os.stat(_FIRST).st_ino:
         yield False
         return
-    own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        first = os.open(_FIRST, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+    with closing_fd(os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)) as own:
+        with closing_fd(os.open(_FIRST, os.O_RDONLY | os.O_CLOEXEC)) as first:
             _enter(first)
-        finally:
-            os.close(first)
         try:
             yield True
         finally:
             _enter(own)
-    finally:
-        os.close(own)
 
 
 def _enter(fd: int) -> None:

@@ -6,6 +6,7 @@ import _thread
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -166,22 +167,16 @@ def run_pieces(
     shielded(run)
 
 
+@dataclass
 class _ThreadGroup:
     """The threads of one run, and how they stop together."""
 
-    def __init__(
-        self,
-        pieces: _Pieces,
-        do_piece: Work,
-        prepare_thread: Callable[[], None],
-        cancelled: CancelEvent,
-    ) -> None:
-        self._pieces = pieces
-        self._do_piece = do_piece
-        self._prepare_thread = prepare_thread
-        self._begin = threading.Event()
-        self._cancelled = cancelled
-        self._errors: list[BaseException] = []
+    _pieces: _Pieces
+    _do_piece: Work
+    _prepare_thread: Callable[[], None]
+    _cancelled: CancelEvent
+    _begin: threading.Event = field(default_factory=threading.Event)
+    _errors: list[BaseException] = field(default_factory=list)
 
     def run(self, count: int) -> None:
         threads = [threading.Thread(target=self._worker, daemon=True) for _ in range(count)]

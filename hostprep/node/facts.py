@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hostprep.api.pool_spec import Placement
 from hostprep.backing import GIB, KIB, MIB, Backing
 
+NVIDIA_VENDOR = 0x10DE
 _SUFFIXES = {"K": KIB, "M": MIB, "G": GIB}
 
 
@@ -159,7 +160,6 @@ class MemoryFacts:
 class ThpFacts:
     """The active choice of each knob below /sys/kernel/mm/transparent_hugepage."""
 
-    enabled: str
     defrag: str
     shmem_enabled: str
 
@@ -173,6 +173,8 @@ class Mount:
     source: str
     options: tuple[str, ...]
     device: tuple[int, int]
+    fs_root: str = "/"
+    """The folder of its file system that is mounted here."""
 
     @property
     def backing(self) -> Backing | None:
@@ -200,10 +202,14 @@ class Gpu:
 
     pci_address: str
     vendor_id: int
-    device_id: int
     numa_node: int | None
     """None where the firmware does not say (-1 in sysfs)."""
     driver: str | None
+
+    @property
+    def is_nvidia(self) -> bool:
+        """Whether it is NVIDIA's."""
+        return self.vendor_id == NVIDIA_VENDOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +306,7 @@ class RegionFacts:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """Huge pages that a pool added to one node and will give back."""
+    """Huge pages of one size that a pool adds to one node, and will give back."""
 
     node_id: int
     page_bytes: int
@@ -353,7 +359,6 @@ class Facts:
     nodes: tuple[NumaNode, ...]
     huge_pages: tuple[HugePageTotals, ...]
     thp: ThpFacts
-    mounts: tuple[Mount, ...]
     gpus: tuple[Gpu, ...]
     cgroup: CgroupFacts
     process: ProcessFacts

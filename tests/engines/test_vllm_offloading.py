@@ -18,8 +18,8 @@ import pytest
 import hostprep
 from hostprep.backing import Backing
 from hostprep.linux.locks import try_lock
+from hostprep.node.apply.publish import build_zipapp
 from hostprep.node.apply.service import Node
-from hostprep.node.apply.zipapp import build_zipapp
 from testbed.engines.interpreters import EnginePython, engine_python
 from testbed.engines.vllm_server import (
     BLOCK_BYTES,

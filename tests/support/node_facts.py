@@ -100,11 +100,9 @@ def machine(
             )
             for size in sizes
         ),
-        thp=ThpFacts("madvise", "madvise", shmem),
-        mounts=(),
+        thp=ThpFacts("madvise", shmem),
         gpus=tuple(
-            Gpu(f"0000:{index:02x}:00.0", 0x10DE, 0x2330, node, "nvidia")
-            for index, node in enumerate(gpus)
+            Gpu(f"0000:{index:02x}:00.0", 0x10DE, node, "nvidia") for index, node in enumerate(gpus)
         ),
         cgroup=cgroup or CgroupFacts(2, "/", None, writable=True),
         process=ProcessFacts(euid, can_mount, sees_all, None, cpus),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from io import BytesIO
 
-from hostprep.node.apply.zipapp import build_zipapp
+from hostprep.node.apply.publish import build_zipapp
 
 
 def another_version(number: int) -> bytes:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from hostprep.node.apply.zipapp import build_zipapp
+from hostprep.node.apply.publish import build_zipapp
 
 pytestmark = pytest.mark.unit
 

@@ -12,20 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 
 from hostprep.errors import FailedError
 from hostprep.linux.files import write_control_file
 from hostprep.linux.processes import first_cgroup_namespace
-from hostprep.node.facts import CgroupFacts, Facts
+from hostprep.node.facts import CgroupFacts, Facts, Mount
 from hostprep.node.observe.cgroups import parse_own_paths
-from hostprep.node.observe.host import HostRoot
-from hostprep.node.observe.mounts import MountEntry, observe_mount_entries
+from hostprep.node.observe.host import HostRoot, read_mounts
 
 NAME = "hostprep"
-_FIRST_ROOT = "/proc/1/root"
-_HOST = HostRoot("/")
 
 
 @contextlib.contextmanager
@@ -47,8 +43,8 @@ def host_cgroup(
             if facts.cgroup.is_shut_in:  # what looks like the top is a container's own cgroup
                 raise PermissionError("its namespace ends there, and PID 1's cannot be entered")
             stack.enter_context(first_cgroup_namespace())
-            for hierarchy in _hierarchies(facts.cgroup.version):
-                stack.callback(_return_to, _leave(hierarchy), on_return_failed)
+            for tops, path in _hierarchies(facts.cgroup.version):
+                stack.callback(_return_to, _leave(tops, path), on_return_failed)
         except OSError as error:
             _check_may_stay(facts.cgroup, error)
         yield
@@ -58,35 +54,26 @@ def remove_host_cgroup(facts: Facts) -> None:
     """Remove the host-level cgroup once nothing is left in it; leave it otherwise."""
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         stack.enter_context(first_cgroup_namespace())
-        for hierarchy in _hierarchies(facts.cgroup.version):
-            for top in hierarchy.tops:
+        for tops, _ in _hierarchies(facts.cgroup.version):
+            for top in tops:
                 with contextlib.suppress(OSError):
                     os.rmdir(f"{top}/{NAME}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Hierarchy:
-    """One that charges memory or huge pages, and the folders that show all of it."""
-
-    tops: tuple[str, ...]
-    path: str
-    """This process's folder below any of them."""
-
-
-def _leave(hierarchy: _Hierarchy) -> str:
+def _leave(tops: Iterable[str], path: str) -> str:
     """Enter the host-level cgroup. Returns the folder of the one that was left.
 
     Raises OSError, of the last way that was tried.
     """
     trouble = OSError("no mount shows the host's cgroups from their top, and can be written")
-    for top in hierarchy.tops:
+    for top in tops:
         try:
             os.makedirs(f"{top}/{NAME}", exist_ok=True)
             _move_to(f"{top}/{NAME}")
         except OSError as error:
             trouble = error
         else:
-            return f"{top}{hierarchy.path}".rstrip("/")
+            return f"{top}{path}".rstrip("/")
     raise trouble
 
 
@@ -102,12 +89,15 @@ def _move_to(folder: str) -> None:
     write_control_file(f"{folder}/cgroup.procs", b"0")
 
 
-def _hierarchies(version: int) -> list[_Hierarchy]:
-    """Return the hierarchies that charge; as the present cgroup namespace shows them."""
-    paths = parse_own_paths(_HOST.read_text("/proc/self/cgroup") or "")
+def _hierarchies(version: int) -> list[tuple[tuple[str, ...], str]]:
+    """Return the hierarchies that charge, as the present cgroup namespace shows them.
+
+    Of each the folders that show all of it, and this process's folder below any of them.
+    """
+    paths = parse_own_paths(HostRoot().read_text("/proc/self/cgroup") or "")
     wanted = ("",) if version == 2 else ("memory", "hugetlb")
     return [
-        _Hierarchy(tuple(_tops(controller)), paths[controller])
+        (tuple(_tops(controller)), paths[controller])
         for controller in wanted
         if controller in paths
     ]
@@ -119,19 +109,17 @@ def _tops(controller: str) -> Iterator[str]:
     A container's own mount is read-only or begins at its own cgroup; the host's, mounted into a
     pod, shows everything. Where neither is there, PID 1's mount namespace has it.
     """
-    for entry in observe_mount_entries(_HOST, lambda _: None):
-        if _is_whole(entry, controller):
-            yield entry.mount.path
-    for entry in observe_mount_entries(_HOST, lambda _: None, process="1"):
-        if _is_whole(entry, controller):
-            yield _FIRST_ROOT + entry.mount.path
+    for process, prefix in (("self", ""), ("1", "/proc/1/root")):
+        for mount in read_mounts(process=process):
+            if _is_whole(mount, controller):
+                yield prefix + mount.path
 
 
-def _is_whole(entry: MountEntry, controller: str) -> bool:
-    mount = entry.mount
-    is_it = mount.option(controller) is not None if controller else mount.fs_type == "cgroup2"
-    right_type = mount.fs_type == ("cgroup" if controller else "cgroup2")
-    return right_type and is_it and entry.fs_root == "/" and "ro" not in mount.options
+def _is_whole(mount: Mount, controller: str) -> bool:
+    if mount.fs_type != ("cgroup" if controller else "cgroup2"):
+        return False
+    has_controller = not controller or mount.option(controller) is not None
+    return has_controller and mount.fs_root == "/" and "ro" not in mount.options
 
 
 def _check_may_stay(cgroup: CgroupFacts, error: OSError) -> None:

@@ -17,6 +17,7 @@ _AGENT = ".agent.lock"
 _MADE = ".made"
 """Marks a root that we made, and so may remove."""
 _PAUSE_S = 0.05
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
@@ -42,11 +43,9 @@ def exclusive(
                 remedy="wait for it to end, or give --wait more seconds",
             )
         time.sleep(_PAUSE_S)
-    try:
+    with closing_fd(fd):
         _sweep(root)
         yield
-    finally:
-        os.close(fd)
 
 
 def remove_root(root: str, names: tuple[str, ...]) -> None:
@@ -99,11 +98,8 @@ def _make_root(root: str) -> None:
     except OSError as error:
         raise from_os_error(error, f"create {root}") from error
     with closing_fd(open_folder(root)) as fd:
-        _check_owner(root, os.fstat(fd))
-
-
-def _check_owner(root: str, status: os.stat_result) -> None:
-    """Refuse a root in which another user could replace our files."""
+        status = os.fstat(fd)
+    # Elsewhere another user could replace our files.
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
         raise BadInputError(
             f"{root} belongs to user {status.st_uid} or can be written by others",
@@ -115,25 +111,25 @@ def _check_owner(root: str, status: os.stat_result) -> None:
 def _try(root: str, path: str) -> int | None:
     """Return the locked file, or None. Its holder may remove it, root and all, while we wait."""
     _make_root(root)
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(path, flags, 0o600)
+        fd = os.open(path, _LOCK_FLAGS, 0o600)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise from_os_error(error, f"open {path}") from error
-    if not try_lock(fd, exclusive=True):
-        os.close(fd)
-        return None
+    if try_lock(fd, exclusive=True) and _lies_at(path, fd):
+        write_pid(fd)
+        return fd
+    os.close(fd)
+    return None
+
+
+def _lies_at(path: str, fd: int) -> bool:
+    """Return whether the path still leads to the open file."""
     try:
-        same = os.stat(path).st_ino == os.fstat(fd).st_ino
-    except FileNotFoundError:
-        same = False
-    if not same:
-        os.close(fd)
-        return None
-    write_pid(fd)
-    return fd
+        return os.path.samestat(os.lstat(path), os.fstat(fd))
+    except OSError:
+        return False
 
 
 def write_pid(fd: int) -> None:
@@ -177,8 +173,7 @@ class AgentLock:
                     _make_root(self._root)
                 elif not os.path.lexists(f"{self._root}/{_NAME}"):
                     return
-                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-                self._fd = os.open(self._path, flags, 0o600)
+                self._fd = os.open(self._path, _LOCK_FLAGS, 0o600)
             except FileNotFoundError:
                 continue  # the root went in between
             except (HostprepError, OSError):
@@ -205,12 +200,7 @@ class AgentLock:
         self._drop()
 
     def _is_held(self) -> bool:
-        if self._fd is None:
-            return False
-        try:
-            return os.path.samestat(os.lstat(self._path), os.fstat(self._fd))
-        except OSError:
-            return False
+        return self._fd is not None and _lies_at(self._path, self._fd)
 
     def _drop(self) -> None:
         if self._fd is not None:

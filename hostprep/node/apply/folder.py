@@ -27,7 +27,7 @@ from hostprep.linux.files import (
 )
 from hostprep.linux.mounts import mount, remount, unmount
 from hostprep.node.facts import Mount, PoolFacts
-from hostprep.node.observe.pools import read_mounts
+from hostprep.node.observe.host import read_mounts
 from hostprep.node.plan.actions import MakePool, MountMemory
 from hostprep.paths import POOL_MARKS, PoolPaths
 

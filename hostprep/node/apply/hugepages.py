@@ -10,133 +10,126 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from hostprep.errors import BusyError, FailedError, HostprepError
 from hostprep.linux.files import write_control_file
 from hostprep.linux.locks import hold_lock
+from hostprep.node.facts import LedgerEntry
 from hostprep.node.ledger import Ledger, LedgerWriter, PendingChange
 from hostprep.units import format_bytes
 
+_NODES = "/sys/devices/system/node"
 _LOCK_TIMEOUT_S = 120.0
+_COMPACT_TIMEOUT_S = 5.0
 _COMPACT = "import os, sys; os.write(os.open(sys.argv[1], os.O_WRONLY), b'1')"
 
 
-@dataclass(frozen=True, slots=True)
-class HugePageControl:
-    """Changes the huge-page pools below a sysfs folder; each change is in the ledger first."""
+def add_pages(writer: LedgerWriter, entry: LedgerEntry) -> int:
+    """Add pages to the node's pool. Returns how many came.
 
-    sysfs: str = "/sys"
-    compact_timeout_s: float = 5.0
+    If they are short, free memory is compacted once, for at most five seconds, and asked for
+    again. Raises HostprepError where the pool cannot be written.
+    """
+    node_id, page_bytes = entry.node_id, entry.page_bytes
+    with _locked(node_id, page_bytes) as folder:
+        before = _persistent(folder)
+        change = PendingChange(node_id, page_bytes, before, before + entry.pages)
+        with _recorded(writer, change, folder):
+            _write(folder, change.after)
+            if _persistent(folder) < change.after and _compact(node_id):
+                _write(folder, change.after)
+            came = change.outcome(_persistent(folder))
+    return came
 
-    def add(self, writer: LedgerWriter, *, node_id: int, page_bytes: int, pages: int) -> int:
-        """Add pages to the node's pool. Returns how many came.
 
-        If they are short, free memory is compacted once, for at most `compact_timeout_s`, and
-        asked for again. Raises HostprepError where the pool cannot be written.
-        """
-        with self._locked(node_id, page_bytes) as folder:
-            before = _persistent(folder)
-            change = PendingChange(node_id, page_bytes, before, before + pages)
-            with _recorded(writer, change, folder):
-                self._write(folder, change.after)
-                if _persistent(folder) < change.after and self._compact(node_id):
-                    self._write(folder, change.after)
-                came = change.outcome(_persistent(folder))
-        return came
+def give_back_pages(writer: LedgerWriter, entry: LedgerEntry) -> None:
+    """Take pages out of the node's pool: at most as many as the ledger says we added.
 
-    def give_back(self, writer: LedgerWriter, *, node_id: int, page_bytes: int, pages: int) -> None:
-        """Take pages out of the node's pool: at most as many as the ledger says we added.
+    Pages that are still mapped become surplus and vanish when they are unmapped.
+    """
+    node_id, page_bytes = entry.node_id, entry.page_bytes
+    taken = {(ours.node_id, ours.page_bytes): ours.pages for ours in writer.ledger.taken}
+    pages = min(entry.pages, taken.get((node_id, page_bytes), 0))
+    if pages <= 0:
+        return
+    with _locked(node_id, page_bytes) as folder:
+        before = _persistent(folder)
+        change = PendingChange(node_id, page_bytes, before, max(0, before - pages))
+        with _recorded(writer, change, folder):
+            _write(folder, change.after)
 
-        Pages that are still mapped become surplus and vanish when they are unmapped.
-        """
-        ours = next(
-            (
-                entry.pages
-                for entry in writer.ledger.taken
-                if (entry.node_id, entry.page_bytes) == (node_id, page_bytes)
-            ),
-            0,
-        )
-        pages = min(pages, ours)
-        if pages <= 0:
-            return
-        with self._locked(node_id, page_bytes) as folder:
-            before = _persistent(folder)
-            change = PendingChange(node_id, page_bytes, before, max(0, before - pages))
-            with _recorded(writer, change, folder):
-                self._write(folder, change.after)
 
-    def adopt(self, ledger: Ledger, changes: Iterable[PendingChange]) -> Ledger:
-        """Return the ledger with the pages that the boot script added for this pool.
+def adopt_boot_pages(ledger: Ledger, changes: Iterable[PendingChange]) -> Ledger:
+    """Return the ledger with the pages that the boot script added for this pool.
 
-        Call it before the pool adds any of its own: the counters do not tell the two apart.
-        """
-        for change in changes:
-            with contextlib.suppress(OSError, ValueError):  # a node that is not there any more
-                came = change.outcome(_persistent(self._folder(change.node_id, change.page_bytes)))
-                ledger = ledger.with_taken(change.node_id, change.page_bytes, came)
-        return ledger
+    Call it before the pool adds any of its own: the counters do not tell the two apart.
+    """
+    for change in changes:
+        with contextlib.suppress(OSError, ValueError):  # a node that is not there any more
+            came = change.outcome(_persistent(_folder(change.node_id, change.page_bytes)))
+            ledger = ledger.with_taken(change.node_id, change.page_bytes, came)
+    return ledger
 
-    def replay_ledger(self, writer: LedgerWriter) -> None:
-        """Account for a change during which an earlier run was killed."""
-        pending = writer.ledger.pending
-        if pending is None:
-            return
-        with self._locked(pending.node_id, pending.page_bytes) as folder:
-            writer.save(_after(writer, pending, folder))
 
-    def free_pages(self, node_id: int, page_bytes: int) -> int:
-        """Return the node's unused pages."""
-        return _read(self._folder(node_id, page_bytes), "free_hugepages")
+def replay_ledger(writer: LedgerWriter) -> None:
+    """Account for a change during which an earlier run was killed."""
+    pending = writer.ledger.pending
+    if pending is None:
+        return
+    with _locked(pending.node_id, pending.page_bytes) as folder:
+        writer.save(_after(writer, pending, folder))
 
-    def _folder(self, node_id: int, page_bytes: int) -> str:
-        return (
-            f"{self.sysfs}/devices/system/node/node{node_id}"
-            f"/hugepages/hugepages-{page_bytes // 1024}kB"
-        )
 
-    @contextlib.contextmanager
-    def _locked(self, node_id: int, page_bytes: int) -> Iterator[str]:
-        """Hold the lock on the very file that is changed: it serves all roots on the machine."""
-        folder = self._folder(node_id, page_bytes)
-        busy = BusyError(
-            f"another hostprep changes the {format_bytes(page_bytes)} pages of node {node_id}",
-            remedy="wait for it to end",
-        )
-        with hold_lock(f"{folder}/nr_hugepages", timeout_s=_LOCK_TIMEOUT_S, busy=busy):
-            yield folder
+def free_pages(node_id: int, page_bytes: int) -> int:
+    """Return the node's unused pages."""
+    return _read(_folder(node_id, page_bytes), "free_hugepages")
 
-    def _write(self, folder: str, pages: int) -> None:
-        path = f"{folder}/nr_hugepages"
-        try:
-            write_control_file(path, str(pages).encode())
-        except OSError as error:
-            raise FailedError(
-                f"cannot write {path}: {error.strerror}",
-                reason="HugePagesRefused",
-                remedy="run it as root with a writable /sys, or choose Base",
-            ) from error
 
-    def _compact(self, node_id: int) -> bool:
-        """Compact the node's free memory; False if it could not be done in time.
+def _folder(node_id: int, page_bytes: int) -> str:
+    return f"{_NODES}/node{node_id}/hugepages/hugepages-{page_bytes // 1024}kB"
 
-        By a child, because the write returns only when the kernel is done with the whole node,
-        and a process can be killed out of it where a thread cannot.
-        """
-        path = f"{self.sysfs}/devices/system/node/node{node_id}/compact"
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _COMPACT, path], stderr=subprocess.DEVNULL
-        )
-        try:
-            return child.wait(self.compact_timeout_s) == 0
-        except subprocess.TimeoutExpired:
-            return True
-        finally:
-            if child.poll() is None:
-                child.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(1.0)
+
+@contextlib.contextmanager
+def _locked(node_id: int, page_bytes: int) -> Iterator[str]:
+    """Hold the lock on the very file that is changed: it serves all roots on the machine."""
+    folder = _folder(node_id, page_bytes)
+    busy = BusyError(
+        f"another hostprep changes the {format_bytes(page_bytes)} pages of node {node_id}",
+        remedy="wait for it to end",
+    )
+    with hold_lock(f"{folder}/nr_hugepages", timeout_s=_LOCK_TIMEOUT_S, busy=busy):
+        yield folder
+
+
+def _write(folder: str, pages: int) -> None:
+    path = f"{folder}/nr_hugepages"
+    try:
+        write_control_file(path, str(pages).encode())
+    except OSError as error:
+        raise FailedError(
+            f"cannot write {path}: {error.strerror}",
+            reason="HugePagesRefused",
+            remedy="run it as root with a writable /sys, or choose Base",
+        ) from error
+
+
+def _compact(node_id: int) -> bool:
+    """Compact the node's free memory; False if it could not be done in time.
+
+    By a child, because the write returns only when the kernel is done with the whole node,
+    and a process can be killed out of it where a thread cannot.
+    """
+    command = [sys.executable, "-I", "-S", "-c", _COMPACT, f"{_NODES}/node{node_id}/compact"]
+    child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        return child.wait(_COMPACT_TIMEOUT_S) == 0
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        if child.poll() is None:
+            child.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(1.0)
 
 
 @contextlib.contextmanager

@@ -1,11 +1,16 @@
-"""The handoff: built from what the kernel shows after the work, never from what was planned."""
+"""The handoff, built from what the kernel shows after the work, and the zipapp beside the pools."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import resources
+from importlib.resources.abc import Traversable
+from io import BytesIO
 
 import hostprep
 from hostprep.api.slot_layout import SlotLayout
@@ -20,9 +25,9 @@ from hostprep.linux.files import (
 )
 from hostprep.linux.locks import try_lock
 from hostprep.node.apply.folder import clear_debris
-from hostprep.node.apply.zipapp import build_zipapp, version_name
 from hostprep.node.facts import Facts, PoolFacts, RegionFacts
 from hostprep.node.ledger import LedgerWriter
+from hostprep.node.observe.host import HostRoot
 from hostprep.node.observe.pools import as_region
 from hostprep.node.plan.placement import layout_of
 from hostprep.paths import PoolPaths
@@ -39,7 +44,7 @@ def publish(
     *,
     gid: int | None,
     sizing: SlotLayout | None = None,
-) -> Handoff:
+) -> None:
     """Publish all regions that are finished and sound, under the next generation."""
     ledger = writer.ledger
     generation = ledger.generation + 1
@@ -53,7 +58,6 @@ def publish(
     writer.update(generation=generation)
     mode = 0o640 if gid is not None else 0o644
     atomic_write(paths.handoff, handoff.to_bytes(), mode=mode, gid=gid)
-    return handoff
 
 
 def build_handoff(
@@ -117,7 +121,7 @@ def publish_zipapp(root: str) -> None:
     name = version_name(data)
     stable = f"{root}/{STABLE_NAME}"
     try:
-        if not _holds(f"{root}/{name}", data):
+        if HostRoot().read_bytes(f"{root}/{name}") != data:
             atomic_write(f"{root}/{name}", data, mode=0o755)
         _link(f"{root}/{name}", stable)
     except HostprepError:
@@ -146,14 +150,6 @@ def unused_versions(root: str, *, but: str = "") -> Iterator[tuple[str, ...]]:
         yield tuple(unused)
 
 
-def _holds(path: str, data: bytes) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return file.read() == data
-    except OSError:
-        return False
-
-
 def _link(version: str, stable: str) -> None:
     """Have the stable name lead to a version: replaced in one step. Raises HostprepError."""
     temporary = f"{os.path.dirname(stable)}/.{STABLE_NAME}.new"
@@ -167,3 +163,82 @@ def _link(version: str, stable: str) -> None:
         os.rename(temporary, stable)
     except OSError as error:
         raise from_os_error(error, f"write {stable}") from error
+
+
+_PACKAGES = ("linux", "client", "cuda", "register", "slots", "engines")
+_MODULES = (
+    "__init__",
+    "attachment",
+    "backing",
+    "errors",
+    "known_issues",
+    "layout",
+    "paths",
+    "units",
+    "zipapp",
+)
+_DATA = ("tested.json",)
+_MAIN = """\
+import sys
+import zipimport
+
+archive = __loader__.archive
+sys.path_importer_cache.pop(archive, None)
+getattr(zipimport, "_zip_directory_cache", {}).pop(archive, None)
+
+from hostprep.engines.main import main
+
+sys.exit(main())
+"""
+"""Python reads the zip's directory, then starts up, then reads this: another version may lie there
+by then. So this is the same in all versions, first in the file and not compressed, and begins by
+having the directory read again; hostprep/__init__.py then settles on one version. Do not change it.
+"""
+_PLUGINS = "[sglang.srt.plugins]\nhostprep = hostprep.engines.sglang.plugin:load\n"
+"""As in pyproject.toml: what engines find by importlib.metadata, which reads zip files as well."""
+
+
+def build_zipapp() -> bytes:
+    """Return the zipapp's bytes; the same for the same sources."""
+    package = resources.files("hostprep")
+    files = {f"hostprep/{name}.py": package / f"{name}.py" for name in _MODULES}
+    for folder in _PACKAGES:
+        files.update(_files_below(package / folder, f"hostprep/{folder}"))
+    texts = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    return b"#!/usr/bin/env python3\n" + _zip({"__main__.py": _MAIN} | _described() | texts)
+
+
+def version_name(data: bytes) -> str:
+    """Return the file name of the version that has these bytes."""
+    return f"hostprep-{hostprep.__version__}-{hashlib.sha256(data).hexdigest()[:12]}.pyz"
+
+
+def _described() -> dict[str, str]:
+    """Return what says that hostprep is installed, and what it offers to engines."""
+    version = hostprep.__version__
+    metadata = f"Metadata-Version: 2.1\nName: hostprep\nVersion: {version}\n"
+    folder = f"hostprep-{version}.dist-info"
+    return {f"{folder}/METADATA": metadata, f"{folder}/entry_points.txt": _PLUGINS}
+
+
+def _files_below(folder: Traversable, path: str) -> dict[str, Traversable]:
+    """Return a package's modules and what they read with them, subpackages included."""
+    found: dict[str, Traversable] = {}
+    for entry in folder.iterdir():
+        name = f"{path}/{entry.name}"
+        if entry.is_dir() and entry.name != "__pycache__":
+            found.update(_files_below(entry, name))
+        elif entry.name.endswith(".py") or entry.name in _DATA:
+            found[name] = entry
+    return found
+
+
+def _zip(files: dict[str, str]) -> bytes:
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(files, key=lambda name: (name != "__main__.py", name)):
+            # A fixed date: the agent compares bytes to see whether the published one is current.
+            entry = zipfile.ZipInfo(name.replace(os.sep, "/"))
+            kind = zipfile.ZIP_STORED if name == "__main__.py" else zipfile.ZIP_DEFLATED
+            archive.writestr(entry, files[name], compress_type=kind)
+    return buffer.getvalue()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import re
 import threading
@@ -88,7 +87,11 @@ def _populate(
     fd: int, action: CreateRegion, on_done: Callable[[int], None], stop: threading.Event
 ) -> None:
     place = interleave_memory if action.placement.node is None else bind_memory
-    with _mapped(fd, action) as mapping:
+    try:  # on hugetlbfs this reserves all pages, and fails where they are not
+        mapping = map_shared(fd, action.size_bytes)
+    except HostprepError as error:
+        raise _as_shortfall(error, action) from error
+    with mapping:
         address = address_of(mapping)
 
         def work(offset: int, length: int) -> None:
@@ -114,14 +117,6 @@ def _populate(
             _check_huge(address, action)
 
 
-def _mapped(fd: int, action: CreateRegion) -> mmap.mmap:
-    """Map the file: on hugetlbfs that reserves all its pages, and fails where they are not."""
-    try:
-        return map_shared(fd, action.size_bytes)
-    except HostprepError as error:
-        raise _as_shortfall(error, action) from error
-
-
 def _as_shortfall(explained: HostprepError, action: CreateRegion) -> HostprepError:
     """Return the error to raise: a shortfall where pages ran out, for the next plan to avoid."""
     if explained.reason in ("OutOfPages", "OutOfMemory"):
@@ -145,7 +140,6 @@ def _check_resident(fd: int, action: CreateRegion) -> None:
 
 def _check_huge(address: int, action: CreateRegion) -> None:
     """Refuse a THP region that the kernel filled with base pages: it would not attach fast."""
-    text = ""
     with open("/proc/self/smaps", encoding="ascii", errors="replace") as file:
         text = file.read()
     start = text.find(f"\n{address:x}-")

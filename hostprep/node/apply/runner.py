@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import singledispatchmethod
+from dataclasses import dataclass, field, replace
+from functools import partial, singledispatchmethod
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -28,8 +28,13 @@ from hostprep.node.apply.folder import (
     remove_pool,
     set_access,
 )
-from hostprep.node.apply.hugepages import HugePageControl
-from hostprep.node.apply.progress import ProgressReporter
+from hostprep.node.apply.hugepages import (
+    add_pages,
+    adopt_boot_pages,
+    free_pages,
+    give_back_pages,
+    replay_ledger,
+)
 from hostprep.node.apply.publish import publish
 from hostprep.node.apply.regions import create_region, mark_damaged, remove_region, scrub_region
 from hostprep.node.facts import Facts
@@ -58,6 +63,94 @@ from hostprep.paths import PoolPaths
 if TYPE_CHECKING:
     from hostprep.linux.threads import Stop
 
+OnProgress = Callable[[str, int, int], None]
+"""Takes the pool, the bytes done and the bytes to be done; called from several threads."""
+
+
+class ProgressReporter:
+    """Reports nothing by itself. Called from several threads."""
+
+    def begin(self, action: Action) -> None:
+        """Report that an action starts."""
+
+    def advance(self, action: Action, size_bytes: int) -> None:
+        """Report that so many more bytes of the action are done."""
+
+    def end(self, action: Action, *, took_s: float) -> None:
+        """Report that the action is done, after so many seconds."""
+
+
+class ProgressTracker(ProgressReporter):
+    """Tracks one pool's part of a plan: seconds by kind of step, bytes populated, bytes done.
+
+    Keeps `scrubbing` at the (pool, region) pairs that are being zeroed now.
+    """
+
+    def __init__(self, pool: str, on_progress: OnProgress, scrubbing: set[tuple[str, str]]) -> None:
+        self._pool = pool
+        self._on_progress = on_progress
+        self._scrubbing = scrubbing
+        self._lock = threading.Lock()
+        self._total_bytes = 0
+        self._done_bytes = 0
+        self._seconds: dict[str, float] = {}
+        self._populating: tuple[float, float] | None = None
+        self._populated: dict[Backing, int] = {}
+
+    def expect(self, actions: tuple[Action, ...]) -> None:
+        """Begin to count towards the bytes of these actions."""
+        long = [a for a in actions if isinstance(a, CreateRegion | ScrubRegion)]
+        self._total_bytes = sum(action.expected_bytes for action in long)
+        self._done_bytes = 0
+
+    @property
+    def steps(self) -> tuple[tuple[str, float], ...]:
+        """Seconds by kind of step, in the order in which they began.
+
+        Regions are populated at the same time on several nodes: theirs is the time from the
+        first one's begin to the last one's end.
+        """
+        seconds = dict(self._seconds)
+        if self._populating is not None:
+            seconds["Populate"] = self._populating[1] - self._populating[0]
+        return tuple((kind, round(took_s, 3)) for kind, took_s in seconds.items())
+
+    @property
+    def populated(self) -> tuple[tuple[Backing, int], ...]:
+        """Bytes made resident, by backing."""
+        return tuple(self._populated.items())
+
+    def begin(self, action: Action) -> None:
+        """Note when an action starts."""
+        if isinstance(action, ScrubRegion):
+            self._scrubbing.add((action.pool, action.region))
+        if isinstance(action, CreateRegion):
+            with self._lock:
+                now_s = time.monotonic()
+                self._populating = self._populating or (now_s, now_s)
+                self._seconds.setdefault("Populate", 0.0)
+            self._on_progress(self._pool, self._done_bytes, self._total_bytes)
+
+    def advance(self, action: Action, size_bytes: int) -> None:
+        """Count bytes."""
+        with self._lock:
+            self._done_bytes += size_bytes
+            if isinstance(action, CreateRegion):
+                done = self._populated.get(action.backing, 0)
+                self._populated[action.backing] = done + size_bytes
+                began_s = self._populating[0] if self._populating else time.monotonic()
+                self._populating = (began_s, time.monotonic())
+        self._on_progress(self._pool, self._done_bytes, self._total_bytes)
+
+    def end(self, action: Action, *, took_s: float) -> None:
+        """Add the seconds of an action, other than populating and adopting."""
+        if isinstance(action, AdoptRegion | CreateRegion):
+            return
+        if isinstance(action, ScrubRegion):
+            self._scrubbing.discard((action.pool, action.region))
+        with self._lock:
+            self._seconds[action.kind] = self._seconds.get(action.kind, 0.0) + took_s
+
 
 class _NewBytes:
     """Counts bytes that were not resident before: an interrupted run's are the first ones."""
@@ -83,9 +176,8 @@ class Runner:
     root: str
     facts: Facts
     specs: Sequence[PoolSpec]
-    progress: ProgressReporter = field(default_factory=ProgressReporter)
-    huge_pages: HugePageControl = field(default_factory=HugePageControl)
-    stop: threading.Event = field(default_factory=threading.Event)
+    progress: ProgressReporter
+    stop: threading.Event
     """The caller's: once it is set, the piece in flight is the last. Never set here."""
     _writers: dict[str, LedgerWriter] = field(default_factory=dict)
 
@@ -102,7 +194,7 @@ class Runner:
             else:
                 for action in group:
                     with self._progress_of(action, self.stop):
-                        self._do(action, self._paths(action))
+                        self._do(action, PoolPaths(self.root, action.pool))
 
     def _populate(self, actions: Sequence[CreateRegion]) -> None:
         """Populate regions: one after the other on a node, all nodes at once."""
@@ -128,8 +220,9 @@ class Runner:
         try:
             for action in actions:
                 with self._progress_of(action, cancelled):
-                    new = _NewBytes(action.there_bytes, self._advance(action))
-                    create_region(self._paths(action), action, on_done=new.done, stop=cancelled)
+                    new = _NewBytes(action.there_bytes, partial(self.progress.advance, action))
+                    paths = PoolPaths(self.root, action.pool)
+                    create_region(paths, action, on_done=new.done, stop=cancelled)
         except BaseException:
             cancelled.set()
             raise
@@ -143,12 +236,6 @@ class Runner:
         begin_s = time.monotonic()
         yield
         self.progress.end(action, took_s=time.monotonic() - begin_s)
-
-    def _paths(self, action: Action) -> PoolPaths:
-        return PoolPaths(self.root, action.pool)
-
-    def _advance(self, action: Action) -> Callable[[int], None]:
-        return lambda size_bytes: self.progress.advance(action, size_bytes)
 
     @singledispatchmethod
     def _do(self, action: Action, paths: PoolPaths) -> None:
@@ -174,12 +261,7 @@ class Runner:
 
     @_do.register
     def _(self, action: ReserveHugePages, paths: PoolPaths) -> None:
-        came = self.huge_pages.add(
-            self._writer(paths),
-            node_id=action.node_id,
-            page_bytes=action.page_bytes,
-            pages=action.pages,
-        )
+        came = add_pages(self._writer(paths), action.entry)
         if came < action.pages:
             backing = Backing.HUGETLB_1GI if action.page_bytes == GIB else Backing.HUGETLB_2MI
             why = (
@@ -190,12 +272,7 @@ class Runner:
 
     @_do.register
     def _(self, action: ReturnHugePages, paths: PoolPaths) -> None:
-        self.huge_pages.give_back(
-            self._writer(paths),
-            node_id=action.node_id,
-            page_bytes=action.page_bytes,
-            pages=action.pages,
-        )
+        give_back_pages(self._writer(paths), action.entry)
 
     @_do.register
     def _(self, action: MountMemory, paths: PoolPaths) -> None:
@@ -220,7 +297,8 @@ class Runner:
         if region is not None:
             # Busy: claimed since. Its holder had it scrubbed, or asked for its own bytes.
             with contextlib.suppress(BusyError):
-                scrub_region(paths, region, on_done=self._advance(action), stop=self.stop)
+                done = partial(self.progress.advance, action)
+                scrub_region(paths, region, on_done=done, stop=self.stop)
 
     @_do.register
     def _(self, action: RemoveRegion, paths: PoolPaths) -> None:
@@ -253,15 +331,15 @@ class Runner:
             ledger = read_ledger(paths)
             if ledger is None or ledger.boot_id != boot_id:
                 at_boot = read_boot_ledger(paths, boot_id)
-                ledger = self.huge_pages.adopt(Ledger(boot_id=boot_id, pool_uid=uid), at_boot)
+                ledger = adopt_boot_pages(Ledger(boot_id=boot_id, pool_uid=uid), at_boot)
             writer = LedgerWriter(paths, ledger)
             writer.save(ledger)
-            self.huge_pages.replay_ledger(writer)
+            replay_ledger(writer)
             self._writers[paths.pool] = writer
         return writer
 
 
-def roll_back(paths: PoolPaths, short: Shortfall, huge_pages: HugePageControl) -> None:
+def roll_back(paths: PoolPaths, short: Shortfall) -> None:
     """Undo an attempt with a backing that was short: unfinished regions, empty mount, free pages.
 
     Finished regions stay with the pages under them: what is given back is never more than what
@@ -285,10 +363,5 @@ def roll_back(paths: PoolPaths, short: Shortfall, huge_pages: HugePageControl) -
     writer = LedgerWriter(paths, ledger)
     for entry in ledger.taken:
         if entry.page_bytes == backing.page_bytes and short.node_id in (None, entry.node_id):
-            free = huge_pages.free_pages(entry.node_id, entry.page_bytes)
-            huge_pages.give_back(
-                writer,
-                node_id=entry.node_id,
-                page_bytes=entry.page_bytes,
-                pages=min(entry.pages, free),
-            )
+            free = free_pages(entry.node_id, entry.page_bytes)
+            give_back_pages(writer, replace(entry, pages=min(entry.pages, free)))

@@ -13,11 +13,16 @@ from hostprep.cuda.turnstile_files import make_turnstiles, remove_turnstiles
 from hostprep.errors import BadInputError, BusyError, FailedError, HostprepError, NotReadyError
 from hostprep.node.apply.cgroups import host_cgroup, remove_host_cgroup
 from hostprep.node.apply.exclusive import exclusive, remove_root
-from hostprep.node.apply.hugepages import HugePageControl
-from hostprep.node.apply.progress import OnProgress, ProgressReporter, ProgressTracker
+from hostprep.node.apply.hugepages import replay_ledger
 from hostprep.node.apply.publish import publish_zipapp, unused_versions
 from hostprep.node.apply.regions import mark_damaged
-from hostprep.node.apply.runner import Runner, roll_back
+from hostprep.node.apply.runner import (
+    OnProgress,
+    ProgressReporter,
+    ProgressTracker,
+    Runner,
+    roll_back,
+)
 from hostprep.node.facts import Facts
 from hostprep.node.ledger import LedgerWriter, read_ledger
 from hostprep.node.observe import observe
@@ -52,8 +57,6 @@ class Node:
     """This machine, and the root folder of its pools."""
 
     root: str
-    host: HostRoot = field(default_factory=lambda: HostRoot("/"))
-    huge_pages: HugePageControl = field(default_factory=HugePageControl)
     cgroup_return_failed: str = ""
     """Why this process could not leave the host-level cgroup again: it runs outside of its own
     cgroup's limits, and should end. Empty where it did."""
@@ -63,7 +66,7 @@ class Node:
 
     def facts(self) -> Facts:
         """Observe everything. Raises BadInputError for a root that cannot be."""
-        return observe(host=self.host, root=self.root, pools=observe_pools(self.root))
+        return observe(host=HostRoot(), root=self.root, pools=observe_pools(self.root))
 
     def plan(self, specs: Sequence[PoolSpec]) -> Plan:
         """Return what prepare would do; changes nothing."""
@@ -160,14 +163,7 @@ class Node:
         Returns the backing that ran short, rolled back: plan again without it. Raises Stopped,
         HostprepError.
         """
-        runner = Runner(
-            self.root,
-            facts,
-            specs,
-            progress=progress,
-            huge_pages=self.huge_pages,
-            stop=stop or threading.Event(),
-        )
+        runner = Runner(self.root, facts, specs, progress, stop or threading.Event())
 
         def note_return_failed(why: str) -> None:
             self.cgroup_return_failed = why
@@ -178,7 +174,7 @@ class Node:
                     stack.enter_context(host_cgroup(facts, on_return_failed=note_return_failed))
                 runner.run(wanted)
         except ShortfallError as error:
-            roll_back(PoolPaths(self.root, error.short.pool), error.short, self.huge_pages)
+            roll_back(PoolPaths(self.root, error.short.pool), error.short)
             return error.short
         return None
 
@@ -188,9 +184,9 @@ class Node:
             paths = PoolPaths(self.root, pool.name)
             mark_damaged(paths, pool)
             ledger = read_ledger(paths)
-            if ledger is not None and ledger.pending is not None:
+            if ledger is not None:
                 with contextlib.suppress(FileNotFoundError):
-                    self.huge_pages.replay_ledger(LedgerWriter(paths, ledger))
+                    replay_ledger(LedgerWriter(paths, ledger))
 
 
 def check_met(wanted: Plan, specs: Sequence[PoolSpec]) -> None:
@@ -307,8 +303,8 @@ class Reconciler:
                     plan=pool, error=self._short_error(pool), populated=tracker.populated
                 )
             tracker.expect(actions)
+            part = Plan(actions=actions, pools=(pool,))
             try:
-                part = Plan(actions=actions, pools=(pool,))
                 short = self.node.carry_out(
                     part, facts, self.specs, progress=tracker, stop=self.stop
                 )

@@ -98,12 +98,11 @@ def sync_boot_unit(
         with closing_fd(fd):
             sync = _BootUnitSync(_HostFiles(fd), root, state)
             return sync.run(sorted(wanted, key=lambda spec: -spec.priority), unwanted)
-    except (HostprepError, OSError) as error:
-        failures = [(spec.name, _with_remedy(_as_hostprep_error(error))) for spec in wanted]
+    except (HostprepError, OSError) as caught:
+        error = _as_hostprep_error(caught)
+        failures = [(spec.name, _with_remedy(error)) for spec in wanted]
         left = sorted(_read_record(state).intersection(unwanted))
-        failures += [
-            (name, _left_behind(name, _as_hostprep_error(error), str(state))) for name in left
-        ]
+        failures += [(name, _left_behind(name, error, str(state))) for name in left]
         return BootUnit(failures=tuple(failures))
 
 
@@ -122,7 +121,9 @@ class _BootUnitSync:
             if wanted:
                 self._check_systemd()
             for spec in wanted:
-                self._write_script(spec)
+                with self._failures_of(spec.name):
+                    text = boot_script(spec, root=self.root)
+                    self.files.write_ours(_SCRIPTS, f"{spec.name}.sh", text)
         for name in unwanted:
             with self._failures_of(name):
                 self.files.remove_ours(_SCRIPTS, f"{name}.sh")
@@ -149,11 +150,6 @@ class _BootUnitSync:
             raise NotReadyError(
                 f"no systemd runs on the node{here}", reason="NoSystemd", remedy=_BY_HAND[3:]
             ) from None
-
-    def _write_script(self, spec: PoolSpec) -> None:
-        with self._failures_of(spec.name):
-            text = boot_script(spec, root=self.root)
-            self.files.write_ours(_SCRIPTS, f"{spec.name}.sh", text)
 
     def _write_unit(self, kept: Sequence[str]) -> None:
         text = systemd_unit(*(f"/{_SCRIPTS}/{name}.sh" for name in kept))
@@ -182,7 +178,7 @@ class _BootUnitSync:
         """
         files: list[str] = []
         with _ours_only(), closing_fd(self.files.open(_SCRIPTS)) as folder:
-            files = [name for name in sorted(os.listdir(folder)) if name.endswith(".sh")]
+            files = sorted(name for name in os.listdir(folder) if name.endswith(".sh"))
         ours = [file[:-3] for file in files if self.files.is_ours(_SCRIPTS, file)]
         return [*(n for n in names if n in ours), *(n for n in ours if n not in names)]
 

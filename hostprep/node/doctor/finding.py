@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-
-from hostprep.node.facts import Facts
 
 NOTHING_TO_DO = "nothing to do"
 
@@ -38,9 +36,6 @@ class Finding:
         head = f"{self.severity:<7}  {self.check}: {self.what}"
         return head if self.remedy == NOTHING_TO_DO else f"{head}\n         -> {self.remedy}"
 
-
-Check = Callable[[Facts], Iterable[Finding]]
-"""Checks one thing. Yields nothing only where there is nothing to check."""
 
 _ORDER = tuple(Severity)
 

@@ -11,7 +11,7 @@ from hostprep.cuda.chunks import ChunkPolicy
 from hostprep.cuda.cost import registration_cost
 from hostprep.known_issues import known_issues_of, parse_driver_version
 from hostprep.node.doctor.finding import NOTHING_TO_DO, Finding, Severity, all_well
-from hostprep.node.facts import Facts, Gpu, NumaNode
+from hostprep.node.facts import Facts, NumaNode
 from hostprep.node.observe.gpus import CudaFacts, NvidiaFacts
 from hostprep.node.plan import plan
 from hostprep.units import format_bytes
@@ -19,18 +19,22 @@ from hostprep.units import format_bytes
 _SHORT = 0.1
 """Of a node's memory free or reclaimable: below it there is hardly anything to prepare."""
 _NAME = "register"
-_NVIDIA = 0x10DE
 _LARGEST_CALL_BYTES = ChunkPolicy.most_bytes
 """Of our own registrations."""
 _OTHER_CHECKS = frozenset({"LongTermPinLimit", "LargeArmPages"})
-"""Faults that the checks `kernel` and `base-pages` report."""
+"""Issues that the checks `kernel` and `base-pages` report."""
 _COSTLY_SHARE = 0.25
 """Of the memory that is available now: a cost worth a warning."""
 
 
 def check_gpus(facts: Facts) -> Iterator[Finding]:
     """Regions per GPU lie on the GPU's node: it has to be known, and to have memory."""
-    problems = [*_without_node(facts), *_short_nodes(facts), *_without_driver(facts.gpus)]
+    problems = [*_without_node(facts), *_short_nodes(facts)]
+    bare = [gpu.pci_address for gpu in facts.gpus if gpu.driver is None]
+    if bare:
+        what = f"no driver is bound to GPU {', '.join(bare)}: no engine can register with it"
+        remedy = "modprobe nvidia (or amdgpu); in a cluster see the GPU operator's driver pods"
+        problems.append(Finding(Severity.WARNING, "gpus", what, remedy))
     yield from problems
     if not facts.gpus:
         yield Finding(
@@ -76,14 +80,6 @@ def _left(node: NumaNode) -> int:
     return node.free_bytes + node.reclaimable_bytes + huge
 
 
-def _without_driver(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
-    bare = [gpu.pci_address for gpu in gpus if gpu.driver is None]
-    if bare:
-        what = f"no driver is bound to GPU {', '.join(bare)}: no engine can register with it"
-        remedy = "modprobe nvidia (or amdgpu); in a cluster see the GPU operator's driver pods"
-        yield Finding(Severity.WARNING, "gpus", what, remedy)
-
-
 @dataclass(frozen=True, slots=True)
 class _Registered:
     """What would be registered: a pool, or an example."""
@@ -100,23 +96,35 @@ def check_registering(
     if nvidia.module is None:
         yield _no_driver(facts)
         return
+    cuda = nvidia.cuda or CudaFacts()
     yield from _driver(nvidia)
-    if nvidia.cuda is not None:
-        yield from _devices(nvidia.cuda)
-    if any(device.uses_host_page_tables for device in (nvidia.cuda or CudaFacts()).devices):
+    yield from _devices(cuda)
+    if any(device.uses_host_page_tables for device in cuda.devices):
         return  # nothing is locked and no table is made there: no cost, and no limit
     wanted = _wanted(facts, specs)
     for one in wanted or (_Registered("for every 100 GiB", 100 * GIB, 2 * MIB),):
         yield _cost(facts, nvidia, one)
-    yield from _faults(facts, nvidia, wanted)
+    found = known_issues_of(
+        size_bytes=max((one.size_bytes for one in wanted), default=facts.memory.total_bytes),
+        chunk_bytes=_LARGEST_CALL_BYTES,
+        kernel_release=facts.kernel.release,
+        driver_version=nvidia.module,
+        arch=facts.kernel.arch,
+        base_page_bytes=facts.memory.page_bytes,
+    )
+    shown = [issue for issue in found if issue.name not in _OTHER_CHECKS]
+    for issue in shown:
+        yield Finding(Severity(issue.severity), _NAME, issue.what, issue.remedy)
+    if not shown:
+        chunk = format_bytes(_LARGEST_CALL_BYTES)
+        yield all_well(_NAME, f"no known fault meets registrations of {chunk} at a time here")
 
 
 def _no_driver(facts: Facts) -> Finding:
-    vendors = {gpu.vendor_id for gpu in facts.gpus}
-    if _NVIDIA in vendors:
+    if any(gpu.is_nvidia for gpu in facts.gpus):
         why = "no NVIDIA driver is loaded"
         remedy = "modprobe nvidia; in a cluster see the GPU operator's driver pods"
-    elif vendors:
+    elif facts.gpus:
         why, remedy = "its GPUs are AMD's", "leave --gpu out; ROCm registers by calls of its own"
     else:
         why, remedy = "there is no NVIDIA GPU and no driver", "leave --gpu out on such a node"
@@ -178,7 +186,7 @@ def _wanted(facts: Facts, specs: Sequence[PoolSpec]) -> tuple[_Registered, ...]:
 
 def _cost(facts: Facts, nvidia: NvidiaFacts, wanted: _Registered) -> Finding:
     """Slices are what Hostprep's engines register; all of it is what others do (FlexKV #259)."""
-    ranks = max(1, sum(gpu.vendor_id == _NVIDIA for gpu in facts.gpus))
+    ranks = max(1, sum(gpu.is_nvidia for gpu in facts.gpus))
     slice_bytes = -(-wanted.size_bytes // ranks // wanted.page_bytes) * wanted.page_bytes
     base = facts.memory.page_bytes
     slices, full = (
@@ -205,23 +213,3 @@ def _cost(facts: Facts, nvidia: NvidiaFacts, wanted: _Registered) -> Finding:
         remedy = "register slices only, and leave that much unprepared"
         return Finding(Severity.WARNING, _NAME, what, remedy)
     return Finding(Severity.INFO, _NAME, f"{what} (reckoned)", NOTHING_TO_DO)
-
-
-def _faults(
-    facts: Facts, nvidia: NvidiaFacts, wanted: tuple[_Registered, ...]
-) -> Iterator[Finding]:
-    sizes = [one.size_bytes for one in wanted]
-    found = known_issues_of(
-        size_bytes=max(sizes, default=facts.memory.total_bytes),
-        chunk_bytes=_LARGEST_CALL_BYTES,
-        kernel_release=facts.kernel.release,
-        driver_version=nvidia.module,
-        arch=facts.kernel.arch,
-        base_page_bytes=facts.memory.page_bytes,
-    )
-    shown = [fault for fault in found if fault.name not in _OTHER_CHECKS]
-    for fault in shown:
-        yield Finding(Severity(fault.severity), _NAME, fault.what, fault.remedy)
-    if not shown:
-        chunk = format_bytes(_LARGEST_CALL_BYTES)
-        yield all_well(_NAME, f"no known fault meets registrations of {chunk} at a time here")

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from hostprep.linux.processes import HOST_CGROUP_NAMESPACE, first_cgroup_namespace
 from hostprep.linux.procfs import parse_int
-from hostprep.node.facts import CgroupFacts
-from hostprep.node.observe.host import HostRoot, Warn
-from hostprep.node.observe.mounts import MountEntry, below, observe_mount_entries
+from hostprep.node.facts import CgroupFacts, Mount
+from hostprep.node.observe.host import HostRoot, Warn, below, read_mounts
 
 _INIT_NAMESPACE = f"cgroup:[{HOST_CGROUP_NAMESPACE}]"
 _NO_LIMIT = 1 << 62
@@ -44,9 +43,7 @@ class Hierarchy:
         yield folder
 
 
-def observe_cgroup(
-    host: HostRoot, entries: tuple[MountEntry, ...], euid: int, warn: Warn
-) -> CgroupFacts:
+def observe_cgroup(host: HostRoot, mounts: tuple[Mount, ...], euid: int, warn: Warn) -> CgroupFacts:
     """Return where memory that this process touches is charged; version 0 if that is not known.
 
     Neither the path nor the limits above can be seen from within a cgroup namespace: this process
@@ -55,27 +52,27 @@ def observe_cgroup(
     namespace = host.link("/proc/self/ns/cgroup")
     namespaced = namespace is not None and namespace != _INIT_NAMESPACE
     if not namespaced or host.at("/") != "/":
-        return _observe(host, entries, euid, warn, namespaced=namespaced)
+        return _observe(host, mounts, euid, warn, namespaced=namespaced)
     with contextlib.ExitStack() as stack:
         crossed = False
         with contextlib.suppress(OSError):
             crossed = stack.enter_context(first_cgroup_namespace())
         if crossed:  # the roots of the mounts differ there
-            entries = observe_mount_entries(host, warn)
-        return _observe(host, entries, euid, warn, namespaced=not crossed)
+            mounts = read_mounts(host, warn)
+        return _observe(host, mounts, euid, warn, namespaced=not crossed)
 
 
 def _observe(
-    host: HostRoot, entries: tuple[MountEntry, ...], euid: int, warn: Warn, *, namespaced: bool
+    host: HostRoot, mounts: tuple[Mount, ...], euid: int, warn: Warn, *, namespaced: bool
 ) -> CgroupFacts:
     paths = parse_own_paths(host.read_text("/proc/self/cgroup") or "")
-    memory = _find(host, entries, paths, "memory")
+    memory = _find(host, mounts, paths, "memory")
     if memory is None:
         warn("the memory controller's cgroup is unknown: limits on this process are not seen")
         return CgroupFacts(
             version=0, path=paths.get("", ""), memory_limit_bytes=None, namespaced=namespaced
         )
-    hugetlb = _find(host, entries, paths, "hugetlb")
+    hugetlb = _find(host, mounts, paths, "hugetlb")
     return CgroupFacts(
         version=memory.version,
         path=memory.path,
@@ -106,32 +103,32 @@ def parse_own_paths(text: str) -> dict[str, str]:
 
 
 def _find(
-    host: HostRoot, entries: Iterable[MountEntry], paths: dict[str, str], controller: str
+    host: HostRoot, mounts: Iterable[Mount], paths: dict[str, str], controller: str
 ) -> Hierarchy | None:
     """Return the hierarchy with that controller: the unified one, else one of version 1."""
-    for entry in entries:
-        if entry.mount.fs_type == "cgroup2" and "" in paths:
-            controllers = host.read_text(f"{entry.mount.path}/cgroup.controllers") or ""
+    for mount in mounts:
+        if mount.fs_type == "cgroup2" and "" in paths:
+            controllers = host.read_text(f"{mount.path}/cgroup.controllers") or ""
             if controller in controllers.split():
-                return _hierarchy(2, entry, paths[""])
-    for entry in entries:
-        is_its = entry.mount.fs_type == "cgroup" and controller in entry.mount.options
+                return _hierarchy(2, mount, paths[""])
+    for mount in mounts:
+        is_its = mount.fs_type == "cgroup" and controller in mount.options
         if is_its and controller in paths:
-            return _hierarchy(1, entry, paths[controller])
+            return _hierarchy(1, mount, paths[controller])
     return None
 
 
-def _hierarchy(version: int, entry: MountEntry, path: str) -> Hierarchy:
-    top = entry.mount.path
+def _hierarchy(version: int, mount: Mount, path: str) -> Hierarchy:
+    top = mount.path
     relative = ""
-    if ".." not in path.split("/") and below(path, entry.fs_root):
-        relative = path[len(entry.fs_root.rstrip("/")) :].rstrip("/")
+    if ".." not in path.split("/") and below(path, mount.fs_root):
+        relative = path[len(mount.fs_root.rstrip("/")) :].rstrip("/")
     return Hierarchy(
         version=version,
         path=path,
         top=top,
         own=top + relative,
-        read_only="ro" in entry.mount.options,
+        read_only="ro" in mount.options,
     )
 
 

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING
 
 from hostprep.errors import HostprepError
 from hostprep.known_issues import VERSION_FILES
-from hostprep.node.facts import Gpu
+from hostprep.node.facts import NVIDIA_VENDOR, Gpu
 
 if TYPE_CHECKING:
     from hostprep.cuda.driver import DeviceTraits, Driver
     from hostprep.node.observe.host import HostRoot
 
 _DEVICES = "/sys/bus/pci/devices"
-_VENDORS = frozenset({0x10DE, 0x1002})
+_VENDORS = frozenset({NVIDIA_VENDOR, 0x1002})
 """NVIDIA and AMD. Servers also have a VGA controller on their management chip (ASPEED)."""
 _CLASSES = frozenset({0x0300, 0x0302, 0x0380, 0x1200})
 """VGA, 3D, other display (AMD Instinct MI100 and MI200) and processing accelerators (MI300)."""
-_NVIDIA = 0x10DE
 _TRANSLATING = frozenset({"DMA", "DMA-FQ"})
 """Kinds of IOMMU domains whose addresses are not the memory's own (sysfs-kernel-iommu_groups)."""
 
@@ -49,7 +48,6 @@ def _gpu(host: HostRoot, address: str) -> Gpu | None:
     return Gpu(
         pci_address=address,
         vendor_id=vendor_id,
-        device_id=host.read_int(f"{folder}/device") or 0,
         numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
         driver=driver.rpartition("/")[2] if driver else None,
     )
@@ -89,7 +87,9 @@ def observe_nvidia(
     return NvidiaFacts(
         module=module,
         is_open="Open Kernel Module" in texts[0] if texts[0] else None,
-        translated=tuple(gpu.pci_address for gpu in gpus if _is_translated(host, gpu)),
+        translated=tuple(
+            gpu.pci_address for gpu in gpus if gpu.is_nvidia and _is_translated(host, gpu)
+        ),
         cuda=query() if query is not None else None,
     )
 
@@ -106,5 +106,5 @@ def query_cuda(load: Callable[[], Driver] | None = None) -> CudaFacts:
 
 
 def _is_translated(host: HostRoot, gpu: Gpu) -> bool:
-    kind = host.read_text(f"/sys/bus/pci/devices/{gpu.pci_address}/iommu_group/type")
-    return gpu.vendor_id == _NVIDIA and (kind or "").strip() in _TRANSLATING
+    kind = host.read_text(f"{_DEVICES}/{gpu.pci_address}/iommu_group/type") or ""
+    return kind.strip() in _TRANSLATING

@@ -1,13 +1,15 @@
-"""The host's file tree as observe reads it: `/`, or a tree that a test has written."""
+"""The host as observe reads it: its file tree (`/`, or one that a test has written) and mounts."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from hostprep.linux.procfs import parse_int
+from hostprep.node.facts import Mount, RootFacts
 
 Warn: TypeAlias = "Callable[[str], None]"
 """Takes one sentence about what could not be seen; never raises."""
@@ -30,13 +32,9 @@ class HostRoot:
     def read_bytes(self, path: str) -> bytes | None:
         """Return the file's bytes."""
         try:
-            descriptor = os.open(self.at(path), os.O_RDONLY | os.O_CLOEXEC)
-        except (OSError, ValueError):
-            return None
-        try:
-            with open(descriptor, "rb") as file:
+            with open(self.at(path), "rb") as file:
                 return file.read()
-        except OSError:
+        except (OSError, ValueError):
             return None
 
     def read_text(self, path: str) -> str | None:
@@ -73,3 +71,110 @@ class HostRoot:
             return os.access(self.at(path), os.W_OK, effective_ids=True)
         except ValueError:
             return False
+
+
+_ESCAPE = re.compile(r"\\([0-3][0-7]{2})", re.ASCII)
+_DEVICE = re.compile(r"(\d{1,10}):(\d{1,10})", re.ASCII)
+_FIXED_FIELDS = 6
+_HOST = HostRoot("/")
+
+
+def read_mounts(
+    host: HostRoot = _HOST, warn: Warn = lambda _: None, *, process: str = "self"
+) -> tuple[Mount, ...]:
+    """Return all mounts in the kernel's order: a later one hides an earlier one at its path."""
+    path = f"/proc/{process}/mountinfo"
+    text = host.read_text(path)
+    if text is None:
+        warn(f"{path} cannot be read: mounts are unknown")
+        return ()
+    # Not splitlines: the kernel leaves \r, \v and their like in paths as they are.
+    lines = [line for line in text.split("\n") if line]
+    mounts = [mount for line in lines if (mount := parse_mountinfo_line(line))]
+    if len(mounts) < len(lines):
+        warn(f"{path}: {len(lines) - len(mounts)} lines make no sense")
+    return tuple(mounts)
+
+
+def below(path: str, folder: str) -> bool:
+    """Whether a normalised absolute path is the folder or lies in it."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def parse_mountinfo_line(line: str) -> Mount | None:
+    """Return one mount: options are the mount's own, then those of its file system.
+
+    Line: id parent major:minor root path options [tag...] - type source options.
+    """
+    head, separator, tail = line.partition(" - ")
+    fields, rest = head.split(" "), tail.split(" ")
+    if not separator or len(fields) < _FIXED_FIELDS:
+        return None
+    device = _DEVICE.fullmatch(fields[2])
+    if device is None or not fields[4].startswith("/") or not rest[0]:
+        return None
+    options = ",".join([fields[5], *rest[2:3]]).split(",")
+    return Mount(
+        path=unescape(fields[4]),
+        fs_type=unescape(rest[0]),
+        source=unescape(rest[1]) if len(rest) > 1 else "",
+        options=tuple(dict.fromkeys(unescape(option) for option in options if option)),
+        device=(int(device[1]), int(device[2])),
+        fs_root=unescape(fields[3]),
+    )
+
+
+def unescape(field: str) -> str:
+    r"""Undo the kernel's octal escapes: space is \040, the backslash itself \134."""
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), field)
+
+
+def observe_root(root: str, warn: Warn) -> RootFacts:
+    """Return what the root folder is, or can become."""
+    path = os.path.abspath(root)
+    nearest = nearest_existing(path)
+    return RootFacts(
+        path=path,
+        exists=os.path.lexists(path),
+        fs_type=fs_type_of(nearest, read_mounts(warn=warn)),
+        writable=os.path.isdir(nearest)
+        and os.access(nearest, os.W_OK | os.X_OK, effective_ids=True),
+        free_bytes=_free_bytes(nearest, warn),
+        nearest_path=nearest,
+        is_symlink=os.path.islink(path),
+    )
+
+
+def nearest_existing(path: str) -> str:
+    """Return the path, or the deepest of its parents that exists; a dangling link does not."""
+    while not os.path.exists(path) and path != "/":
+        path = os.path.dirname(path)
+    return path
+
+
+def fs_type_of(path: str, mounts: tuple[Mount, ...]) -> str:
+    """Return the type of the file system that an existing path is on; `unknown` if none fits.
+
+    The deepest mount above the path that has its device; the deepest one if none has (btrfs
+    shows another device to stat than to mountinfo). Of two at one path the later hides the other.
+    """
+    real = os.path.realpath(path)
+    above = [mount for mount in mounts if below(real, mount.path)]
+    try:
+        status = os.stat(real)
+    except OSError:
+        return "unknown"
+    device = (os.major(status.st_dev), os.minor(status.st_dev))
+    candidates = [mount for mount in above if mount.device == device] or above
+    if not candidates:
+        return "unknown"
+    return max(enumerate(candidates), key=lambda item: (len(item[1].path), item[0]))[1].fs_type
+
+
+def _free_bytes(path: str, warn: Warn) -> int:
+    try:
+        status = os.statvfs(path)
+    except OSError as error:
+        warn(f"free space at {path} is unknown: {error.strerror}")
+        return 0
+    return status.f_bavail * status.f_frsize

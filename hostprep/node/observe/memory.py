@@ -207,12 +207,8 @@ def _count(host: HostRoot, path: str, warn: Warn) -> int:
 
 def observe_thp(host: HostRoot) -> ThpFacts:
     """Return the knobs; `unknown` for one that this kernel does not have."""
-    enabled, defrag, shmem = (
+    defrag, shmem_enabled = (
         parse_bracketed(host.read_text(f"/sys/kernel/mm/transparent_hugepage/{knob}") or "")
-        for knob in ("enabled", "defrag", "shmem_enabled")
+        for knob in ("defrag", "shmem_enabled")
     )
-    return ThpFacts(
-        enabled=enabled or "unknown",
-        defrag=defrag or "unknown",
-        shmem_enabled=shmem or "unknown",
-    )
+    return ThpFacts(defrag or "unknown", shmem_enabled or "unknown")

@@ -1,4 +1,4 @@
-"""What the pools' folders hold now: regions, leases, ledgers, whether the handoff is right."""
+"""What the pools hold now: regions, leases, ledgers, gates, whether the handoff is right."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from hostprep.client.claim import claim_lock, has_waiters
 from hostprep.client.handoff import Handoff, Region, read_handoff
 from hostprep.client.scrub import why_locked, why_not_quiescent
 from hostprep.client.sidecar import is_clean, read_bad_mark, read_bad_size, read_sidecar
+from hostprep.cuda.board_layout import OPEN, READY, generation_of
+from hostprep.cuda.board_view import BoardView, read_board
+from hostprep.cuda.gate import Verdict, judge
 from hostprep.errors import HostprepError
 from hostprep.linux.files import open_folder
 from hostprep.linux.processes import may_scrub
 from hostprep.node.facts import Mount, PoolFacts, RegionFacts
 from hostprep.node.ledger import read_ledger
-from hostprep.node.observe.host import HostRoot
-from hostprep.node.observe.mounts import observe_mount_entries
+from hostprep.node.observe.host import read_mounts
 from hostprep.paths import POOL_MARKS, PoolPaths, check_pool_name
 
 _PART = ".part"
@@ -80,12 +82,6 @@ def observe_pool(
         taken=ledger.taken if ledger else (),
         mounts=own_mounts,
     )
-
-
-def read_mounts() -> tuple[Mount, ...]:
-    """Return this process's mounts, in the kernel's order."""
-    entries = observe_mount_entries(HostRoot("/"), lambda _: None)
-    return tuple(entry.mount for entry in entries)
 
 
 def as_region(facts: RegionFacts) -> Region:
@@ -225,3 +221,49 @@ def _damage(region: RegionFacts, published: Region | None) -> str | None:
     if published.size_bytes != region.size_bytes:
         return f"has {region.size_bytes} bytes, {published.size_bytes} were published"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class GateFacts:
+    """One engine's gate, as its board shows it now."""
+
+    state: str
+    """Closed, Open or Degraded."""
+    why: str
+    is_running: bool
+    """One of its ranks lives, or its lease does: a lease all of whose ranks ended is a run too."""
+    view: BoardView
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether the engine's own gate announced it: that is final."""
+        return self.view.gate is not None
+
+
+def observe_gate(paths: PoolPaths, region: str, *, leased: bool) -> GateFacts:
+    """Return the gate of the present or last run at a region; changes nothing.
+
+    Raises NotReadyError where there is no board (NoBoard), or none that can be understood
+    (BadBoard, OtherBoardVersion), HostprepError.
+    """
+    view = read_board(paths.board(region))
+    verdict = _verdict(view)
+    is_running = view.alive or (leased and _is_of_lease(paths, region, view))
+    return GateFacts(verdict.state, verdict.why, is_running, view)
+
+
+def _verdict(view: BoardView) -> Verdict:
+    # What the engine's gate announced goes first: it may know of ranks on other nodes.
+    if view.gate is not None:
+        return Verdict(view.gate.state, view.gate.reason)
+    ready = [rank for rank in view.ranks if rank.slot.state == READY]
+    if len(ready) == view.world:
+        return Verdict(OPEN)  # and stays so: ranks end one by one when the engine does
+    return judge(view.world, {}, view)
+
+
+def _is_of_lease(paths: PoolPaths, region: str, view: BoardView) -> bool:
+    sidecar = read_sidecar(paths, region)
+    if sidecar is None or not sidecar.lease_id:
+        return False
+    return generation_of(sidecar.lease_id) == view.generation

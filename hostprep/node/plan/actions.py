@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hostprep.api.pool_spec import Placement
 from hostprep.backing import Backing
 from hostprep.errors import FailedError
+from hostprep.node.facts import LedgerEntry
 from hostprep.units import format_bytes
 
 
@@ -14,63 +16,69 @@ from hostprep.units import format_bytes
 class Action:
     """One step for one pool, with what it is expected to move and to take."""
 
+    kind: ClassVar[str]
+    """CamelCase, for the times by kind of step."""
+    text: ClassVar[str] = ""
+    """The step in one line for a person; {0} is the action."""
     pool: str
     expected_bytes: int = 0
     expected_s: float = 0.0
 
     def describe(self) -> str:
         """Return the step in one line for a person."""
-        raise TypeError(f"{type(self).__name__} has no description")
+        return self.text.format(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropHandoff(Action):
     """Unpublish before anything that the handoff promises is touched."""
 
+    kind: ClassVar[str] = "Withdraw"
+    text: ClassVar[str] = "withdraw the handoff: {0.why}"
     why: str
-
-    def describe(self) -> str:  # noqa: D102
-        return f"withdraw the handoff: {self.why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakePool(Action):
     """Make the pool's folder with its locks; adopt what exists."""
 
+    kind: ClassVar[str] = "MakePool"
+    text: ClassVar[str] = "make the pool's folder"
     gid: int | None
     mode: int
 
-    def describe(self) -> str:  # noqa: D102
-        return "make the pool's folder"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HugePages(Action):
+    node_id: int
+    page_bytes: int
+    pages: int
+
+    @property
+    def entry(self) -> LedgerEntry:
+        """What the ledger has of it."""
+        return LedgerEntry(self.node_id, self.page_bytes, self.pages)
+
+    @property
+    def _pages(self) -> str:
+        size = format_bytes(self.page_bytes)
+        return f"{self.pages} huge pages of {size} on node {self.node_id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReserveHugePages(Action):
+class ReserveHugePages(_HugePages):
     """Add pages to one node's pool, with read-back, and one bounded compaction if it is short."""
 
-    node_id: int
-    page_bytes: int
-    pages: int
-
-    def describe(self) -> str:  # noqa: D102
-        return (
-            f"add {self.pages} huge pages of {format_bytes(self.page_bytes)} on node {self.node_id}"
-        )
+    kind: ClassVar[str] = "Reserve"
+    text: ClassVar[str] = "add {0._pages}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReturnHugePages(Action):
+class ReturnHugePages(_HugePages):
     """Give pages that the pool had added back to the node."""
 
-    node_id: int
-    page_bytes: int
-    pages: int
-
-    def describe(self) -> str:  # noqa: D102
-        return (
-            f"give {self.pages} huge pages of {format_bytes(self.page_bytes)} "
-            f"on node {self.node_id} back"
-        )
+    kind: ClassVar[str] = "Return"
+    text: ClassVar[str] = "give {0._pages} back"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +89,7 @@ class MountMemory(Action):
     holds the root.
     """
 
+    kind: ClassVar[str] = "Mount"
     mount_dir: str
     backing: Backing
     size_bytes: int
@@ -102,16 +111,16 @@ class MountMemory(Action):
 class UnmountMemory(Action):
     """Take the mount away, once no region is left on it."""
 
+    kind: ClassVar[str] = "Unmount"
+    text: ClassVar[str] = "unmount {0.mount_dir}"
     mount_dir: str
-
-    def describe(self) -> str:  # noqa: D102
-        return f"unmount {self.mount_dir}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptRegion(Action):
     """Keep a region that is right already."""
 
+    kind: ClassVar[str] = "Adopt"
     region: str
 
     def describe(self) -> str:  # noqa: D102
@@ -122,6 +131,7 @@ class AdoptRegion(Action):
 class CreateRegion(Action):
     """Create, populate and verify one region under a temporary name, then give it its own."""
 
+    kind: ClassVar[str] = "Populate"
     region: str
     mount_dir: str
     backing: Backing
@@ -154,40 +164,38 @@ class CreateRegion(Action):
 class ScrubRegion(Action):
     """Zero a dirty region that is not in use."""
 
+    kind: ClassVar[str] = "Scrub"
+    text: ClassVar[str] = "scrub {0.region}"
     region: str
-
-    def describe(self) -> str:  # noqa: D102
-        return f"scrub {self.region}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveRegion(Action):
     """Delete a region that is not in use; apply checks the lease again under the lock."""
 
+    kind: ClassVar[str] = "Remove"
+    text: ClassVar[str] = "remove {0.region}: {0.why}"
     region: str
     mount_dir: str
     why: str
     force: bool = False
     """Delete even what is leased; its memory comes back when the holder ends."""
 
-    def describe(self) -> str:  # noqa: D102
-        return f"remove {self.region}: {self.why}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishHandoff(Action):
     """Verify every region and publish the handoff."""
 
-    def describe(self) -> str:  # noqa: D102
-        return "publish the handoff"
+    kind: ClassVar[str] = "Publish"
+    text: ClassVar[str] = "publish the handoff"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovePool(Action):
     """Delete the pool's folder, last of all."""
 
-    def describe(self) -> str:  # noqa: D102
-        return "remove the pool's folder"
+    kind: ClassVar[str] = "RemovePool"
+    text: ClassVar[str] = "remove the pool's folder"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from hostprep.api.pool_spec import Placement
 from hostprep.backing import MIB, Backing
 from hostprep.node.plan.actions import PassedOver, ReserveHugePages, Unmet
-from hostprep.node.plan.capacity import Budget
+from hostprep.node.plan.budget import Budget, Candidate, PlanContext, Rejection, free_all
 from hostprep.node.plan.changes import Changes, compute_changes
-from hostprep.node.plan.context import Candidate, PlanContext, Rejection, free_all
 from hostprep.node.plan.estimate import reserve_s
 from hostprep.node.plan.placement import granule_bytes
 from hostprep.units import format_bytes
@@ -27,6 +26,8 @@ _GIGANTIC_SPARE = 1.25
 """1 GiB pages need aligned free runs: a node must have this much more in large blocks."""
 _THP_SPARE = 1.05
 """Of what a node needs, so much must lie in blocks of 2 MiB, for others take some meanwhile."""
+_NO_FIGHT = "nothing is fought with faults"
+_AT_BOOT = "prepare at boot (hostprep boot), before memory is used"
 _WITHOUT_ROOT = (
     "without the right to mount, the root's own tmpfs is used; as root there would be huge pages, "
     "noswap and mounts of the pool's own"
@@ -48,14 +49,17 @@ def choose(context: PlanContext, wanted_bytes: int) -> Choice:
     Where that comes to nothing, one backing for all may still do: what is free of both huge pages
     and ordinary memory is not always where a mixture looks for it.
     """
-    mixed = _choose_by_placement(context, wanted_bytes)
+    mixed = _choose(context, wanted_bytes, mixed=True)
     if mixed.candidate is not None or len(context.layout.counts) == 1:
         return mixed
-    return _choose_for_all(context, wanted_bytes)
+    return _choose(context, wanted_bytes, mixed=False)
 
 
-def _choose_by_placement(context: PlanContext, wanted_bytes: int) -> Choice:
-    """Begin with the first preference everywhere; a rejected placement tries its next one."""
+def _choose(context: PlanContext, wanted_bytes: int, *, mixed: bool) -> Choice:
+    """Begin with the first preference everywhere; where it is rejected, the next one is tried.
+
+    With `mixed` only the placements that cannot have a backing go on to the next one.
+    """
     order = context.spec.backings
     ranks = dict.fromkeys((placement for placement, _ in context.layout.counts), 0)
     rejections: list[Rejection] = []
@@ -65,7 +69,7 @@ def _choose_by_placement(context: PlanContext, wanted_bytes: int) -> Choice:
         if isinstance(answer, Candidate):
             return _choice(context, answer, rejections)
         rejections.append(answer)
-        for placement in _rejected_placements(answer, assignment):
+        for placement in _rejected_placements(answer, assignment) if mixed else ranks:
             ranks[placement] += 1
     return _choice(context, None, rejections)
 
@@ -77,16 +81,6 @@ def _rejected_placements(
     having = [place for place, backing in assignment.items() if backing is rejection.backing]
     there = [place for place in having if place.node in (None, rejection.node_id)]
     return having if rejection.node_id is None else there
-
-
-def _choose_for_all(context: PlanContext, wanted_bytes: int) -> Choice:
-    rejections: list[Rejection] = []
-    for backing in context.spec.backings:
-        answer = _evaluate_one(context, backing, wanted_bytes)
-        if isinstance(answer, Candidate):
-            return _choice(context, answer, rejections)
-        rejections.append(answer)
-    return _choice(context, None, rejections)
 
 
 def _choice(
@@ -101,13 +95,6 @@ def _choice(
     if candidate is not None and not candidate.changes.new:
         passed_over = ()
     return Choice(candidate, passed_over, tuple(rejection.reason for rejection in rejections))
-
-
-def _evaluate_one(
-    context: PlanContext, backing: Backing, wanted_bytes: int
-) -> Candidate | Rejection:
-    placements = (placement for placement, _ in context.layout.counts)
-    return _evaluate(context, dict.fromkeys(placements, backing), wanted_bytes)
 
 
 def _evaluate(
@@ -126,15 +113,14 @@ def _evaluate(
     if rejection is not None:
         return rejection
     budget, returns = free_all(context, changes)
-    candidate = Candidate(changes, budget, returns=returns)
+    answer: Candidate | Rejection = Candidate(changes, budget, returns=returns)
     asked = {planned.backing for planned in changes.new}
     for backing in (backing for backing in context.spec.backings if backing in asked):
-        take = _take_hugetlb if backing.is_hugetlb else _take_tmpfs
-        answer = take(context, candidate, backing)
         if isinstance(answer, Rejection):
-            return answer
-        candidate = answer
-    return candidate
+            break
+        take = _take_hugetlb if backing.is_hugetlb else _take_tmpfs
+        answer = take(context, answer, backing)
+    return answer
 
 
 def _too_small(
@@ -207,9 +193,10 @@ def _ask_for(context: PlanContext, wanted_bytes: int, size_bytes: int) -> str:
 
 def _largest(context: PlanContext, backing: Backing, wanted_bytes: int) -> int:
     """Return the largest size below `wanted_bytes` that the backing can give, by bisection."""
+    assignment = {placement: backing for placement, _ in context.layout.counts}
 
     def possible(size: int) -> bool:
-        return isinstance(_evaluate_one(context, backing, size), Candidate)
+        return isinstance(_evaluate(context, assignment, size), Candidate)
 
     # Likely to be possible: what is there already, and the smallest size of all.
     held = sum(region.size_bytes for region in context.regions if region.finished)
@@ -283,9 +270,9 @@ def _take_pages(
     missing = pages - have
     if missing == 0:
         return replace(candidate, budget=budget)
-    rejection, note = _can_grow(budget, node_id, backing, missing)
-    if rejection is not None:
-        return rejection
+    notes = _can_grow(budget, node_id, backing, missing * page)
+    if isinstance(notes, Rejection):
+        return notes
     reserve = ReserveHugePages(
         pool=context.spec.name,
         node_id=node_id,
@@ -298,49 +285,33 @@ def _take_pages(
         candidate,
         budget=budget.without_blocks(node_id, missing * page),
         reserves=(*candidate.reserves, reserve),
-        notes=(*candidate.notes, note) if note else candidate.notes,
+        notes=(*candidate.notes, *notes),
     )
 
 
 def _can_grow(
-    budget: Budget, node_id: int, backing: Backing, pages: int
-) -> tuple[Rejection | None, str]:
-    """Return why a node's pool cannot grow by so many pages, or what to say if it can."""
-    page = backing.page_bytes
-    missing = pages * page
+    budget: Budget, node_id: int, backing: Backing, missing_bytes: int
+) -> Rejection | tuple[str, ...]:
+    """Return why a node's pool cannot grow by so much, or what to say if it can."""
     spendable = budget.spendable_bytes(node_id)
-    if spendable < missing:
-        return _short_rejection(backing, node_id, missing, spendable, _page_words(page)), ""
-    node = budget.nodes[node_id]
-    if page > 2 * MIB:
-        if node.gigantic_bytes >= missing * _GIGANTIC_SPARE:
-            return None, ""
-        return _fragmented(backing, node_id, missing, node.gigantic_bytes), ""
-    if node.contiguous_bytes >= missing:
-        return None, ""
-    if node.contiguous_bytes * 2 >= missing:
-        return None, (
-            f"node {node_id} is fragmented ({format_bytes(node.contiguous_bytes)} of "
-            f"{format_bytes(missing)} free in blocks of 2 MiB or more): memory is compacted once"
-        )
-    return _fragmented(backing, node_id, missing, node.contiguous_bytes), ""
-
-
-def _fragmented(backing: Backing, node_id: int, missing: int, contiguous: int) -> Rejection:
-    if backing.page_bytes > 2 * MIB:
+    if spendable < missing_bytes:
+        words = _page_words(backing.page_bytes)
+        return _short_rejection(backing, node_id, missing_bytes, spendable, words)
+    missing = format_bytes(missing_bytes)
+    if backing is Backing.HUGETLB_1GI:
+        found, wanted = budget.nodes[node_id].gigantic_bytes, int(missing_bytes * _GIGANTIC_SPARE)
         why = (
             f"node {node_id} is too fragmented for {_page_words(backing.page_bytes)}: "
-            f"{format_bytes(contiguous)} free in blocks of 4 MiB, "
-            f"{format_bytes(int(missing * _GIGANTIC_SPARE))} wanted to add {format_bytes(missing)}"
+            f"{format_bytes(found)} free in blocks of 4 MiB, "
+            f"{format_bytes(wanted)} wanted to add {missing}"
         )
     else:
-        why = (
-            f"node {node_id} is fragmented: only {format_bytes(contiguous)} of "
-            f"{format_bytes(missing)} free in blocks of 2 MiB or more; "
-            "nothing is fought with faults"
-        )
-    remedy = "prepare at boot (hostprep boot), before memory is used"
-    return Rejection(backing, why, remedy, "Fragmented", node_id)
+        found, wanted = budget.nodes[node_id].contiguous_bytes, missing_bytes
+        there = f"{format_bytes(found)} of {missing} free in blocks of 2 MiB or more"
+        if wanted // 2 <= found < wanted:
+            return (f"node {node_id} is fragmented ({there}): memory is compacted once",)
+        why = f"node {node_id} is fragmented: only {there}; {_NO_FIGHT}"
+    return () if found >= wanted else Rejection(backing, why, _AT_BOOT, "Fragmented", node_id)
 
 
 def _take_tmpfs(
@@ -476,9 +447,8 @@ def _tmpfs_on_node(budget: Budget, node_id: int, size: int, backing: Backing) ->
         return Rejection(
             backing,
             f"node {node_id} is fragmented: only {format_bytes(contiguous)} free in blocks of "
-            f"2 MiB or more, {format_bytes(int(size * _THP_SPARE))} wanted; "
-            "nothing is fought with faults",
-            "prepare at boot (hostprep boot), before memory is used",
+            f"2 MiB or more, {format_bytes(int(size * _THP_SPARE))} wanted; {_NO_FIGHT}",
+            _AT_BOOT,
             "Fragmented",
             node_id,
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hostprep.api.pool_spec import Placement, PoolSpec
 from hostprep.backing import Backing
@@ -49,12 +50,11 @@ class Changes:
         self, backing: Backing, page_bytes: int, node_ids: tuple[int, ...]
     ) -> dict[int, int]:
         """Return the pages that the new regions of a backing take on each node."""
-        need: dict[int, int] = {}
+        need: Counter[int] = Counter()
         for planned in self.new:
             if planned.backing is backing:
-                taken = pages_per_node(planned.size_bytes, page_bytes, planned.placement, node_ids)
-                for node_id, pages in taken.items():
-                    need[node_id] = need.get(node_id, 0) + pages
+                size, placement = planned.size_bytes, planned.placement
+                need.update(pages_per_node(size, page_bytes, placement, node_ids))
         return need
 
 
@@ -65,12 +65,12 @@ def damage_of(region: RegionFacts) -> str | None:
     return region.damage
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Sorted:
-    kept: tuple[RegionFacts, ...]
-    held_out: tuple[RegionFacts, ...]
-    removed: tuple[Removal, ...]
-    blocked: tuple[str, ...]
+    kept: list[RegionFacts] = field(default_factory=list)
+    held_out: list[RegionFacts] = field(default_factory=list)
+    removed: list[Removal] = field(default_factory=list)
+    blocked: list[str] = field(default_factory=list)
 
 
 def compute_changes(
@@ -96,7 +96,7 @@ def compute_changes(
         return granule_bytes(of, share, base_page_bytes)
 
     finest = min(granule(allowed) for allowed in spec.backings)
-    kept, removed, blocked = list(found.kept), list(found.removed), list(found.blocked)
+    kept, removed, blocked = found.kept, found.removed, found.blocked
     cuts: list[tuple[Placement, int]] = []
     too_small: list[Placement] = []
     for placement, count in layout.counts:
@@ -119,25 +119,21 @@ def compute_changes(
 
 
 def _sort(spec: PoolSpec, layout: Layout, finished: Sequence[RegionFacts]) -> _Sorted:
-    kept: list[RegionFacts] = []
-    held_out: list[RegionFacts] = []
-    removed: list[Removal] = []
-    blocked: list[str] = []
+    found = _Sorted()
     for region in finished:
         damage = damage_of(region)
         why = _why_not(spec, layout, region, damage)
-        if why is None:
-            kept.append(region)
-        elif not region.leased:
-            removed.append(Removal(region, why))
+        if why is not None and not region.leased:
+            found.removed.append(Removal(region, why))
+            continue
+        if why is not None:
+            found.blocked.append(region.name)
+        if damage is None:
+            found.kept.append(region)
         else:
-            blocked.append(region.name)
-            if damage is None:
-                kept.append(region)
-            else:
-                size_bytes = max(region.size_bytes, region.place_bytes)
-                held_out.append(replace(region, size_bytes=size_bytes))
-    return _Sorted(tuple(kept), tuple(held_out), tuple(removed), tuple(blocked))
+            size_bytes = max(region.size_bytes, region.place_bytes)
+            found.held_out.append(replace(region, size_bytes=size_bytes))
+    return found
 
 
 def _why_not(spec: PoolSpec, layout: Layout, region: RegionFacts, damage: str | None) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from hostprep.api.pool_spec import Placement
 from hostprep.backing import GIB, Backing
-from hostprep.node.facts import NumaNode, ProcessFacts, RegionFacts
+from hostprep.node.facts import NumaNode, ProcessFacts
 
 _HUGE_BYTES_PER_S = 8 * GIB
 """A thread clearing pages of 2 MiB or 1 GiB."""
@@ -30,18 +30,17 @@ _THREADS_INTERLEAVED = 32
 _PAGE_TABLE_ENTRY_BYTES = 8
 
 
-def cpus_for(
+def cpus_and_threads(
     placement: Placement, nodes: tuple[NumaNode, ...], process: ProcessFacts
-) -> tuple[int, ...]:
-    """Return the CPUs near a region that this process may use; all of its own if none is."""
+) -> tuple[tuple[int, ...], int]:
+    """Return the CPUs near a region that this process may use, and how many threads populate it.
+
+    All CPUs of the process where none is near.
+    """
     near = {cpu for node in nodes if placement.node in (None, node.node_id) for cpu in node.cpus}
-    return tuple(cpu for cpu in process.cpus if cpu in near) or process.cpus
-
-
-def threads_for(placement: Placement, cpus: tuple[int, ...]) -> int:
-    """Return how many threads populate a region from these CPUs."""
+    cpus = tuple(cpu for cpu in process.cpus if cpu in near) or process.cpus
     limit = _THREADS_INTERLEAVED if placement.node is None else _THREADS_PER_NODE
-    return max(1, min(len(cpus), limit))
+    return cpus, max(1, min(len(cpus), limit))
 
 
 def populate_s(size_bytes: int, backing: Backing, threads: int, node_count: int) -> float:
@@ -71,8 +70,3 @@ def page_table_bytes(size_bytes: int, backing: Backing, base_page_bytes: int) ->
     if backing is not Backing.BASE:
         return 0
     return size_bytes // base_page_bytes * _PAGE_TABLE_ENTRY_BYTES
-
-
-def held_page_table_bytes(regions: tuple[RegionFacts, ...], base_page_bytes: int) -> int:
-    """Return the page tables of a process that maps all of these regions."""
-    return sum(page_table_bytes(r.size_bytes, r.backing, base_page_bytes) for r in regions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -85,14 +86,7 @@ def lay_out(spec: PoolSpec, facts: Facts) -> Layout | Unmet:
     if spec.layout is RegionLayout.COUNT:
         count = spec.region_count or 1
         placements = [placements[index % len(nodes)] for index in range(count)]
-    return Layout(_counted(placements), nodes, notes)
-
-
-def _counted(placements: list[Placement]) -> tuple[tuple[Placement, int], ...]:
-    counts: dict[Placement, int] = {}
-    for placement in placements:
-        counts[placement] = counts.get(placement, 0) + 1
-    return tuple(counts.items())
+    return Layout(tuple(Counter(placements).items()), nodes, notes)
 
 
 def _per_gpu(facts: Facts, nodes: tuple[NumaNode, ...], notes: tuple[str, ...]) -> Layout | Unmet:
@@ -115,7 +109,7 @@ def _per_gpu(facts: Facts, nodes: tuple[NumaNode, ...], notes: tuple[str, ...]) 
             placements.append(INTERLEAVE)
             where = "no NUMA node" if gpu.numa_node is None else f"node {gpu.numa_node}, left out"
             notes = (*notes, f"GPU {gpu.pci_address} tells {where}: its region is interleaved")
-    return Layout(_counted(placements), nodes, notes)
+    return Layout(tuple(Counter(placements).items()), nodes, notes)
 
 
 def granule_bytes(backing: Backing, share_bytes: int, base_page_bytes: int) -> int:

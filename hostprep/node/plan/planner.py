@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hostprep.api.pool_spec import PoolSpec, PoolState, reserve_of
 from hostprep.backing import Backing
@@ -28,10 +29,15 @@ from hostprep.node.plan.actions import (
     UnmountMemory,
 )
 from hostprep.node.plan.backings import Choice, choose, pins_with_noswap, takes_large_folios, unmet
-from hostprep.node.plan.capacity import Budget
+from hostprep.node.plan.budget import (
+    Budget,
+    Candidate,
+    PlanContext,
+    free_regions,
+    return_of,
+    return_pages,
+)
 from hostprep.node.plan.changes import Changes, PlannedRegion, damage_of
-from hostprep.node.plan.context import Candidate, PlanContext, free_regions, return_of, return_pages
-from hostprep.node.plan.estimate import page_table_bytes
 from hostprep.node.plan.placement import (
     Layout,
     eligible_nodes,
@@ -93,8 +99,10 @@ def _provide(
     layout = lay_out(spec, facts)
     wanted = _wanted_bytes(spec, facts, layout)
     pool = facts.pool(spec.name)
+    regions = pool.regions if pool else ()
+    sound = [region for region in regions if region.finished and damage_of(region) is None]
     if isinstance(layout, Unmet):
-        return _unmet_pool(spec.name, wanted, pool, layout), (), budget
+        return _as_it_is(spec.name, wanted, sound, unmet=layout), (), budget
     context = PlanContext(
         spec=spec,
         facts=facts,
@@ -105,14 +113,15 @@ def _provide(
     )
     choice = choose(context, wanted)
     problem = _problem(context, wanted, choice)
-    if problem is not None or choice.candidate is None:
+    candidate, passed_over = choice.candidate, choice.passed_over
+    if problem is not None or candidate is None:
         problem = problem or unmet(context, wanted, choice)
-        result = _unmet_pool(spec.name, wanted, pool, problem)
-        result = replace(result, passed_over=choice.passed_over, notes=layout.notes)
-        return result, (), budget
-    summary = _summary(context, wanted, choice.candidate)
-    summary = replace(summary, passed_over=choice.passed_over)
-    return summary, _prepare_actions(context, choice.candidate), choice.candidate.budget
+        outcome = _as_it_is(
+            spec.name, wanted, sound, unmet=problem, passed_over=passed_over, notes=layout.notes
+        )
+        return outcome, (), budget
+    outcome = replace(_summary(context, wanted, candidate), passed_over=passed_over)
+    return outcome, _prepare_actions(context, candidate), candidate.budget
 
 
 def _problem(context: PlanContext, wanted: int, choice: Choice) -> Unmet | None:
@@ -133,15 +142,14 @@ def _problem(context: PlanContext, wanted: int, choice: Choice) -> Unmet | None:
     return None
 
 
-def _unmet_pool(name: str, wanted: int, pool: PoolFacts | None, problem: Unmet) -> PoolPlan:
-    regions = pool.regions if pool else ()
-    held = [region for region in regions if region.finished and damage_of(region) is None]
+def _as_it_is(name: str, wanted: int, held: Sequence[RegionFacts], **outcome: Any) -> PoolPlan:
+    """Return the outcome for a pool that stays with what it holds."""
     return PoolPlan(
         name=name,
         wanted_bytes=wanted,
         planned_bytes=sum(region.size_bytes for region in held),
         backings=_distinct(region.backing for region in held),
-        unmet=problem,
+        **outcome,
     )
 
 
@@ -162,7 +170,7 @@ def _summary(context: PlanContext, wanted: int, candidate: Candidate) -> PoolPla
             *_notes(context, wanted, planned, candidate),
         ),
         blocked=candidate.changes.blocked,
-        page_table_bytes_per_process=sum(page_table_bytes(s, b, page) for s, b in held),
+        page_table_bytes_per_process=sum(estimate.page_table_bytes(s, b, page) for s, b in held),
     )
 
 
@@ -196,13 +204,7 @@ def _release(spec: PoolSpec, facts: Facts, budget: Budget) -> _PlannedPool:
     leased = tuple(region.name for region in pool.regions if region.leased)
     if leased and not spec.force:
         held = [region for region in pool.regions if region.finished]
-        kept = replace(
-            nothing,
-            planned_bytes=sum(region.size_bytes for region in held),
-            backings=_distinct(region.backing for region in held),
-            blocked=leased,
-        )
-        return kept, (), budget
+        return _as_it_is(spec.name, 0, held, blocked=leased), (), budget
     return nothing, _release_actions(spec, pool, facts), _freed(spec, facts, pool, budget)
 
 
@@ -231,17 +233,8 @@ def _prepare_actions(context: PlanContext, candidate: Candidate) -> tuple[Action
     asked = {planned.backing for planned in changes.new}
     mount_dirs = folders_for((b for b in spec.backings if b in asked), pool)
     empty = emptied(pool, _staying(context, candidate), set(mount_dirs.values()))
-    actions: list[Action] = list(_withdraw(context, candidate))
-    actions += [
-        RemoveRegion(
-            pool=spec.name,
-            region=removal.region.name,
-            mount_dir=removal.region.mount_dir,
-            why=removal.why,
-            expected_bytes=removal.region.resident_bytes,
-        )
-        for removal in changes.removed
-    ]
+    actions = _withdraw(context, candidate)
+    actions += [_remove(spec, removal.region, removal.why) for removal in changes.removed]
     actions += [UnmountMemory(pool=spec.name, mount_dir=name) for name in empty]
     actions += candidate.returns
     if changes.new and changes.kept and any(isinstance(a, DropHandoff) for a in actions):
@@ -269,8 +262,8 @@ def _staying(context: PlanContext, candidate: Candidate) -> list[RegionFacts]:
     return [region for region in context.regions if region not in gone]
 
 
-def _of_other_boot(pool: PoolFacts | None, facts: Facts) -> bool:
-    return pool is not None and pool.boot_id not in (None, facts.kernel.boot_id)
+def _of_other_boot(pool: PoolFacts, facts: Facts) -> bool:
+    return pool.boot_id not in (None, facts.kernel.boot_id)
 
 
 def _needs_folder(context: PlanContext) -> bool:
@@ -284,10 +277,10 @@ def _needs_folder(context: PlanContext) -> bool:
     )
 
 
-def _withdraw(context: PlanContext, candidate: Candidate) -> tuple[Action, ...]:
+def _withdraw(context: PlanContext, candidate: Candidate) -> list[Action]:
     pool = context.pool
     if pool is None:
-        return ()
+        return []
     changing = [r.region.name for r in candidate.changes.removed if r.region.finished]
     if not pool.published:
         changing += [r.name for r in pool.regions if r.finished and r.leased and damage_of(r)]
@@ -300,8 +293,19 @@ def _withdraw(context: PlanContext, candidate: Candidate) -> tuple[Action, ...]:
         # get their names, those would count as replaced by somebody else.
         why = "it does not match the regions"
     else:
-        return ()
-    return (DropHandoff(pool=pool.name, why=why),)
+        return []
+    return [DropHandoff(pool=pool.name, why=why)]
+
+
+def _remove(spec: PoolSpec, region: RegionFacts, why: str) -> RemoveRegion:
+    return RemoveRegion(
+        pool=spec.name,
+        region=region.name,
+        mount_dir=region.mount_dir,
+        why=why,
+        force=spec.force and spec.state is PoolState.ABSENT,
+        expected_bytes=region.resident_bytes,
+    )
 
 
 def _mount(
@@ -324,10 +328,10 @@ def _mount(
 def _create(context: PlanContext, planned: PlannedRegion, mount_dir: str) -> CreateRegion:
     node = planned.placement.node
     node_ids = context.layout.node_ids if node is None else (node,)
-    cpus = estimate.cpus_for(planned.placement, context.layout.nodes, context.facts.process)
-    threads = estimate.threads_for(planned.placement, cpus)
-    missing = planned.size_bytes - (planned.resumed.resident_bytes if planned.resumed else 0)
-    missing = max(0, missing)
+    nodes, process = context.layout.nodes, context.facts.process
+    cpus, threads = estimate.cpus_and_threads(planned.placement, nodes, process)
+    there = planned.resumed.resident_bytes if planned.resumed else 0
+    missing = max(0, planned.size_bytes - there)
     return CreateRegion(
         pool=context.spec.name,
         region=planned.name,
@@ -347,13 +351,13 @@ def _create(context: PlanContext, planned: PlannedRegion, mount_dir: str) -> Cre
 
 
 def _scrub(context: PlanContext, region: RegionFacts) -> tuple[Action, ...]:
-    process = context.facts.process
     if region.clean or region.leased or region.retained or not region.scrubbable:
         return ()
-    cpus = estimate.cpus_for(region.placement, context.layout.nodes, process)
-    seconds = estimate.scrub_s(region.size_bytes, estimate.threads_for(region.placement, cpus))
-    step = ScrubRegion(pool=context.spec.name, region=region.name)
-    return (replace(step, expected_bytes=region.size_bytes, expected_s=seconds),)
+    nodes, process = context.layout.nodes, context.facts.process
+    _, threads = estimate.cpus_and_threads(region.placement, nodes, process)
+    name, size = context.spec.name, region.size_bytes
+    seconds = estimate.scrub_s(size, threads)
+    return (ScrubRegion(pool=name, region=region.name, expected_bytes=size, expected_s=seconds),)
 
 
 def _release_actions(spec: PoolSpec, pool: PoolFacts, facts: Facts) -> tuple[Action, ...]:
@@ -361,17 +365,7 @@ def _release_actions(spec: PoolSpec, pool: PoolFacts, facts: Facts) -> tuple[Act
     stale = _of_other_boot(pool, facts)
     why = "it is of another boot" if stale else "the pool is released"
     actions: list[Action] = [DropHandoff(pool=spec.name, why=why)]
-    actions += [
-        RemoveRegion(
-            pool=spec.name,
-            region=region.name,
-            mount_dir=region.mount_dir,
-            why="the pool is released",
-            force=spec.force,
-            expected_bytes=region.resident_bytes,
-        )
-        for region in pool.regions
-    ]
+    actions += [_remove(spec, region, "the pool is released") for region in pool.regions]
     actions += [UnmountMemory(pool=spec.name, mount_dir=name) for name in folders(pool)]
     if pool.boot_id == facts.kernel.boot_id:
         actions += [return_of(spec.name, entry) for entry in pool.taken if entry.pages > 0]

@@ -19,8 +19,8 @@ from hostprep.backing import Backing
 from hostprep.client.attach import attach
 from hostprep.client.handoff import read_handoff
 from hostprep.errors import NotReadyError
+from hostprep.node.apply import hugepages
 from hostprep.node.apply.exclusive import AgentLock
-from hostprep.node.apply.hugepages import HugePageControl
 from hostprep.node.apply.service import AppliedPool, Node, Reconciler, pending_actions
 from hostprep.node.facts import RegionFacts
 from hostprep.node.observe.pools import observe_pools
@@ -255,12 +255,12 @@ def test_pages_that_the_kernel_does_not_give_are_a_failure_to_be_tried_again_lat
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan takes them for free each time: at once, it would be tried every five seconds."""
-    write = HugePageControl._write
+    write = hugepages._write
 
-    def write_half(self: HugePageControl, folder: str, pages: int) -> None:
-        write(self, folder, pages // 2)
+    def write_half(folder: str, pages: int) -> None:
+        write(folder, pages // 2)
 
-    monkeypatch.setattr(HugePageControl, "_write", write_half)
+    monkeypatch.setattr(hugepages, "_write", write_half)
     outcomes: list[AppliedPool] = []
     before = huge_pages_total()
 

@@ -16,7 +16,7 @@ import pytest
 from hostprep.backing import GIB, Backing
 from hostprep.client.handoff import read_handoff
 from hostprep.errors import NotReadyError
-from hostprep.node.apply.progress import ProgressReporter
+from hostprep.node.apply.runner import ProgressReporter
 from hostprep.node.apply.service import Node
 from hostprep.node.observe.pools import observe_pools
 from hostprep.node.plan.actions import Action, CreateRegion

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hostprep.node.observe.pools import read_mounts
+from hostprep.node.observe.host import read_mounts
 from testbed.machine import huge_pages_total
 from testbed.processes import wait_for
 

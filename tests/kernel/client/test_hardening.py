@@ -15,8 +15,9 @@ from hostprep.backing import MIB
 from hostprep.client.handoff import read_handoff
 from hostprep.errors import BadInputError, FailedError, NotReadyError
 from hostprep.linux.locks import has_no_writer
-from hostprep.node.apply.hugepages import HugePageControl
+from hostprep.node.apply import hugepages
 from hostprep.node.apply.service import Node
+from hostprep.node.facts import LedgerEntry
 from hostprep.node.ledger import LedgerWriter, read_ledger
 from hostprep.paths import PoolPaths
 from testbed.machine import POOL, huge_pages_total, pool_of
@@ -163,9 +164,9 @@ def test_a_refused_write_of_huge_pages_is_not_counted_as_ours(
     def refuse(*_: object) -> None:
         raise FailedError("refused")
 
-    monkeypatch.setattr(HugePageControl, "_write", refuse)
+    monkeypatch.setattr(hugepages, "_write", refuse)
     with pytest.raises(FailedError):
-        HugePageControl().add(LedgerWriter(paths, ledger), node_id=0, page_bytes=2 * MIB, pages=4)
+        hugepages.add_pages(LedgerWriter(paths, ledger), LedgerEntry(0, 2 * MIB, 4))
     after = read_ledger(paths)
     assert after is not None
     assert after.pending is None

@@ -21,7 +21,7 @@ from hostprep.linux.mounts import mount, unmount
 from hostprep.node.apply.service import Node
 from hostprep.node.boot import boot_script
 from hostprep.node.facts import Mount
-from hostprep.node.observe.pools import read_mounts
+from hostprep.node.observe.host import read_mounts
 from hostprep.node.plan.actions import MountMemory, ReserveHugePages
 from testbed.machine import machine_lock
 from tests.support.boot_runs import SHELLS

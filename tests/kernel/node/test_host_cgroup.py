@@ -23,8 +23,7 @@ from hostprep.node.apply.cgroups import NAME, host_cgroup, remove_host_cgroup
 from hostprep.node.apply.service import Node
 from hostprep.node.facts import Facts
 from hostprep.node.observe.cgroups import parse_own_paths
-from hostprep.node.observe.host import HostRoot
-from hostprep.node.observe.mounts import observe_mount_entries
+from hostprep.node.observe.host import read_mounts
 from testbed.machine import pool_of
 from tests.kernel.worker_process import wanted
 
@@ -80,11 +79,10 @@ def _below_the_top() -> Iterator[None]:
     """Have this process in a cgroup that charges it: a CI runner may be in none."""
     own = _own()
     with contextlib.ExitStack() as stack:
-        for entry in observe_mount_entries(HostRoot("/"), lambda _: None):
-            mount = entry.mount
+        for mount in read_mounts():
             names = [""] if mount.fs_type == "cgroup2" else ["memory", "hugetlb"]
             there = [n for n in names if not n or mount.option(n) is not None]
-            if mount.fs_type not in ("cgroup", "cgroup2") or entry.fs_root != "/" or not there:
+            if mount.fs_type not in ("cgroup", "cgroup2") or mount.fs_root != "/" or not there:
                 continue
             if own.get(there[0]) != "/" or "ro" in mount.options:
                 continue

@@ -14,10 +14,12 @@ from hostprep.api.pool_spec import RegionLayout
 from hostprep.backing import MIB, Backing
 from hostprep.client.handoff import Handoff, read_handoff, verify_handoff
 from hostprep.errors import BadInputError, BusyError, HostprepError
-from hostprep.node.apply.hugepages import HugePageControl
+from hostprep.node.apply import hugepages
 from hostprep.node.apply.service import Node
+from hostprep.node.facts import LedgerEntry
 from hostprep.node.ledger import LedgerWriter, read_ledger
-from hostprep.node.observe.pools import observe_pools, read_mounts
+from hostprep.node.observe.host import read_mounts
+from hostprep.node.observe.pools import observe_pools
 from hostprep.node.plan.actions import AdoptRegion
 from hostprep.paths import PoolPaths
 from testbed.machine import POOL, huge_pages_total, pool_of
@@ -158,13 +160,13 @@ def test_a_backing_that_falls_short_is_given_up_for_the_next(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel gives less than was asked for, without an error: only reading back tells."""
-    write = HugePageControl._write
+    write = hugepages._write
 
-    def write_half(self: HugePageControl, folder: str, pages: int) -> None:
-        write(self, folder, pages // 2)
+    def write_half(folder: str, pages: int) -> None:
+        write(folder, pages // 2)
 
     before = huge_pages_total()
-    monkeypatch.setattr(HugePageControl, "_write", write_half)
+    monkeypatch.setattr(hugepages, "_write", write_half)
     backings = (Backing.HUGETLB_2MI, Backing.BASE)
     outcome = node.prepare([pool_of(backings=backings, mib=32)])
 
@@ -193,7 +195,7 @@ def test_a_killed_change_of_huge_pages_is_settled_by_the_next_run(node: Node) ->
             super().save(ledger)  # type: ignore[arg-type]
 
     with pytest.raises(Killed):
-        HugePageControl().add(DyingWriter(paths, ledger), node_id=0, page_bytes=2 * MIB, pages=5)
+        hugepages.add_pages(DyingWriter(paths, ledger), LedgerEntry(0, 2 * MIB, 5))
     assert huge_pages_total() == before + 5
 
     node.prepare([pool_of()])

@@ -17,7 +17,7 @@ from hostprep.engines.catalogue import integration_of
 from hostprep.engines.launching import EngineStart, Launch, Options, Requirements
 from hostprep.engines.sglang import launch
 from hostprep.errors import BadInputError, NotReadyError
-from hostprep.node.apply.zipapp import build_zipapp
+from hostprep.node.apply.publish import build_zipapp
 from tests.unit.engines.leases import leases_of
 
 pytestmark = pytest.mark.unit

@@ -17,7 +17,7 @@ from hostprep.linux.procfs import (
     parse_keyed,
     parse_meminfo,
 )
-from hostprep.node.observe.kernel import parse_auxv_page_bytes, parse_memlock, parse_version
+from hostprep.node.observe.node import parse_auxv_page_bytes, parse_memlock, parse_version
 
 pytestmark = pytest.mark.unit
 

@@ -18,7 +18,7 @@ import pytest
 
 from hostprep.linux.files import atomic_write
 from hostprep.node.apply import publish
-from hostprep.node.apply.zipapp import build_zipapp, version_name
+from hostprep.node.apply.publish import build_zipapp, version_name
 from hostprep.zipapp import STABLE_NAME, hold, is_version, pass_on
 from tests.support.zipapps import another_version
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hostprep.api.pool_resource import spec_from_options
 from hostprep.api.pool_spec import Placement
 from hostprep.backing import GIB, KIB, MIB, Backing
-from hostprep.node.doctor import CHECKS, Finding, Severity, diagnose
-from hostprep.node.doctor.finding import worst_first
+from hostprep.node.doctor import CHECKS, Finding, Severity, diagnose, worst_first
 from hostprep.node.facts import (
     CgroupFacts,
     Facts,
@@ -46,7 +45,7 @@ def healthy(tmp_path: Path) -> Facts:
 @pytest.fixture
 def new(healthy: Facts) -> Facts:
     kernel = replace(healthy.kernel, release="6.18.1", version=(6, 18))
-    return replace(healthy, kernel=kernel, thp=ThpFacts("madvise", "defer", "never"))
+    return replace(healthy, kernel=kernel, thp=ThpFacts("defer", "never"))
 
 
 def _of(facts: Facts, check: str) -> list[Finding]:
@@ -147,12 +146,12 @@ def test_thp_stalls_are_a_warning_only_where_memory_is_fragmented(
 
 
 def test_defrag_always_is_a_warning_anywhere(new: Facts) -> None:
-    facts = replace(new, thp=ThpFacts("always", "always", "never"))
+    facts = replace(new, thp=ThpFacts("always", "never"))
     assert _of(facts, "thp")[0].severity is Severity.WARNING
 
 
 def test_shmem_deny_is_told_with_the_setting_that_lifts_it(new: Facts) -> None:
-    facts = replace(new, thp=ThpFacts("always", "defer", "deny"))
+    facts = replace(new, thp=ThpFacts("defer", "deny"))
     assert "echo never >" in _one(facts, "shmem", Severity.WARNING).remedy
 
 

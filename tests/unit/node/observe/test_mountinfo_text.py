@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from hostprep.node.facts import Mount
 from hostprep.node.observe import HostRoot
-from hostprep.node.observe.mounts import (
-    MountEntry,
+from hostprep.node.observe.host import (
     below,
-    observe_mount_entries,
     parse_mountinfo_line,
-    relevant_mounts,
+    read_mounts,
     unescape,
 )
 
@@ -39,10 +37,9 @@ def _escape(text: str) -> str:
     return "".join(f"\\{ord(c):03o}" if c in " \t\n\\#" else c for c in text)
 
 
-def _print(entry: MountEntry, *, tags: str = "") -> str:
-    mount = entry.mount
+def _print(mount: Mount, *, tags: str = "") -> str:
     own, fs = mount.options[:1], mount.options[1:]
-    fields = [f"36 35 {mount.device[0]}:{mount.device[1]}", entry.fs_root, mount.path]
+    fields = [f"36 35 {mount.device[0]}:{mount.device[1]}", mount.fs_root, mount.path]
     head = [fields[0], _escape(fields[1]), _escape(fields[2]), *map(_escape, own)]
     tail = [_escape(mount.fs_type), _escape(mount.source), ",".join(map(_escape, fs)) or "rw"]
     return " ".join([*head, *([tags] if tags else []), "-", *tail])
@@ -64,9 +61,8 @@ def test_a_mount_reads_back(
     path: str, fs_type: str, source: str, options: list[str], tags: str
 ) -> None:
     shown = (*options, "rw") if len(options) == 1 and options != ["rw"] else tuple(options)
-    mount = Mount(path=path, fs_type=fs_type, source=source, options=shown, device=(259, 12))
-    entry = MountEntry(mount=mount, fs_root=path)
-    assert parse_mountinfo_line(_print(entry, tags=tags)) == entry
+    mount = Mount(path, fs_type, source, shown, device=(259, 12), fs_root=path)
+    assert parse_mountinfo_line(_print(mount, tags=tags)) == mount
 
 
 @given(st.text())
@@ -80,9 +76,9 @@ def test_own_and_file_system_options_are_both_kept_once() -> None:
         "28 25 0:30 / /dev/huge\\040pages ro,relatime shared:17 - hugetlbfs none ro,pagesize=2M"
     )
     assert entry is not None
-    assert entry.mount.path == "/dev/huge pages"
-    assert entry.mount.options == ("ro", "relatime", "pagesize=2M")
-    assert entry.mount.option("pagesize") == "2M"
+    assert entry.path == "/dev/huge pages"
+    assert entry.options == ("ro", "relatime", "pagesize=2M")
+    assert entry.option("pagesize") == "2M"
 
 
 def test_broken_lines_cost_themselves_only_and_are_counted(tmp_path: Path) -> None:
@@ -90,25 +86,9 @@ def test_broken_lines_cost_themselves_only_and_are_counted(tmp_path: Path) -> No
     good = "26 22 0:25 / /run rw,nosuid - tmpfs tmpfs rw,mode=755"
     (tmp_path / "proc/self/mountinfo").write_text(f"garbage\n{good}\n26 22 x / /a rw - t s rw\n")
     warnings: list[str] = []
-    entries = observe_mount_entries(HostRoot(tmp_path), warnings.append)
-    assert [entry.mount.path for entry in entries] == ["/run"]
+    mounts = read_mounts(HostRoot(tmp_path), warnings.append)
+    assert [mount.path for mount in mounts] == ["/run"]
     assert warnings == ["/proc/self/mountinfo: 2 lines make no sense"]
-
-
-def test_memory_file_systems_and_mounts_below_the_root_are_kept() -> None:
-    def entry(path: str, fs_type: str) -> MountEntry:
-        return MountEntry(Mount(path, fs_type, "none", ("rw",), (0, 1)), "/")
-
-    entries = [
-        entry("/", "ext4"),
-        entry("/dev/shm", "tmpfs"),
-        entry("/sys/fs/cgroup", "cgroup2"),
-        entry("/data/pools", "xfs"),
-        entry("/data/pools/kv/mem", "xfs"),
-        entry("/data/pools2", "xfs"),
-    ]
-    kept = [mount.path for mount in relevant_mounts(entries, "/data/pools")]
-    assert kept == ["/dev/shm", "/sys/fs/cgroup", "/data/pools", "/data/pools/kv/mem"]
 
 
 def test_everything_is_below_the_top() -> None:

@@ -12,7 +12,7 @@ from hostprep.backing import GIB, MIB
 from hostprep.node.facts import CgroupFacts
 from hostprep.node.observe import HostRoot, observe
 from hostprep.node.observe.cgroups import observe_cgroup, parse_own_paths
-from hostprep.node.observe.mounts import observe_mount_entries
+from hostprep.node.observe.host import read_mounts
 from tests.support import host_trees
 
 pytestmark = pytest.mark.unit
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.unit
 def _cgroup_of(tree: Path, euid: int = 0) -> CgroupFacts:
     host = HostRoot(tree)
     warnings: list[str] = []
-    entries = observe_mount_entries(host, warnings.append)
-    return observe_cgroup(host, entries, euid, warnings.append)
+    mounts = read_mounts(host, warnings.append)
+    return observe_cgroup(host, mounts, euid, warnings.append)
 
 
 def _write(tree: Path, files: dict[str, str]) -> Path:

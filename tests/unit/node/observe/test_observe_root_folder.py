@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hostprep.node.facts import Mount
-from hostprep.node.observe.mounts import MountEntry, fs_type_of, observe_root
+from hostprep.node.observe.host import fs_type_of, observe_root
 
 pytestmark = pytest.mark.unit
 
@@ -17,8 +17,8 @@ def _ignore(_: str) -> None:
     """Drop a warning."""
 
 
-def _entry(path: str, fs_type: str, device: tuple[int, int]) -> MountEntry:
-    return MountEntry(Mount(path, fs_type, "none", ("rw",), device), "/")
+def _entry(path: str, fs_type: str, device: tuple[int, int]) -> Mount:
+    return Mount(path, fs_type, "none", ("rw",), device)
 
 
 def test_an_existing_folder_is_described(tmp_path: Path) -> None:
