@@ -8,10 +8,12 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from hostprep.api.pool_spec import PoolSpec, RegionLayout
@@ -23,6 +25,19 @@ from hostprep.node.observe.pools import observe_pools
 _LOCK = "/tmp/hostprep-machine.lock"
 _HELD = "HOSTPREP_TEST_MACHINE_LOCK"
 """Set while it is held, for this process and those that it starts: they have it as well."""
+
+
+def _find_old_python() -> str | None:
+    named = ("python3.9", *map(str, Path.home().glob(".pyenv/versions/3.9*/bin/python")))
+    for found in filter(None, map(shutil.which, named)):
+        # pyenv's shim of that name is there for versions that are not chosen, and fails.
+        if not subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode:
+            return found
+    return None
+
+
+OLD_PYTHON = _find_old_python()
+"""The oldest Python that engines bring, where this machine has one that runs."""
 
 
 def huge_pages_total() -> int:

@@ -13,7 +13,7 @@ import pytest
 
 import hostprep
 from hostprep.node.apply.service import Node
-from testbed.machine import POOL, huge_pages_total, pool_of
+from testbed.machine import OLD_PYTHON, POOL, huge_pages_total, pool_of
 from tests.support.processes import hostprep as run_hostprep
 from tests.support.processes import hostprep_as
 
@@ -172,22 +172,7 @@ def test_exec_does_not_overwrite_what_is_not_its_own(node: Node, tmp_path: Path)
     hostprep.attach(POOL, root=node.root).close()
 
 
-def _pythons() -> list[str]:
-    """This Python, and the oldest that engines bring, where there is one that runs."""
-    old = [
-        shutil.which("python3.9"),
-        *map(str, Path.home().glob(".pyenv/versions/3.9*/bin/python")),
-    ]
-    working = [
-        path
-        for path in old
-        if path
-        and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0
-    ]
-    return [sys.executable, *working[:1]]
-
-
-@pytest.mark.parametrize("python", _pythons())
+@pytest.mark.parametrize("python", [sys.executable, *([OLD_PYTHON] if OLD_PYTHON else [])])
 def test_the_published_zipapp_does_exec_wait_and_attach(node: Node, python: str) -> None:
     node.prepare([pool_of()])
     zipapp = f"{node.root}/hostprep.pyz"
