@@ -202,6 +202,11 @@ def read_saved(folder: str) -> DesiredState | None:
         document = json.loads(data)
         if document["version"] != _VERSION:
             raise ValueError(f"version {document['version']!r}, not {_VERSION}")
+        missing = [
+            key for key in ("uid", "generation", "boot_id", "pools") if document.get(key) is None
+        ]
+        if missing:  # never written so: it would read as "no pool is wanted"
+            raise ValueError(f"without {', '.join(missing)}")
         return DesiredState.from_json({**document, "source": Source.SAVED.value})
     except FileNotFoundError:
         return None

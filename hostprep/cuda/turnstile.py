@@ -133,7 +133,8 @@ class Turnstile:
         except HostprepError as error:
             self._go_without(error.message)
         except OSError as error:
-            self._go_without(f"{self.path}: {error.strerror or error}")
+            entry = error.filename if isinstance(error.filename, str) else ""
+            self._go_without(f"{self.path}: {entry and entry + ': '}{error.strerror or error}")
         return None
 
     def _queue(self, folder: int, ticket: QueueTicket, wait: _WaitTimer) -> int | None:

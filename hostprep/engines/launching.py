@@ -137,6 +137,8 @@ class CommandSyntax:
         for index, word in enumerate(words):
             for start in self.starts:
                 end = index + len(start)
+                if word == "-m" and index == 0:
+                    continue  # no Python stands before it
                 if (os.path.basename(word), *words[index + 1 : end]) == start:
                     program = words[index - 1] if word == "-m" else word
                     return ServerCommand(program, self._options(words[end:]))
@@ -223,7 +225,7 @@ def refuse_in_file(path: str | None, keys: str, *, engine: str) -> None:
     key = key_in_file(path, keys)
     if key is not None:
         raise BadInputError(
-            f"{path} sets {key}, which --engine {engine} has to see",
+            f"{path} sets {key}, which --engine {engine} has to see and complete",
             reason="BadCommand",
             remedy="move it from the file to the command line",
         )

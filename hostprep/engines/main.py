@@ -137,7 +137,10 @@ def _size_bytes(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
     if not 0 <= seconds < 1e9:
         raise argparse.ArgumentTypeError("give seconds, 0 or more")
     return seconds

@@ -216,8 +216,8 @@ class KubeClient:
         if field_selector:
             query["fieldSelector"] = field_selector
         accept = _METADATA_ONLY if metadata_only else _JSON
-        request = _Request("GET", resource.path, query, accept=accept)
         while True:
+            request = _Request("GET", resource.path, query, accept=accept)
             try:
                 page = await self._send(request)
             except NotFoundError as error:

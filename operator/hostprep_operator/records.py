@@ -29,7 +29,6 @@ from hostprep.api.node_resource import (
     Phase,
     PoolEntry,
     PoolStatus,
-    RegionStatus,
     entries_of,
     policy_of,
 )
@@ -204,17 +203,12 @@ class HostMemoryNodeRecord(Record):
     def from_json(cls, document: Mapping[str, Any]) -> HostMemoryNodeRecord:
         """Read a HostMemoryNode. Raises KeyError without a name."""
         owners = document["metadata"].get("ownerReferences") or ()
-        status = NodeStatus.from_json(document.get("status"))
+        status = NodeStatus.from_json(_of_interest(document.get("status") or {}))
         return cls(
             **_common(document),
             owner_uid=next((o.get("uid") or "" for o in owners if o.get("kind") == "Node"), ""),
             entries=tuple(map(_entry, entries_of(document))),
-            status=NodeStatus(
-                observed_generation=status.observed_generation,
-                boot_id=status.boot_id,
-                pools=tuple(map(_report, status.pools)),
-                huge_pages=status.huge_pages,
-            ),
+            status=replace(status, pools=tuple(map(_report, status.pools))),
         )
 
     def entry(self, name: str) -> PoolEntry | None:
@@ -298,25 +292,37 @@ def _entry(read: PoolEntry) -> PoolEntry:
     )
 
 
+_STATUS_KEYS = ("observedGeneration", "bootID", "hugePages")
+_POOL_KEYS = ("name", "uid", "generation", "phase", "reason", "message", "backing", "readyBytes")
+
+
+def _of_interest(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a status without what is progress or for people: decoding costs, 5,000 times."""
+    kept = {key: status[key] for key in _STATUS_KEYS if key in status}
+    pools = status.get("pools") or ()
+    return {**kept, "pools": [_pool_of_interest(pool) for pool in pools]}
+
+
+def _pool_of_interest(pool: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: pool[key] for key in _POOL_KEYS if key in pool}
+    # Of a region the size and the pages; whether it is leased is no news.
+    sizes = [
+        {"sizeBytes": region.get("sizeBytes"), "backing": region.get("backing")}
+        for region in pool.get("regions") or ()
+    ]
+    return {**kept, "regions": sizes}
+
+
 def _report(read: PoolStatus) -> PoolStatus:
     quiet = read.phase in _QUIET_PHASES
-    return PoolStatus(
+    return replace(
+        read,
         name=intern(read.name),
         uid=intern(read.uid),
-        generation=read.generation,
-        phase=read.phase,
         reason="" if quiet else intern(read.reason),
         message="" if quiet else read.message,
         backing=intern(read.backing),
-        ready_bytes=read.ready_bytes,
-        regions=tuple(map(_region, read.regions)),
-    )
-
-
-def _region(read: RegionStatus) -> RegionStatus:
-    """Keep the size and the pages; whether it is leased is no news."""
-    return RegionStatus(
-        name="", size_bytes=read.size_bytes, backing=intern(read.backing), placement="", state=""
+        regions=tuple(replace(it, backing=intern(it.backing)) for it in read.regions),
     )
 
 

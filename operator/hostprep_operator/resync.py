@@ -97,7 +97,7 @@ class Resync:
                 _log.warning("cannot compare", error=str(error))
                 self._handler.relisted |= kinds
                 await asyncio.sleep(_RETRY_S)
-                self._handler.compare.set()
+                self._handler.compare_requested.set()
                 continue
             if len(kinds) == len(self._kinds):
                 self._metrics.last_sync.set(time.time())
@@ -107,14 +107,14 @@ class Resync:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(min(self._all_due_s, loop.time() + _POOLS_EVERY_S)):
-                await self._handler.compare.wait()
+                await self._handler.compare_requested.wait()
         except TimeoutError:
             if loop.time() < self._all_due_s:
                 return {Kind.POOL}
             self._all_due_s = self._next_due_s()
             return set(self._kinds)
         await asyncio.sleep(_SETTLE_S)
-        self._handler.compare.clear()
+        self._handler.compare_requested.clear()
         kinds, self._handler.relisted = self._handler.relisted, set()
         return kinds | {Kind.POOL}
 

@@ -16,7 +16,7 @@ import structlog
 
 from hostprep.errors import BadInputError, FailedError
 from hostprep.kube.client import KubeClient
-from hostprep.kube.health_server import HealthServer, Listener, parse_listen
+from hostprep.kube.health_server import CANNOT_LISTEN, HealthServer, Listener, parse_listen
 from hostprep_operator.controller import Controller
 from hostprep_operator.events import Recorder
 from hostprep_operator.lease import Leader
@@ -69,7 +69,10 @@ async def run_operator(options: Options) -> int:
         stack.push_async_callback(kube.close)
         try:
             listener = Listener.open(options.listen)
-        except BadInputError as error:  # an address that is taken: a restart may find it free
+        except BadInputError as error:
+            if error.reason != CANNOT_LISTEN:
+                raise
+            # An address that is taken: a restart may find it free.
             raise FailedError(error.message, reason=error.reason, remedy=error.remedy) from error
         stack.callback(listener.close)
         operator = _Operator(options, kube, listener, metrics)

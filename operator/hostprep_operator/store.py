@@ -226,7 +226,7 @@ class EventHandler:
         """Node to when its agent's last Pod went, by the wall clock."""
         self.relisted: set[Kind] = set()
         """Kinds whose list kopf has read again: what vanished before was not reported."""
-        self.compare = asyncio.Event()
+        self.compare_requested = asyncio.Event()
         """Set when these kinds are to be compared with the API server soon."""
 
     def open(self) -> None:
@@ -271,7 +271,7 @@ class EventHandler:
     def listed(self, kind: Kind) -> None:
         """Request a comparison of that kind: kopf does not report what vanished before its list."""
         self.relisted.add(kind)
-        self.compare.set()
+        self.compare_requested.set()
 
     def enqueue_pool(self, name: str) -> None:
         """Add a pool's key soon, and not more than once a second."""

@@ -18,7 +18,7 @@ from hostprep.client.lease import Lease, Request
 from hostprep.engines.helper_process import report
 from hostprep.engines.lmcache.server import Server
 from hostprep.errors import FailedError, HostprepError, NotReadyError
-from hostprep.paths import PoolPaths, canonical_root, check_pool_name, default_root
+from hostprep.paths import PoolPaths
 from hostprep.units import format_bytes, parse_quantity
 
 _CHECK_INTERVAL_S = 1.0
@@ -35,10 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         server = Server(options.server)
         server.check()
-        root = canonical_root(options.root or default_root())
         size_bytes = parse_quantity(options.size) if options.size else 1
         request = Request(size_bytes=size_bytes, names=tuple(options.region))
-        paths = PoolPaths(root, check_pool_name(options.pool))
+        paths = PoolPaths.of(options.pool, options.root)
         (lease,) = claim(paths, request, wait_timeout_s=options.wait)
         lend(server, lease, is_asked_back=lambda: bool(asked))
     except HostprepError as error:

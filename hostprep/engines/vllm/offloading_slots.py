@@ -171,7 +171,7 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
 
     def reset_cache(self) -> None:
         """Empty all slots, claimed ones as well: vLLM forgets its jobs, and drains its workers."""
-        self.shutdown()
+        self._end_claims()
         self.pool.forget_unclaimed()
 
     def get_stats(self) -> Any:
@@ -199,6 +199,9 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """End all claims."""
+        self._end_claims()
+
+    def _end_claims(self) -> None:
         self._reads.clear()
         for store in set(self._writing.values()):
             store.claim.release()

@@ -55,6 +55,8 @@ def test_no_file_is_no_saved_state(tmp_path: Path) -> None:
         '{"version": 1, "pools": {}}',
         '{"version": 1, "uid": "", "generation": 0, "boot_id": "", "pools": [{}]}',
         "[" * 100_000,
+        '{"version": 1}',
+        '{"version": 1, "uid": "u", "generation": 1, "boot_id": "b", "pools": null}',
     ],
 )
 def test_a_damaged_file_is_said_and_counts_for_nothing(tmp_path: Path, text: str) -> None:

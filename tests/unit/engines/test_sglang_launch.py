@@ -177,7 +177,9 @@ def test_options_in_a_file_have_to_be_seen(tmp_path: Path) -> None:
             _required("--config", str(path))
 
 
-@pytest.mark.parametrize("command", [("python3", "engine.py"), ("sglang", "generate"), ("-m",)])
+@pytest.mark.parametrize(
+    "command", [("python3", "engine.py"), ("sglang", "generate"), ("-m",), SERVER[1:]]
+)
 def test_another_program_is_refused(command: tuple[str, ...]) -> None:
     with pytest.raises(BadInputError, match="starts no server"):
         launch.requirements(EngineStart(SGLANG, command, NOTHING))
