@@ -1,7 +1,8 @@
 """The ledger of a pool (agent.json): which boot it is of, and which huge pages the pool added.
 
 It is written ahead of every change. After a run that was killed in between, the ledger and the
-kernel's counter together tell how much of the change took effect.
+kernel's counter together tell how much of the change took effect:
+hostprep.node.apply.hugepages.replay_ledger.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from hostprep.errors import FailedError
 from hostprep.kube.client import HOST_MEMORY_NODES, NODES, POOLS, Json, KubeClient, Resource
 from hostprep.kube.errors import ConflictError, NoSuchResourceError, RefusedError
 from hostprep_operator.reconcile.changes import NodeView, Settings, Write
-from hostprep_operator.reconcile.conditions import listed, nodes_of
 from hostprep_operator.reconcile.node import reconcile_node
+from hostprep_operator.reconcile.node_conditions import listed, nodes_of
 from hostprep_operator.reconcile.taint_and_labels import strip_node
 from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord
 from hostprep_operator.writer import Writer

@@ -19,7 +19,7 @@ from hostprep.kube.client import KubeClient
 from hostprep.kube.health_server import CANNOT_LISTEN, HealthServer, Listener, parse_listen
 from hostprep_operator.controller import Controller
 from hostprep_operator.events import Recorder
-from hostprep_operator.lease import Leader
+from hostprep_operator.leader_election import Leader
 from hostprep_operator.metrics import Metrics
 from hostprep_operator.queue import KeyedQueue
 from hostprep_operator.reconcile.changes import Settings

@@ -1,4 +1,7 @@
-"""The script for before kubelet, and the systemd unit that runs it on later boots."""
+"""The script for before kubelet, and the systemd unit that runs it on later boots.
+
+What the script does is in the shell files beside this module; its settings are filled in here.
+"""
 
 from __future__ import annotations
 

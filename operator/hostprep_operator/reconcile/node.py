@@ -20,7 +20,7 @@ from hostprep_operator.reconcile.changes import (
     NodeState,
     NodeView,
 )
-from hostprep_operator.reconcile.conditions import NodeContext, detect_reboot, unreachable_at_s
+from hostprep_operator.reconcile.node_conditions import NodeContext, detect_reboot, unreachable_at_s
 from hostprep_operator.reconcile.taint_and_labels import (
     Marking,
     closed_since_s,

@@ -12,7 +12,7 @@ from hostprep.api.node_resource import Phase
 from hostprep.units import format_quantity
 from hostprep_operator.reconcile.assign import usable
 from hostprep_operator.reconcile.changes import EventNote, PoolChanges
-from hostprep_operator.reconcile.conditions import listed, nodes_of
+from hostprep_operator.reconcile.node_conditions import listed, nodes_of
 from hostprep_operator.reconcile.rollout import Member, grant, member_of, waits
 from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord
 

@@ -28,7 +28,7 @@ from hostprep_operator.reconcile.changes import (
     PatchNodeStatus,
     Write,
 )
-from hostprep_operator.reconcile.conditions import (
+from hostprep_operator.reconcile.node_conditions import (
     NodeContext,
     accounting_conditions,
     derive_ready,

@@ -16,14 +16,14 @@ from hypothesis.stateful import run_state_machine_as_test
 from hostprep.api.conditions import Condition
 from hostprep.api.names import HOST_MEMORY_READY
 from hostprep.api.node_resource import Phase as PoolPhase
-from hostprep_operator.reconcile import assign, conditions, node, rollout, taint_and_labels
+from hostprep_operator.reconcile import assign, node, node_conditions, rollout, taint_and_labels
 from tests.unit.hostprep_operator.reconcile.operator_life import Life
 
 pytestmark = pytest.mark.unit
 
 
 def _patch_ready(monkeypatch: pytest.MonkeyPatch, ready: Callable[..., bool]) -> None:
-    for module in (assign, conditions, rollout):
+    for module in (assign, node_conditions, rollout):
         monkeypatch.setattr(module, "pool_ready", ready)
 
 
@@ -35,7 +35,7 @@ def _no_boot_check(monkeypatch: pytest.MonkeyPatch) -> None:
         return bool((report.uid, report.generation) == (entry.uid, entry.generation))
 
     _patch_ready(monkeypatch, ready)
-    monkeypatch.setattr(conditions, "_rebooted", lambda judged: False)
+    monkeypatch.setattr(node_conditions, "_rebooted", lambda judged: False)
 
 
 def _no_generation_check(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from hostprep.kube.client import KubeClient
 from hostprep.kube.errors import ConflictError, UnreachableError
-from hostprep_operator.lease import Leader
+from hostprep_operator.leader_election import Leader
 from tests.unit.hostprep_operator.virtual_time import run_virtually
 
 pytestmark = pytest.mark.unit
