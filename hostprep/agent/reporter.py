@@ -125,7 +125,7 @@ class Reporter:
 
 
 def _number(version: object) -> int:
-    return int(version) if isinstance(version, str) and version.isdigit() else 0
+    return int(version) if isinstance(version, str) and version.isdecimal() else 0
 
 
 # --- when to write, and what
