@@ -46,6 +46,7 @@ from hostprep.linux.locks import (
     close_tracked,
     is_range_locked,
     is_tracked,
+    lies_at,
     track_fd,
     try_lock,
     try_lock_range,
@@ -198,7 +199,7 @@ def _join(path: str, header: Header, rank: int, deadline_s: float) -> tuple[int,
     try:
         _lock_until(fd, deadline_s)
         try:
-            if _is_at(path, fd):
+            if lies_at(path, fd):
                 if _is_of_run(fd, header):
                     return fd, _take_slot(fd, rank)
                 os.unlink(path)
@@ -237,13 +238,6 @@ def _lock_until(fd: int, deadline_s: float) -> None:
         if time.monotonic() >= deadline_s:
             raise BusyError("another rank has been joining the board for too long")
         time.sleep(_JOIN_PAUSE_S)
-
-
-def _is_at(path: str, fd: int) -> bool:
-    try:
-        return os.path.samestat(os.lstat(path), os.fstat(fd))
-    except FileNotFoundError:
-        return False
 
 
 def _is_of_run(fd: int, header: Header) -> bool:

@@ -30,6 +30,14 @@ def try_lock(fd: int, *, exclusive: bool) -> bool:
     return True
 
 
+def lies_at(path: str, fd: int) -> bool:
+    """Tell whether the path still leads to the open file: a lock on a removed one holds nobody."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(fd))
+    except OSError:
+        return False
+
+
 @contextlib.contextmanager
 def hold_lock(path: str, *, timeout_s: float, busy: BusyError) -> Iterator[int]:
     """Hold an exclusive flock on a file while the block runs, waiting at most `timeout_s`.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hostprep.linux.files import closing_fd
 
-_HOST_PID_NAMESPACE = 0xEFFFFFFC
+HOST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of include/linux/proc_ns.h: the inode of the first PID namespace."""
 
 HOST_CGROUP_NAMESPACE = 0xEFFFFFFB
@@ -47,7 +47,7 @@ def current_process() -> ProcessId:
 
 def sees_all_processes() -> bool:
     """Tell whether this process is in the host's PID namespace."""
-    return _pid_namespace() == _HOST_PID_NAMESPACE
+    return _pid_namespace() == HOST_PID_NAMESPACE
 
 
 def may_scrub(owner_uid: int) -> bool:

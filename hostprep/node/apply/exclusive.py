@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from hostprep.errors import BadInputError, BusyError, HostprepError
 from hostprep.linux.files import closing_fd, from_os_error, open_folder, remove_file
-from hostprep.linux.locks import try_lock
+from hostprep.linux.locks import lies_at, try_lock
 from hostprep.node.apply.folder import clear_debris, is_debris
 
 _NAME = ".lock"
@@ -117,19 +117,11 @@ def _try(root: str, path: str) -> int | None:
         return None
     except OSError as error:
         raise from_os_error(error, f"open {path}") from error
-    if try_lock(fd, exclusive=True) and _lies_at(path, fd):
+    if try_lock(fd, exclusive=True) and lies_at(path, fd):
         write_pid(fd)
         return fd
     os.close(fd)
     return None
-
-
-def _lies_at(path: str, fd: int) -> bool:
-    """Return whether the path still leads to the open file."""
-    try:
-        return os.path.samestat(os.lstat(path), os.fstat(fd))
-    except OSError:
-        return False
 
 
 def write_pid(fd: int) -> None:
@@ -200,7 +192,7 @@ class AgentLock:
         self._drop()
 
     def _is_held(self) -> bool:
-        return self._fd is not None and _lies_at(self._path, self._fd)
+        return self._fd is not None and lies_at(self._path, self._fd)
 
     def _drop(self) -> None:
         if self._fd is not None:

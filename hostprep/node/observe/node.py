@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable
 from typing import TypeVar
 
+from hostprep.linux.processes import HOST_PID_NAMESPACE
 from hostprep.linux.procfs import parse_cpu_list, parse_huge_folder, parse_int, parse_keyed
 from hostprep.node.facts import (
     CgroupFacts,
@@ -34,7 +35,6 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?!\d)", re.ASCII)
 _AT_PAGESZ = 6  # include/uapi/linux/auxvec.h
 _AUXV_ENTRY = struct.Struct("=QQ")
 _CAP_SYS_ADMIN = 1 << 21  # include/uapi/linux/capability.h
-_HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _MEMLOCK = re.compile(r"^Max locked memory +(unlimited|\d{1,20}) ", re.ASCII | re.MULTILINE)
 T = TypeVar("T")
 
@@ -161,7 +161,7 @@ def observe_process(host: HostRoot, warn: Warn) -> ProcessFacts:
     return ProcessFacts(
         euid=_effective_uid(status.get("Uid", "")),
         can_mount=bool(capabilities & _CAP_SYS_ADMIN),
-        sees_all_processes=host.link("/proc/self/ns/pid") == _HOST_PID_NAMESPACE,
+        sees_all_processes=host.link("/proc/self/ns/pid") == f"pid:[{HOST_PID_NAMESPACE}]",
         memlock_limit_bytes=memlock_bytes,
         cpus=parse_cpu_list(status.get("Cpus_allowed_list", "")) or (),
     )
