@@ -44,7 +44,14 @@ class CleanupOptions:
     keep_memory: bool = False
     dry_run: bool = False
     timeout_s: float = 600.0
+    taint_keys: frozenset[str] | None = None
+    """Keys of the taints that may be removed; None: any."""
     kubeconfig: str | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """Those of an operator that does this."""
+        return Settings(liveness="off", taint_keys=self.taint_keys)
 
 
 @dataclass(slots=True)
@@ -65,11 +72,12 @@ class _State:
 
     nodes: dict[str, NodeRecord]
     holders: dict[str, HostMemoryNodeRecord]
+    settings: Settings
 
     @property
     def marked(self) -> list[str]:
         """Nodes with any of our marks."""
-        return sorted(name for name, node in self.nodes.items() if strip_node(node))
+        return sorted(name for name, node in self.nodes.items() if strip_node(node, self.settings))
 
 
 async def run_cleanup(
@@ -157,7 +165,7 @@ class _Cleanup:
         view = NodeView(
             node=state.nodes[name],
             hmn=state.holders.get(name),
-            settings=Settings(liveness="off"),
+            settings=self._options.settings,
             now_s=time.time(),
         )
         changes = reconcile_node(view)
@@ -176,7 +184,10 @@ class _Cleanup:
 
     async def _strip_one(self, node: NodeRecord) -> None:
         current: NodeRecord | None = node
-        while current is not None and not await self._write(current.name, strip_node(current)):
+        settings = self._options.settings
+        while current is not None:
+            if await self._write(current.name, strip_node(current, settings)):
+                return
             document = await self._kube.get(NODES, node.name)
             current = NodeRecord.from_json(document) if document else None
 
@@ -220,7 +231,8 @@ class _Cleanup:
             HostMemoryNodeRecord.from_json(item) async for item in self._all(HOST_MEMORY_NODES)
         ]
         nodes = [NodeRecord.from_json(item) async for item in self._all(NODES)]
-        return _State({n.name: n for n in nodes}, {h.name: h for h in holders})
+        by_name = {node.name: node for node in nodes}
+        return _State(by_name, {h.name: h for h in holders}, self._options.settings)
 
     async def _pools(self) -> list[tuple[str, str]]:
         return [

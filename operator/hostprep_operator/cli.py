@@ -36,6 +36,20 @@ def _default_namespace() -> str:
         return "default"
 
 
+def _taint_keys(
+    _context: click.Context, _option: click.Parameter, keys: tuple[str, ...]
+) -> frozenset[str] | None:
+    return frozenset(keys) or None
+
+
+_taint_key = _option(
+    "--taint-key",
+    "taint_keys",
+    multiple=True,
+    callback=_taint_keys,
+    metavar="KEY",
+    help="A taint's key that may be set and removed; may be given several times. Without: any.",
+)
 _kubeconfig = _option(
     "--kubeconfig",
     type=click.Path(),
@@ -54,11 +68,11 @@ _log_level = _option(
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
-    r"""Select nodes, copy policy to them, mark them, count.
+    """Select nodes, copy policy to them, mark them, count.
 
     \b
     Exit codes: 0 done, 1 failed or not finished, 2 bad input (nothing was changed).
-    """
+    """  # noqa: D301 - click looks for the character itself
 
 
 @cli.command()
@@ -95,6 +109,7 @@ def cli() -> None:
     metavar="SECONDS",
     help="How often everything is compared with the API server.",
 )
+@_taint_key
 @_log_format
 @_log_level
 @_kubeconfig
@@ -104,6 +119,7 @@ def run(
     log_level: str,
     liveness: Literal["pods", "off"],
     agent_grace_s: float,
+    taint_keys: frozenset[str] | None,
     **options: Any,
 ) -> int:
     """Run the operator until SIGTERM."""
@@ -111,7 +127,7 @@ def run(
     from hostprep_operator.run import Options, run_operator
 
     set_up_logs(style=log_format, level=log_level)
-    settings = Settings(liveness=liveness, agent_grace_s=agent_grace_s)
+    settings = Settings(liveness=liveness, agent_grace_s=agent_grace_s, taint_keys=taint_keys)
     identity = os.environ.get("POD_NAME", "")
     return asyncio.run(run_operator(Options(settings=settings, identity=identity, **options)))
 
@@ -132,6 +148,7 @@ def run(
     metavar="SECONDS",
     help="How long to wait for nodes to give their memory back.",
 )
+@_taint_key
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 @_log_format
 @_log_level

@@ -213,6 +213,7 @@ class Controller:
             self._members(name),
             pools=tuple(self._cache.pools.values()),
             grants=self._grants.get(name, frozenset()),
+            settings=self._settings,
             now_s=time.time(),
         )
         self._handler.pool_reconciled(name, time.perf_counter() - began_s)

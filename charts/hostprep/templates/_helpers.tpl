@@ -43,6 +43,9 @@ app.kubernetes.io/part-of: hostprep
 
 {{- define "hostprep.image" -}}
 {{- $image := .Values.image -}}
+{{- if not (or $image.registry (contains "/" $image.repository)) -}}
+{{- fail "image.registry is not set, so no node could pull the image: push it by `make image REGISTRY=registry.example.org`, with a registry of yours, and add --set image.registry=registry.example.org" -}}
+{{- end -}}
 {{- $name := join "/" (compact (list $image.registry $image.repository)) -}}
 {{- if $image.digest -}}
 {{- printf "%s@%s" $name $image.digest -}}
@@ -62,6 +65,12 @@ app.kubernetes.io/part-of: hostprep
       "nodeReadinessController" "readiness.k8s.io/hostprep"
       "none" "") .Values.autoscaler.profile -}}
 {{- end -}}
+{{- end -}}
+
+{{/* A JSON list: the keys of taints that the operator may set and remove. */}}
+{{- define "hostprep.allowedTaintKeys" -}}
+{{- $usual := "startup-taint.cluster-autoscaler.kubernetes.io/hostprep" -}}
+{{- concat (list $usual) (compact (list .Values.taintKey)) .Values.admissionPolicy.taintKeys | uniq | toJson -}}
 {{- end -}}
 
 {{/* A cluster of one node that registers tainted must open: what opens it has to run there. */}}

@@ -16,12 +16,18 @@ Cause: TypeAlias = Literal["join", "reboot", "repair", "resize"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Options of the command line that decide when a node is Unknown."""
+    """Options of the command line that decide about nodes."""
 
     liveness: Literal["pods", "off"] = "pods"
     """Whether an agent is alive while its Pod is Ready, or not looked at (agents run by hand)."""
     agent_grace_s: float = 60.0
     """For how long a node or an agent may be away before the answer is Unknown."""
+    taint_keys: frozenset[str] | None = None
+    """Keys of the taints that may be set and removed; None: any."""
+
+    def may_write_taint(self, key: str | None) -> bool:
+        """Whether a taint of that key may be set and removed; there may be none, too."""
+        return key is None or self.taint_keys is None or key in self.taint_keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

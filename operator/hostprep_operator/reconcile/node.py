@@ -52,7 +52,7 @@ def reconcile_node(view: NodeView) -> NodeChanges:
     write = () if assignment.write is None else (assignment.write,)
     chosen, released = selecting(view.pools, node), _released(assignment)
     if not chosen:
-        return NodeChanges(writes=(*strip_node(node), *write), events=released)
+        return NodeChanges(writes=(*strip_node(node, view.settings), *write), events=released)
     context = NodeContext(
         view=view,
         node=node,

@@ -54,6 +54,11 @@ class NodeContext:
         return self.required[0].readiness
 
     @property
+    def may_write_taint(self) -> bool:
+        """Whether the ruling pool's taint may be set and removed here."""
+        return self.view.settings.may_write_taint(self.readiness.taint)
+
+    @property
     def placeholder(self) -> Mapping[str, int] | None:
         """Huge pages that the agent's Pod asks for, by resource; None between two Pods."""
         if self.view.agent is not None:

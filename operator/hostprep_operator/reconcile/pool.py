@@ -11,11 +11,12 @@ from hostprep.api.conditions import Condition, merged
 from hostprep.api.node_resource import Phase
 from hostprep.units import format_quantity
 from hostprep_operator.reconcile.assign import usable
-from hostprep_operator.reconcile.changes import EventNote, PoolChanges
+from hostprep_operator.reconcile.changes import EventNote, PoolChanges, Settings
 from hostprep_operator.reconcile.node_conditions import listed, nodes_of
 from hostprep_operator.reconcile.rollout import Member, grant, member_of, waits
 from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord
 
+_NOT_ALLOWED = "TaintKeyNotAllowed"
 _TROUBLE = {Phase.DEGRADED: "degraded", Phase.FAILED: "failed"}
 
 
@@ -39,6 +40,7 @@ def reconcile_pool(
     *,
     pools: Iterable[PoolRecord],
     grants: frozenset[str],
+    settings: Settings,
     now_s: float,
 ) -> PoolChanges:
     """Return the pool's status, if it changed, and the nodes that may change now.
@@ -58,7 +60,7 @@ def reconcile_pool(
     granted = grant(pool, selected, grants)
     counters = _counters_of(selected, granted, releasing)
     counters.ruled_by.update(_ruled_by(pool, selected, pools))
-    conditions = _conditions_of(counters)
+    conditions = _conditions_of(counters, refused_key(pool, settings), settings)
     patch = None if pool.deleting else _status_patch(pool, counters, conditions, now_s=now_s)
     return PoolChanges(
         status_patch=patch,
@@ -124,7 +126,7 @@ def _events(
     pool: PoolRecord, counters: Counters, conditions: tuple[Condition, ...]
 ) -> tuple[EventNote, ...]:
     """Return the events for what changed since the pool's current status."""
-    ready, progressing, degraded, _ = conditions
+    ready, progressing, degraded, conflicted = conditions
     reasons = {name: condition.reason for name, condition in pool.conditions.items()}
     notes: list[EventNote] = []
     was_rolling = reasons.get("Progressing") == "RollingOut"
@@ -137,6 +139,8 @@ def _events(
         notes.append(EventNote("Normal", "RolloutFinished", message))
     if ready.reason == "NothingSelected" and reasons.get("Ready") != "NothingSelected":
         notes.append(EventNote("Warning", "NothingSelected", ready.message))
+    if conflicted.reason == _NOT_ALLOWED and reasons.get("Conflicted") != _NOT_ALLOWED:
+        notes.append(EventNote("Warning", _NOT_ALLOWED, conflicted.message))
     failed = counters.counts["failed"]
     if failed > 0 and failed >= 2 * pool.counts.get("failed", 0):
         notes.append(EventNote("Warning", "NodeFailed", degraded.message))
@@ -146,9 +150,10 @@ def _events(
 # --- the status
 
 
-def _conditions_of(counters: Counters) -> tuple[Condition, ...]:
+def _conditions_of(counters: Counters, refused: str, settings: Settings) -> tuple[Condition, ...]:
     """Return the pool's conditions, without their times."""
-    return (_ready(counters), _progressing(counters), _degraded(counters), _conflicted(counters))
+    conflicted = _not_allowed(refused, settings) if refused else _conflicted(counters)
+    return (_ready(counters), _progressing(counters), _degraded(counters), conflicted)
 
 
 def _status_patch(
@@ -209,6 +214,24 @@ def _degraded(counters: Counters) -> Condition:
     reason = "SomeFailed" if failed else "SomeDegraded"
     message = f"{nodes_of(degraded + failed)} in trouble: {_listed(counters.reasons)}."
     return Condition("Degraded", "True", reason, message)
+
+
+def refused_key(pool: PoolRecord, settings: Settings) -> str:
+    """Return the key of the pool's taint where it may not be written; empty where it may."""
+    readiness = pool.readiness
+    if not readiness.required or settings.may_write_taint(readiness.taint):
+        return ""
+    return readiness.taint or ""
+
+
+def _not_allowed(key: str, settings: Settings) -> Condition:
+    allowed = listed(sorted(settings.taint_keys or ()), 5)
+    message = (
+        f"The operator may not write taint {key}: its nodes' taints stay as they are. Add the key "
+        "to admissionPolicy.taintKeys of the chart, or have readiness.taintKey name one that is "
+        f"allowed: {allowed}."
+    )
+    return Condition("Conflicted", "True", _NOT_ALLOWED, message)
 
 
 def _conflicted(counters: Counters) -> Condition:

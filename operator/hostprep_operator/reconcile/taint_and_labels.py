@@ -26,6 +26,7 @@ from hostprep_operator.reconcile.changes import (
     Cause,
     PatchNode,
     PatchNodeStatus,
+    Settings,
     Write,
 )
 from hostprep_operator.reconcile.node_conditions import (
@@ -96,7 +97,7 @@ def mark(context: NodeContext) -> Marking:
 def mark_labels_only(context: NodeContext) -> tuple[Write, ...]:
     """Mark a node whose pools are all not required: ready labels, and nothing else of ours."""
     labels, keys = _labels(context, "leave" if unreachable(context) else "set")
-    return _strip(context.node, labels=labels, kept=Marks(labels=keys))
+    return _strip(context.node, context.view.settings, labels=labels, kept=Marks(labels=keys))
 
 
 def _labels(context: NodeContext, move: LabelMove) -> tuple[dict[str, str | None], tuple[str, ...]]:
@@ -125,7 +126,10 @@ def _labels(context: NodeContext, move: LabelMove) -> tuple[dict[str, str | None
 def _taints(context: NodeContext, move: Transition) -> tuple[tuple[Mapping[str, Any], ...], str]:
     """Return the node's taints as they are to be, and the key that the marks record."""
     node, key = context.node, context.readiness.taint
-    former = managed_taint(node, context.marks)
+    if not context.may_write_taint:
+        # The write would be refused with all that it carries. What is closed stays closed.
+        return node.taints, move.marks.taint
+    former = managed_taint(node, context.marks, context.view.settings)
     if key is None and not context.marks.taint and move.taint != "remove":
         former = None  # nothing says that a taint of the usual key is of our making
     renamed = former is not None and former != key
@@ -249,6 +253,7 @@ def _close(context: NodeContext, cause: Cause) -> Transition:
             return Transition(marks=marks, cause=cause)
     else:
         wanted = readiness.taint is not None and getattr(readiness.reclose, cause) == "Taint"
+    wanted = wanted and context.may_write_taint
     return Transition(marks=closed, taint="add" if wanted else "leave", cause=cause)
 
 
@@ -283,19 +288,24 @@ def _stay_closed(context: NodeContext, condition: Condition) -> Transition:
 # --- patches, and taking everything away
 
 
-def strip_node(node: NodeRecord) -> tuple[Write, ...]:
-    """Return the writes that leave no trace of ours on the node; none where there is none."""
+def strip_node(node: NodeRecord, settings: Settings) -> tuple[Write, ...]:
+    """Return the writes that leave no trace of ours on the node; none where there is none.
+
+    But a taint that may not be written stays.
+    """
     ours = Marks.parse(node.marks).labels
     labels = {key: None for key in ours if key in node.labels}
-    return _strip(node, labels=labels, kept=Marks())
+    return _strip(node, settings, labels=labels, kept=Marks())
 
 
-def _strip(node: NodeRecord, *, labels: Mapping[str, str | None], kept: Marks) -> tuple[Write, ...]:
+def _strip(
+    node: NodeRecord, settings: Settings, *, labels: Mapping[str, str | None], kept: Marks
+) -> tuple[Write, ...]:
     """Return the writes that leave no more than those marks, changing these labels.
 
     Conditions go last: as long as one is there, a repetition knows that the node was managed.
     """
-    taints = without_taints(node, managed_taint(node, Marks.parse(node.marks)))
+    taints = without_taints(node, managed_taint(node, Marks.parse(node.marks), settings))
     patch = _node_patch(node, labels=labels, taints=taints, marks=kept.to_text())
     conditions = [
         {"type": name, "$patch": "delete"} for name in OUR_CONDITIONS if name in node.conditions
@@ -303,14 +313,16 @@ def _strip(node: NodeRecord, *, labels: Mapping[str, str | None], kept: Marks) -
     return _writes(patch, _status_patch(node, conditions))
 
 
-def managed_taint(node: NodeRecord, marks: Marks) -> str | None:
+def managed_taint(node: NodeRecord, marks: Marks, settings: Settings) -> str | None:
     """Return the taint key that this operator answers for on the node, None where it does not.
+
+    None too where it may not write it.
 
     A node that joined with the usual taint gets no marks until it is opened (one write less for
     every node): there the condition alone shows that it is managed.
     """
     if marks.taint:
-        return marks.taint
+        return marks.taint if settings.may_write_taint(marks.taint) else None
     never_marked = marks.opened_s is None and marks.closed_s is None
     if never_marked and HOST_MEMORY_READY in node.conditions:
         return CLUSTER_AUTOSCALER_TAINT

@@ -88,6 +88,11 @@ def test_stages_that_start_from_outside_take_base_and_architecture_from_build_ar
     assert "ARG ARCH=amd64" in _TEXT
 
 
+def test_the_base_is_named_by_its_digest() -> None:
+    (base,) = re.findall(r"^ARG BASE=(.*)$", _TEXT, re.MULTILINE)
+    assert re.fullmatch(r"docker\.io/library/python:3\.\d+-slim@sha256:[0-9a-f]{64}", base)
+
+
 def test_nothing_stands_between_the_program_and_its_signals() -> None:
     assert _instructions("ENTRYPOINT") == []
     assert all(command.startswith("[") for command in _instructions("CMD"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hostprep_operator.cli import main
+from hostprep_operator.cli import cli, main
 from hostprep_operator.metrics import Metrics
 from hostprep_operator.run import Health
 from hostprep_operator.watch import make_settings
@@ -143,3 +143,10 @@ def test_the_version_is_printed_without_a_cluster() -> None:
     )
     assert done.returncode == 0
     assert done.stdout.strip()
+
+
+def test_help_shows_no_mark_of_its_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["--help"], standalone_mode=False)
+    shown = capsys.readouterr().out
+    assert "Exit codes: 0 done" in shown
+    assert "\\b" not in shown

@@ -233,6 +233,7 @@ class Cluster:
             [(view.node, view.hmn) for view in map(self.view, self.nodes) if view.node],
             pools=[PoolRecord.from_json(document) for document in self.pools.values()],
             grants=self.grants.get(name, frozenset()),
+            settings=self.settings,
             now_s=self.now_s,
         )
         self.grants[name] = changes.grants

@@ -12,6 +12,7 @@ from hostprep_operator.reconcile.changes import (
     PatchHostMemoryNodeSpec,
     PatchNode,
     PatchNodeStatus,
+    Settings,
 )
 from hostprep_operator.reconcile.taint_and_labels import strip_node
 from tests.unit.hostprep_operator.reconcile.cluster_model import Cluster
@@ -55,10 +56,10 @@ def test_clean_up_takes_what_marks_name_and_nothing_else() -> None:
     cluster = opened()
     metadata = cluster.nodes["n1"]["metadata"]
     metadata["labels"]["ready.hostprep.dev/by-hand"] = "true"
-    writes = strip_node(cluster.view("n1").node)  # type: ignore[arg-type]
+    writes = strip_node(cluster.view("n1").node, Settings())  # type: ignore[arg-type]
     cluster.carry_out("n1", writes[0])
     assert labels(cluster) == {"ready.hostprep.dev/by-hand"}
-    again = strip_node(cluster.view("n1").node)  # type: ignore[arg-type]
+    again = strip_node(cluster.view("n1").node, Settings())  # type: ignore[arg-type]
     assert [type(write) for write in again] == [PatchNodeStatus]
 
 
@@ -70,7 +71,7 @@ def test_marks_that_somebody_edited_take_no_label_away_that_is_not_ours(key: str
     marks = json.loads(metadata["annotations"][MARKS_ANNOTATION])
     marks["labels"].append(key)
     metadata["annotations"][MARKS_ANNOTATION] = json.dumps(marks)
-    writes = strip_node(cluster.view("n1").node)  # type: ignore[arg-type]
+    writes = strip_node(cluster.view("n1").node, Settings())  # type: ignore[arg-type]
     cluster.carry_out("n1", writes[0])
     assert cluster.nodes["n1"]["metadata"]["labels"][key] == "kept"
 
@@ -78,4 +79,4 @@ def test_marks_that_somebody_edited_take_no_label_away_that_is_not_ours(key: str
 def test_clean_up_leaves_a_node_alone_that_was_never_managed() -> None:
     cluster = Cluster()
     cluster.add_node("n1", tainted=True)
-    assert strip_node(cluster.view("n1").node) == ()  # type: ignore[arg-type]
+    assert strip_node(cluster.view("n1").node, Settings()) == ()  # type: ignore[arg-type]
