@@ -14,10 +14,13 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # For `make cluster NODE=1`; not from the environment, where others mean something else by it.
 NODE =
+# For `make image`; from the command line alone for the same reason.
+REGISTRY =
+ARCH =
 
 TIERS := $(PY) scripts/run_tiers.py
 
-.PHONY: install demo test test-all check lint unit kernel testbed cluster-tests node-tests engines-tests test-engines-all gpu-tests cluster node-shell fresh bench vllm-cpu clean help
+.PHONY: install demo test test-all check lint unit kernel testbed cluster-tests node-tests engines-tests test-engines-all gpu-tests cluster node-shell image base-image sbom fresh bench vllm-cpu clean help
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -78,6 +81,15 @@ cluster: $(STAMP)  ## a throw-away Kubernetes to play with, until Ctrl-C; NODE=1
 
 node-shell: $(STAMP)  ## a shell in the node of `make cluster NODE=1`
 	@exec $(PY) -m testbed shell
+
+image:  ## build the image of both programs; REGISTRY=registry.example.org: and push it
+	@ARCH="$(ARCH)" sh scripts/image.sh "$(REGISTRY)"
+
+base-image:  ## write what the base image's tag means now into the Containerfile, as its digest
+	@python3 scripts/base_image.py
+
+sbom:  ## list what is in the image: dist/hostprep.cdx.json, CycloneDX
+	@python3 scripts/sbom.py dist/hostprep.cdx.json
 
 gpu-tests: $(STAMP)  ## the registering tests on a real CUDA driver, where there is a GPU
 	@HOSTPREP_GPU=1 $(PYTEST) -q -m gpu tests/kernel/cuda

@@ -29,6 +29,11 @@ python=$(find_python)
 [ -n "$python" ] || { apt_install python3 python3-venv && python=$(find_python); }
 [ -n "$python" ] || die "no Python >= 3.11 found: install one, such as the package python3"
 
+# A pip that was killed leaves packages that no later pip can read.
+if [ -e "$venv/.installing" ]; then
+    say "the last set-up did not end: beginning again"
+    rm -rf "$venv"
+fi
 if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     say "making $venv with $($python --version)"
     rm -rf "$venv"
@@ -36,11 +41,13 @@ if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/nu
         { apt_install python3-venv && rm -rf "$venv" && "$python" -m venv "$venv"; } ||
         die "cannot make a virtual environment: install the package python3-venv"
 fi
+: >"$venv/.installing"
 say "installing the locked dependencies: a minute or two"
 "$venv/bin/python" -m pip install -q --disable-pip-version-check --require-hashes \
     -r requirements.lock
 "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps \
     --no-build-isolation -e .
+rm "$venv/.installing"
 
 # What the kernel tier runs beside us: two shells for the boot script, a C compiler for rivals.
 missing=

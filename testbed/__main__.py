@@ -39,7 +39,7 @@ _kubernetes = click.option(
     help=f"One of {', '.join(KUBERNETES_VERSIONS)} (or 1.36, newest, oldest). [env: KUBERNETES]",
 )
 
-_PROGRAMS = (*binaries.ALL, *NODE_PROGRAMS)
+_PROGRAMS = (*binaries.ALL, *NODE_PROGRAMS, "registry")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -68,7 +68,7 @@ def build(
 
     PROGRAM is one of etcd, kube-apiserver, kube-controller-manager, kube-scheduler, helm, kubectl,
     promtool, prometheus, karpenter, kubelet, kube-proxy, containerd, containerd-shim-runc-v2, ctr,
-    runc, coredns, channel.
+    runc, coredns, channel, registry.
     """
     if engines or engines_all:
         if programs or with_node:

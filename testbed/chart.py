@@ -17,6 +17,8 @@ from testbed.processes import wait_for
 
 NAMESPACE = "hostprep-system"
 RELEASE = "hostprep"
+IMAGE = ("--set", "image.registry=localhost")
+"""For helm: images of the testbed come from no registry, they are in the nodes' stores."""
 _CHART = Path(__file__).parents[1] / "charts" / "hostprep"
 # An emulated agent that is replaced is away for longer than the minute that a real one is given.
 _PATIENT = ("--set", "operator.extraArgs={--agent-grace=300}")
@@ -55,13 +57,14 @@ def install_chart(
 ) -> None:
     """`helm install` as docs/install.md has it; `arguments` follow, such as `--set`.
 
-    The image is in the node's store already, under the name that the chart has by default.
-    Raises ClientError.
+    The image is in the node's store already. Raises ClientError.
     """
     if not cluster.api.exists(f"/api/v1/namespaces/{NAMESPACE}"):
         metadata = {"name": NAMESPACE, "labels": _PRIVILEGED}
         cluster.api.create("/api/v1/namespaces", {"metadata": metadata})
-    cluster.helm("install", release, str(_CHART), "--namespace", NAMESPACE, *_PATIENT, *arguments)
+    cluster.helm(
+        "install", release, str(_CHART), "--namespace", NAMESPACE, *IMAGE, *_PATIENT, *arguments
+    )
 
 
 def scale_operator(cluster: ControlPlane, replicas: int) -> None:

@@ -42,7 +42,7 @@ def pod_specs(found: Sequence[JsonObject]) -> Iterator[JsonObject]:
 def renamed_pool(found: Sequence[JsonObject], pool: str) -> list[JsonObject]:
     """The objects for another pool than `kv`: what a user replaces by hand."""
     text = json.dumps(found)
-    for before in ("--pool kv", "--pool=kv", "pool.hostprep.dev/kv", "/run/hostprep/kv"):
+    for before in ("wait kv", '"exec", "kv', "pool.hostprep.dev/kv", "/run/hostprep/kv"):
         text = text.replace(before, before.removesuffix("kv") + pool)
     changed: list[JsonObject] = json.loads(text)
     for spec in pod_specs(changed):

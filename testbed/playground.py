@@ -177,7 +177,8 @@ In another terminal:
 What to try next:
 
   python -m testbed node node-a | kubectl create -f -       # this machine, as an object
-  helm install hostprep charts/hostprep --no-hooks -n hostprep-system --create-namespace
+  helm install hostprep charts/hostprep --no-hooks -n hostprep-system --create-namespace \\
+    --set image.registry=localhost
   hostprep-operator run --agent-liveness off &
   hostprep agent --node-name node-a --state-dir /tmp/hostprep-state &
   kubectl apply -f examples/pool.yaml

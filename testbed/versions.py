@@ -19,6 +19,7 @@ KUBELET_VERSION = "1.36.3"
 CONTAINERD_VERSION = "2.4.2"
 RUNC_VERSION = "1.5.2"
 COREDNS_VERSION = "1.15.0"
+REGISTRY_VERSION = "3.0.0"
 
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 NODE_PROGRAMS = (
@@ -84,6 +85,13 @@ def go_programs(kubernetes: str) -> dict[str, GoProgram]:
             "sigs.k8s.io/karpenter/kwok",
             f"karpenter-{KARPENTER_VERSION}",
             180,
+        ),
+        GoProgram(
+            "registry",
+            REGISTRY_VERSION,
+            "hostprep.dev/testbed/registry",
+            f"registry-{REGISTRY_VERSION}",
+            60,
         ),
         *_node_programs(),
     )

@@ -55,7 +55,7 @@ class LMCache:
 
 
 def exec_command(root: str, *options: str) -> list[str]:
-    """Return `hostprep exec --pool kv --engine lmcache OPTIONS --`."""
+    """Return `hostprep exec kv --engine lmcache OPTIONS --`."""
     command = [sys.executable, "-m", "hostprep", "exec", "--pool", POOL, "--root", root]
     return [*command, "--engine", "lmcache", *options, "--"]
 

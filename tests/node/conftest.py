@@ -20,8 +20,10 @@ from testbed.node import NodeParts, NodeSettings, VirtualNode, build_node_parts
 from testbed.node_scene import KV, POOL_LABEL, apply, wait_open
 
 JsonObject = dict[str, Any]
-# The story first, since it begins with an empty cluster; last what reboots or takes things away.
+# First what needs no node, so that none runs beside it; then the story, since it begins with an
+# empty cluster; last what reboots or takes things away.
 _ORDER = (
+    "test_image_command",
     "test_story",
     "test_engine_pods",
     "test_device_plugin",
