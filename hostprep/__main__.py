@@ -8,7 +8,9 @@ import sys
 def main() -> int:
     """Run the command line. Returns the exit code."""
     try:
-        return _run()
+        from hostprep.linux.output import with_output
+
+        return with_output(_run)
     except KeyboardInterrupt:  # while modules are loaded: nothing was begun
         sys.stderr.write("hostprep: interrupted\n")
         return 130

@@ -42,6 +42,12 @@ class NotReadyError(HostprepError):
     default_reason = "NotReady"
 
 
+class NotReadableError(NotReadyError):
+    """A file that others may write holds something else than it should."""
+
+    default_reason = "NotReadable"
+
+
 class BusyError(HostprepError):
     """Others hold what was asked for, and the time to wait is over."""
 

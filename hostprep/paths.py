@@ -160,3 +160,15 @@ class PoolPaths:
     def region_of(self, relative: str) -> str:
         """Return the absolute path of a handoff's relative one."""
         return f"{self.folder}/{relative}"
+
+
+def held_name(region: str, inode: int) -> str:
+    """Return the name that a removed region's file has while processes still use its pages."""
+    return f".{region}.{inode}.held"
+
+
+def region_of_held(name: str) -> str | None:
+    """Return the region of a file of such a name; None for any other name."""
+    region, _, inode = name[1 : -len(".held")].rpartition(".")
+    is_held = name.startswith(".") and name.endswith(".held") and inode.isdecimal()
+    return region if is_held else None

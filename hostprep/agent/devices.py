@@ -17,6 +17,7 @@ from hostprep.deviceplugin.views import make_view, refresh_views
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.kube.logs import Logger
 from hostprep.linux.inotify import WriterWatch
+from hostprep.node.observe.pools import pool_error
 from hostprep.paths import PoolPaths, canonical_root
 
 _HURRY_S = 3.0
@@ -127,8 +128,8 @@ class DevicePublisher:
             handoff = refresh_views(paths)
             for region in handoff.regions if handoff else ():
                 make_view(paths, [region.name])
-        except HostprepError as error:
-            self._complain(name, "device_views_failed", error)
+        except (HostprepError, OSError) as error:
+            self._complain(name, "device_views_failed", pool_error(name, error))
             return
         self._generations[name] = pool.generation
         self._watch(paths, handoff)

@@ -19,12 +19,13 @@ from typing import Self
 from hostprep.agent.metrics import Metrics
 from hostprep.agent.settings import Settings
 from hostprep.agent.verification import verify_node
-from hostprep.errors import BadInputError
+from hostprep.errors import BadInputError, HostprepError
 from hostprep.kube.backoff import wait_for_event
 from hostprep.kube.health_server import HealthServer, Listener
 from hostprep.kube.logs import Logger
-from hostprep.linux.files import closing_fd, from_os_error
-from hostprep.linux.locks import try_lock
+from hostprep.linux.files import from_os_error
+from hostprep.linux.lock_holders import is_held_by_another_user
+from hostprep.linux.locks import open_own_lock, try_lock
 from hostprep.node.apply.exclusive import AgentLock, holder_at, write_pid
 
 _TRY_EVERY_S = 0.2
@@ -93,21 +94,32 @@ def lock_state_dir(folder: str) -> int:
 
     Raises BadInputError where another one runs.
     """
-    pid_file = f"{folder}/agent.lock"
+    path = f"{folder}/agent.lock"
     try:
-        # The folder itself, which can be locked even where a full disk takes no new file.
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise from_os_error(error, f"open {folder}") from error
-    if try_lock(fd, exclusive=True):
-        # For people: a full disk is no reason to leave the node without its memory.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with contextlib.suppress(OSError), closing_fd(os.open(pid_file, flags, 0o600)) as file:
-            write_pid(file)
-        return fd
-    os.close(fd)
+    try:
+        fd = open_own_lock(path)
+    except HostprepError:  # a full disk is no reason to leave the node without its memory
+        if try_lock(folder_fd, exclusive=True):
+            return folder_fd
+    else:
+        if try_lock(fd, exclusive=True):
+            # An agent of an earlier version, or one that started on a full disk, has locked the
+            # folder. So may any user who can enter it, for ever: such a lock counts for nothing.
+            if try_lock(folder_fd, exclusive=True):
+                write_pid(fd)  # not before: else the file names one that is refused
+                os.close(fd)
+                return folder_fd
+            if is_held_by_another_user(folder):
+                write_pid(fd)
+                os.close(folder_fd)
+                return fd
+        os.close(fd)
+    os.close(folder_fd)
     raise BadInputError(
-        f"{holder_at(pid_file, 'agent')} works with {folder}",
+        f"{holder_at(path, 'agent')} works with {folder}",
         reason="AlreadyRunning",
         remedy="end it first; two nodes on one machine need a --root and a --state-dir each",
     )

@@ -28,6 +28,7 @@ from hostprep.api.node_resource import (
     RegionStatus,
     Step,
 )
+from hostprep.client.untrusted import printable
 from hostprep.node.boot import BootUnit
 from hostprep.units import format_bytes
 
@@ -116,7 +117,7 @@ def _pool_status(
         generation=entry.generation,
         phase=derived.phase,
         reason=derived.reason,
-        message=_message(derived, context, regions)[:_MAX_MESSAGE],
+        message=_text(_message(derived, context, regions)),
         backing=", ".join(backings) or (result.backing if result else ""),
         wanted_bytes=result.wanted_bytes if result else wanted_bytes,
         ready_bytes=context.sound_bytes,
@@ -172,7 +173,7 @@ def _region_status(region: RegionObservation) -> RegionStatus:
         backing=region.backing,
         placement=region.placement,
         state=region.state,
-        message=region.message[:_MAX_MESSAGE],
+        message=_text(region.message),
     )
 
 
@@ -229,7 +230,12 @@ def _ready(pools: list[PoolStatus]) -> Condition:
 
 def _condition(name: str, holds: bool, reason: str, message: str) -> Condition:
     status: ConditionStatus = "True" if holds else "False"
-    return Condition(type=name, status=status, reason=reason, message=message[:_MAX_MESSAGE])
+    return Condition(type=name, status=status, reason=reason, message=_text(message))
+
+
+def _text(message: str) -> str:
+    """Return a message as the API server takes it, whatever an engine wrote into parts of it."""
+    return printable(message)[:_MAX_MESSAGE]
 
 
 # --- a pool's phase

@@ -32,7 +32,13 @@ from hostprep.linux.threads import Stopped
 from hostprep.node.facts import Facts, PoolFacts, RegionFacts
 from hostprep.node.observe import HostRoot, observe
 from hostprep.node.observe.host import read_mounts
-from hostprep.node.observe.pools import observe_gate, observe_pool, pool_names, try_read_handoff
+from hostprep.node.observe.pools import (
+    observe_gate,
+    observe_pool,
+    pool_names,
+    try_read_handoff,
+    unobserved,
+)
 from hostprep.paths import PoolPaths
 
 GATE_UNKNOWN = "Unknown"
@@ -71,8 +77,9 @@ def verify_node(
             pool = observe_pool(paths, mounts, repair=repair)
             observed.append(_verify_pool(paths, pool, scrubbing))
             pools.append(pool)
-        except (HostprepError, OSError, ValueError) as error:
-            failure = f"cannot be looked at: {error}"
+        except Exception as error:  # it is that pool's, and no other's
+            pools.append(unobserved(name, error))
+            failure = f"cannot be looked at: {pools[-1].failure}"
             observed.append(
                 PoolObservation(
                     name=name, generation=0, published=False, regions=(), failure=failure
@@ -239,8 +246,8 @@ def mark_bad_regions(root: str, *, stop: threading.Event) -> tuple[tuple[str, st
             try:
                 if why := _why_bad(paths, region):
                     mark_bad(paths, region.name, why, size_bytes=region.size_bytes)
-            except HostprepError as error:
-                failures.append((name, error.message))
+            except (HostprepError, OSError) as error:
+                failures.append((name, str(error)))
     return tuple(failures)
 
 

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import BinaryIO
@@ -31,8 +31,10 @@ from hostprep.agent.messages import (
     decode,
     encode,
 )
+from hostprep.agent.scrub_pace import PAUSES, ScrubPace
 from hostprep.agent.verification import Verification, mark_bad_regions, verify_node
-from hostprep.client.claim import claim_lock, has_waiters
+from hostprep.api.pool_spec import PoolState
+from hostprep.client.claim import claim_lock_briefly, has_waiters
 from hostprep.errors import BusyError, HostprepError
 from hostprep.linux.threads import Stopped
 from hostprep.node.apply.service import AppliedPool, Node, Reconciler, pending_actions
@@ -62,6 +64,7 @@ class Worker:
     """Until what earlier workers left was taken care of once."""
     _progress_s: float = 0.0
     """When progress was last reported."""
+    _pace: ScrubPace = field(default_factory=ScrubPace)
     _walked_bytes: int = 0
     """HardwareCorrupted as of the last walk over all pages: of more, some may be ours."""
 
@@ -75,13 +78,14 @@ class Worker:
                 self._stop.set()
             self._send(ReconcileResult(request.number, found.observation, (), busy=True, boot=boot))
             return
-        reconciler = self._reconciler(request, found)
+        resting = self._resting(request)
+        reconciler = self._reconciler(request, found, resting)
         plan = reconciler.plan(found.facts)
         free = [pool.name for pool in plan.pools if pool.name not in reconciler.held]
         work = {name: pending_actions(plan, name) for name in free}
         reconciler.thorough = self._thorough and bool(found.facts.pools) and bool(free)
         begins = reconciler.thorough or any(work.values()) or self._must_walk(found)
-        results = tuple(_results(request, found, plan, work))
+        results = tuple(_results(request, found, plan, work, resting))
         self._send(ReconcileResult(request.number, found.observation, results, begins, boot))
         if begins:
             self._stop.clear()
@@ -102,7 +106,9 @@ class Worker:
             at_boot, others, root=self.node.root, host=self.host, state=self.state
         )
 
-    def _reconciler(self, request: ReconcileRequest, found: Verification) -> Reconciler:
+    def _reconciler(
+        self, request: ReconcileRequest, found: Verification, resting: set[str]
+    ) -> Reconciler:
         keys = {pool.spec.name: pool.key for pool in request.pools}
         return Reconciler(
             node=self.node,
@@ -112,12 +118,18 @@ class Worker:
                 for pool in request.pools
                 # A waiting pod cannot scrub by itself: it is done here.
                 if pool.leave_dirty and not _has_waiters(PoolPaths(self.node.root, pool.spec.name))
-            },
-            held=frozenset(request.held),
+            }
+            | resting,
+            held=frozenset(request.held) | _damaged(request, found, resting),
             stop=self._stop,
             on_progress=self._report_progress,
             on_pool=lambda applied: self._pool_done(applied, keys[applied.plan.name]),
         )
+
+    def _resting(self, request: ReconcileRequest) -> set[str]:
+        now_s = time.monotonic()
+        names = (pool.spec.name for pool in request.pools)
+        return {name for name in names if self._pace.rests(name, now_s=now_s)}
 
     # --- in the thread
 
@@ -153,6 +165,7 @@ class Worker:
         return Failure("NotMarked", "; ".join(f"{pool}: {why}" for pool, why in failures))
 
     def _pool_done(self, applied: AppliedPool, key: str) -> None:
+        self._pace.count(applied.plan.name, applied.upkeep_s, now_s=time.monotonic())
         observation = verify_node(self.node.root).observation
         populated = tuple((str(backing), size) for backing, size in applied.populated)
         self._send(PoolDone(_result(applied, key), observation, populated))
@@ -176,12 +189,22 @@ class Worker:
             self.output.flush()
 
 
+def _damaged(request: ReconcileRequest, found: Verification, resting: set[str]) -> set[str]:
+    """Return resting pools with a damaged region: making it again costs as much as a scrub."""
+    present = {p.spec.name for p in request.pools if p.spec.state is PoolState.PRESENT}
+    return {
+        pool.name
+        for pool in found.facts.pools
+        if pool.name in present & resting and any(region.damage for region in pool.regions)
+    }
+
+
 def _has_waiters(paths: PoolPaths) -> bool:
     try:
-        with claim_lock(paths):
+        with claim_lock_briefly(paths):
             return has_waiters(paths)
     except HostprepError:
-        return False  # there is no such pool yet
+        return False  # there is no such pool yet, or its lock is held
 
 
 def _results(
@@ -189,6 +212,7 @@ def _results(
     found: Verification,
     plan: Plan,
     work: Mapping[str, Sequence[Action]],
+    resting: Collection[str],
 ) -> Iterator[PoolResult]:
     """Yield where each pool stands before any work; nothing new of those that are held."""
     plans = {pool.name: pool for pool in plan.pools}
@@ -201,7 +225,9 @@ def _results(
         elif name in work:
             quiet = AdoptRegion | ScrubRegion
             pending = any(not isinstance(action, quiet) for action in work[name])
-            yield replace(_result(AppliedPool(plan=plans[name]), desired.key), pending=pending)
+            result = _result(AppliedPool(plan=plans[name]), desired.key)
+            notes = (*result.notes, PAUSES) if name in resting else result.notes
+            yield replace(result, pending=pending, notes=notes)
 
 
 def _result(applied: AppliedPool, key: str) -> PoolResult:

@@ -87,7 +87,7 @@ class Phase(StrEnum):
     """Not begun."""
     PREPARING = "Preparing"
     READY = "Ready"
-    """All that is asked for is populated, pinned, published, and was verified in the last round."""
+    """All that is asked for is populated, resident, published and verified in the last round."""
     RESIZING = "Resizing"
     """Sound and published in part while regions are added, removed or rebuilt, or wait to be."""
     DEGRADED = "Degraded"

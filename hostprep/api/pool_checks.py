@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Mapping
 
 from pydantic_core import PydanticCustomError
@@ -98,6 +99,8 @@ def mode(value: object) -> int:
     bits = int(value, 8)
     if bits & _OWNER_MAY != _OWNER_MAY:
         raise fail(f"{value!r} bars the owner from reading or writing", 'use "0600" or more')
+    if bits & stat.S_IWOTH:
+        raise fail(f"{value!r} lets everybody write", 'use "0660", and a gid for who may write')
     return bits
 
 

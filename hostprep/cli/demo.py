@@ -26,7 +26,7 @@ from hostprep.cli.progress import showing
 from hostprep.console import print_json, print_table, say, warn
 from hostprep.errors import BadInputError, BusyError, FailedError, HostprepError
 from hostprep.linux.files import closing_fd, from_os_error, open_folder
-from hostprep.linux.locks import hold_lock, try_lock
+from hostprep.linux.locks import hold_own_lock, try_lock
 from hostprep.linux.processes import sees_all_processes
 from hostprep.node.apply.exclusive import exclusive
 from hostprep.node.apply.service import Node
@@ -92,7 +92,7 @@ def _run(node: Node, size: str | None, progress: str, *, quiet: bool) -> dict[st
             outcome = node.prepare([spec], progress=shown)
         prepare_s = time.monotonic() - begin_s
     warn("demo: attaching, and starting cold, in turns, twice each")
-    command = ("-m", "hostprep", "attach", "--pool", _POOL, "--root", node.root, "-o", "json")
+    command = ("-m", "hostprep", "attach", _POOL, "--root", node.root, "-o", "json")
     attach = _child(*command)
     cold = _child("-c", _COLD, str(attach["size_bytes"]))
     # The second runs count: the first ones also pay for this machine's own surprises, such as
@@ -164,8 +164,9 @@ def _show(document: dict[str, Any]) -> None:
             (
                 name,
                 format_seconds(took_s),
-                format_rate(size / took_s),
-                "█" * max(1, round(60 * took_s / cold_s)),
+                # Attaching moves no bytes: a rate would say nothing.
+                format_rate(size / took_s) if took_s == cold_s else "",
+                "█" * max(1, round(_BAR_CHARS * took_s / cold_s)),
             )
             for name, took_s in rows
         ],
@@ -176,6 +177,8 @@ def _show(document: dict[str, Any]) -> None:
     )
 
 
+_BAR_CHARS = 24
+"""The whole line has 80."""
 _PREFIX = "hostprep-demo"
 _SAY_AFTER_S = 0.5
 _PREPARE_TIMEOUT_S = 600.0
@@ -204,23 +207,27 @@ def _demo_node() -> Iterator[Node]:
 
 @contextlib.contextmanager
 def _turn(timeout_s: float = _PREPARE_TIMEOUT_S) -> Iterator[None]:
-    """Be the only demo that takes huge pages or gives them back. Raises BusyError."""
-    busy = BusyError(
-        "another demo prepares its memory, or gives it back",
-        reason="AlreadyRunning",
-        remedy="wait for it to end",
-    )
+    """Be the user's only demo that takes huge pages or gives them back. Raises BusyError."""
+
+    def busy() -> BusyError:
+        return BusyError(
+            "another demo prepares its memory, or gives it back",
+            reason="AlreadyRunning",
+            remedy="wait for it to end",
+        )
+
+    path = f"{_parent()}/.{_PREFIX}-{os.geteuid()}.lock"
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(hold_lock(_parent(), timeout_s=_SAY_AFTER_S, busy=busy))
+            stack.enter_context(hold_own_lock(path, timeout_s=_SAY_AFTER_S, busy=busy))
         except BusyError:
-            warn(f"demo: waits: {busy.message}")
-            stack.enter_context(hold_lock(_parent(), timeout_s=timeout_s, busy=busy))
+            warn(f"demo: waits: {busy().message}")
+            stack.enter_context(hold_own_lock(path, timeout_s=timeout_s, busy=busy))
         yield
 
 
 def _parent() -> str:
-    """Return the folder of all demos' roots, which is locked for a turn: it leaves no file."""
+    """Return the folder of all demos' roots."""
     return os.path.realpath("/run" if os.geteuid() == 0 else "/dev/shm")  # noqa: S108
 
 

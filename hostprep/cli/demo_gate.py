@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 
 from hostprep.backing import GIB, MIB
 from hostprep.client.attach import Attachment, attach, join
-from hostprep.console import print_table, say
+from hostprep.console import print_table, say, wrapped
 from hostprep.cuda.board import RankBoard, board_path
 from hostprep.cuda.board_view import BoardReader
 from hostprep.cuda.chunks import ChunkPolicy
@@ -201,14 +201,16 @@ def _next(events: _Events) -> tuple[int, dict[str, Any]]:
 def _show(run: _Run, size_bytes: int) -> None:
     how = f"{WORLD} ranks, each registers its quarter of {format_bytes(size_bytes)}"
     rows = [(f"{moment.at_s:.2f} s", moment.who, moment.what) for moment in run.moments]
-    print_table(f"\n{run.title}: {how}", ("TIME", "WHO", ""), rows)
+    print_table(f"\n{run.title}: {how}", ("TIME", "WHO", ""), rows, flexible=("",))
     blocked = ", ".join(format_seconds(blocked_s) for blocked_s in sorted(run.start_blocked_s))
     say(f"start() blocked its thread for {blocked}.")
     if run.simulated:
-        say(
+        simulated = (
             f"Simulated: the driver's calls, by {DELAY_S_PER_GIB:g} s per GiB, since there is no "
-            "CUDA driver here.\nReal: memory, processes, turns, rank board and gate."
+            "CUDA driver here."
         )
+        say(wrapped(simulated, begin="", then=""))
+        say("Real: memory, processes, turns, rank board and gate.")
 
 
 EmitEvent = Callable[..., None]

@@ -9,8 +9,10 @@ from typing import Any
 import click
 
 import hostprep
+from hostprep.cli.completion import engine_command
 from hostprep.console import report
 from hostprep.engines.main import COMMANDS as ENGINE_COMMANDS
+from hostprep.engines.main import did_you_mean
 from hostprep.errors import BadInputError, HostprepError
 from hostprep.linux.threads import Stopped
 
@@ -50,40 +52,24 @@ def cli() -> None:
 
     \b
     A first try, on any Linux machine:
-      hostprep plan    --name kv --size 4Gi     what would be done
-      hostprep prepare --name kv --size 4Gi     do it
-      hostprep status                           see it
-      hostprep exec --pool kv -- vllm serve ... use it
-      hostprep release kv                       give it back
+      hostprep plan kv --size 4Gi           what would be done
+      hostprep prepare kv --size 4Gi        do it
+      hostprep status                       see it
+      hostprep exec kv -- vllm serve ...    use it
+      hostprep release kv                   give it back
 
     \b
     Exit codes: 0 done, 1 not ready or failed, 2 bad input (nothing was changed).
     """
 
 
-def _engine_command(name: str, text: str) -> click.Command:
-    """List an engine command in the help; `hostprep.__main__` runs it without click."""
-
-    @click.command(
-        name,
-        help=text,
-        context_settings={"ignore_unknown_options": True, "help_option_names": []},
-    )
-    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-    def run(arguments: tuple[str, ...]) -> int:
-        from hostprep.engines.main import main as engine_main
-
-        return engine_main([name, *arguments])
-
-    return run
-
-
 for _name, _text in ENGINE_COMMANDS.items():
-    cli.add_command(_engine_command(_name, _text))
+    cli.add_command(engine_command(_name, _text))
 
 
 _AFTER_CTRL_C = {
-    "prepare": "; what was populated is kept: run it again to go on, or release the pool",
+    "prepare": "; what was populated, if anything, is kept: run it again to go on, or release the"
+    " pool",
     "release": ": run it again to go on",
 }
 
@@ -112,6 +98,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _usage_error(error: click.UsageError) -> BadInputError:
     """Return click's error in the form of ours."""
-    message = error.format_message().rstrip(".?")
+    if isinstance(error, click.exceptions.NoSuchOption | click.exceptions.NoSuchCommand):
+        message = error.message.rstrip(".") + _suggestion(error)
+    else:
+        message = error.format_message().rstrip(".?")
     command = error.ctx.command_path if error.ctx else "hostprep"
     return BadInputError(message[:1].lower() + message[1:], remedy=f"see `{command} --help`")
+
+
+def _suggestion(error: click.exceptions.NoSuchOption | click.exceptions.NoSuchCommand) -> str:
+    if error.ctx is None:
+        return ""
+    if isinstance(error, click.exceptions.NoSuchOption):
+        known = [name for parameter in error.ctx.command.params for name in parameter.opts]
+        return did_you_mean(error.option_name, known)
+    return did_you_mean(error.command_name, cli.list_commands(error.ctx))

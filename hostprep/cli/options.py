@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +12,9 @@ import click
 
 from hostprep.api.pool_resource import load_pools, spec_from_options
 from hostprep.api.pool_spec import PoolSpec
+from hostprep.cli.completion import complete_pool
 from hostprep.console import Seconds
+from hostprep.engines.main import pool_named
 from hostprep.errors import BadInputError
 from hostprep.paths import DEFAULT_ROOT, canonical_root
 
@@ -68,6 +71,25 @@ def options_of(*options: Callable[[F], F]) -> Callable[[F], F]:
     return add
 
 
+pool_argument = click.argument("pool", required=False, shell_complete=complete_pool)
+
+
+def _one_pool(
+    _context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]
+) -> str | None:
+    return reduce(pool_named, names, None)
+
+
+pool_alias_option = click.option(
+    "--pool",
+    "--name",
+    "pool_option",
+    metavar="POOL",
+    multiple=True,
+    callback=_one_pool,
+    shell_complete=complete_pool,
+    help="Another way to write POOL.",
+)
 pool_options = options_of(
     click.option(
         "-f",
@@ -76,7 +98,8 @@ pool_options = options_of(
         type=click.Path(path_type=Path, allow_dash=True),
         help="HostMemoryPool resources (YAML), the same as in a cluster; - is standard input.",
     ),
-    click.option("--name", help="Without a file: the pool's name, such as kv."),
+    pool_argument,
+    pool_alias_option,
     click.option("--size", help="Without a file: how much, such as 8Gi or 50%."),
     click.option(
         "--backing",
@@ -98,19 +121,20 @@ def specs_from(options: dict[str, Any]) -> tuple[PoolSpec, ...]:
     """Return the pools that the options ask for. Raises BadInputError."""
     fields = ("size", "backings", "regions", "reserve", "gid", "mode")
     given = {key: options[key] for key in fields if options.get(key) is not None}
-    file, name = options.get("file"), options.get("name")
-    if file is not None and (name or given):
+    file, name = options.get("file"), pool_named(options["pool"], options["pool_option"])
+    if file is not None and (name is not None or given):
         raise BadInputError(
-            "give either --file or --name with its options, not both",
+            "give either --file or POOL with its options, not both",
             remedy="put all of it into the file",
         )
     if file is not None:
         return load_pools(_read(file), source=str(file))
-    if not name or "size" not in given:
+    if name is None:
         raise BadInputError(
-            "which pool?",
-            remedy="give -f pool.yaml, or --name kv --size 8Gi",
+            "no pool is named", remedy="give -f pool.yaml, or a name and a size: kv --size 8Gi"
         )
+    if "size" not in given:
+        raise BadInputError(f"how large is pool {name}?", remedy="give it as --size 8Gi")
     return (spec_from_options(name=name, **given),)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from hostprep.api.pool_spec import PoolSpec
+from hostprep.cli.completion import complete_pool
 from hostprep.cli.options import (
     output_option,
     pool_options,
@@ -17,11 +18,14 @@ from hostprep.cli.options import (
     wait_option,
 )
 from hostprep.cli.progress import showing
+from hostprep.client.sidecar import NO_PROCESS, read_sidecar, short_command
 from hostprep.console import print_json, print_table, say, warn
 from hostprep.errors import BadInputError
 from hostprep.node.apply.service import ApplyResult, Node, check_met
 from hostprep.node.boot import boot_script
+from hostprep.node.observe.pools import observe_pools
 from hostprep.node.plan.actions import Plan, PoolPlan
+from hostprep.paths import PoolPaths
 from hostprep.units import format_bytes, format_seconds
 
 
@@ -58,7 +62,10 @@ def show_plan(wanted: Plan) -> None:
         for action in wanted.actions
     ]
     if rows:
-        print_table("", ("POOL", "STEP", "BYTES", "AT BEST"), rows)
+        print_table("", ("POOL", "STEP", "BYTES", "AT BEST"), rows, flexible=("STEP",))
+        if any(action.expected_s for action in wanted.actions):
+            say("At best: idle CPUs, and memory that is free at once. A virtual machine whose")
+            say("host only finds the memory when it is first touched takes many times that, once.")
     if not wanted.changes_anything and not any(pool.unmet for pool in wanted.pools):
         say("Nothing to do: all of it is there.")
 
@@ -107,12 +114,12 @@ _dry_run_option = click.option("--dry-run", is_flag=True, help="Show the plan an
 def prepare(
     root: str, output: str, progress: str, wait_s: float, dry_run: bool, **options: Any
 ) -> None:
-    """Populate, pin and publish memory. What is right already is adopted in milliseconds.
+    """Populate memory, keep it resident, publish it. What is right already is adopted at once.
 
     \b
     Safe to interrupt and to run again: it goes on where it was.
       hostprep prepare -f pool.yaml
-      hostprep prepare --name kv --size 8Gi --backing HugeTLB2Mi,Base
+      hostprep prepare kv --size 8Gi --backing HugeTLB2Mi,Base
     """
     specs = specs_from(options)
     node = Node(root)
@@ -147,17 +154,36 @@ def _show_result(result: ApplyResult, took_s: float) -> None:
 
 
 @click.command(short_help="Give back exactly what was taken.")
-@click.argument("pools", nargs=-1, required=True, metavar="POOL...")
+@click.argument("pools", nargs=-1, metavar="POOL...", shell_complete=complete_pool)
+@click.option(
+    "--pool",
+    "--name",
+    "pool_options",
+    shell_complete=complete_pool,
+    multiple=True,
+    metavar="POOL",
+    help="Another way to write POOL.",
+)
 @root_option
 @click.option("--force", is_flag=True, help="Even what is leased; holders keep it till they end.")
 @wait_option
 @progress_option
 @output_option
 def release(
-    pools: tuple[str, ...], root: str, output: str, progress: str, wait_s: float, force: bool
+    pools: tuple[str, ...],
+    pool_options: tuple[str, ...],
+    root: str,
+    output: str,
+    progress: str,
+    wait_s: float,
+    force: bool,
 ) -> None:
     """Give memory and huge pages back: exactly what was taken. Refused while leased."""
+    pools = tuple(dict.fromkeys((*pools, *pool_options)))
+    if not pools:
+        raise BadInputError("no pool is named", remedy="name one that `hostprep status` lists")
     begin_s = time.monotonic()
+    holders = _holders(root, pools) if force else []
     with showing(progress) as shown:
         result = Node(root).release(
             pools,
@@ -166,10 +192,55 @@ def release(
             wait_timeout_s=wait_s,
             on_wait=lambda who: warn(f"waits: {who}"),
         )
+    kept = _kept_pages(root, pools)
     if output == "json":
-        print_json(_plan_document(result.plan) | {"took_s": time.monotonic() - begin_s})
+        took_s = time.monotonic() - begin_s
+        document = {"took_s": took_s, "still_held": holders, "huge_pages_left": kept}
+        print_json(_plan_document(result.plan) | document)
     else:
+        for holder in holders:
+            say(
+                f"still held: {format_bytes(holder['size_bytes'])} of {holder['pool']}/"
+                f"{holder['region']} by {holder['by']}, until that ends"
+            )
+        for left in kept:
+            say(
+                f"not given back: {left['pages']} huge pages of {left['pool']}, which processes "
+                f"use; once they have ended: hostprep release {left['pool']}"
+            )
         say(f"released {', '.join(pools)} ({format_seconds(time.monotonic() - begin_s)})")
+
+
+def _kept_pages(root: str, pools: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the pools that could not give all of their huge pages back, with how many are left."""
+    return [
+        {"pool": facts.name, "pages": sum(entry.pages for entry in facts.taken)}
+        for facts in observe_pools(root)
+        if facts.name in pools and facts.taken
+    ]
+
+
+def _holders(root: str, pools: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return who holds leased regions of the pools: a forced release does not end them."""
+    return [
+        {
+            "pool": facts.name,
+            "region": region.name,
+            "size_bytes": region.size_bytes,
+            "by": _holder(PoolPaths(root, facts.name), region.name),
+        }
+        for facts in observe_pools(root)
+        if facts.name in pools
+        for region in facts.regions
+        if region.leased
+    ]
+
+
+def _holder(paths: PoolPaths, region: str) -> str:
+    sidecar = read_sidecar(paths, region)
+    if sidecar is None or sidecar.holder == NO_PROCESS:
+        return "a process that no lease names"
+    return f"process {sidecar.holder.pid} ({short_command(sidecar)})"
 
 
 @click.command(short_help="Print the script that reserves pages before kubelet.")

@@ -27,6 +27,7 @@ from hostprep.node.plan.actions import Action, CreateRegion, ScrubRegion
 from hostprep.units import format_bytes, format_rate, format_seconds
 
 _LINE_EVERY_S = 5.0
+_RATE_AFTER_S = 0.3
 
 
 @contextmanager
@@ -47,11 +48,16 @@ def _is_long(action: Action) -> bool:
 
 
 class _GibPerSecond(ProgressColumn):
-    """The task's rate, in the unit of this trade."""
+    """The task's rate so far, in the unit of this trade; none before it means something.
+
+    rich's own is of the last samples: hundreds of GiB/s, where two pieces end in one instant.
+    """
 
     def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text(format_rate(speed) if speed else "", style="progress.data.speed")
+        took_s = task.finished_time or task.elapsed or 0.0
+        known = task.finished or took_s >= _RATE_AFTER_S
+        rate = format_rate(task.completed / took_s) if known and task.completed and took_s else ""
+        return Text(rate, style="progress.data.speed")
 
 
 class _Bars(ProgressReporter):

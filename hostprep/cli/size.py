@@ -17,7 +17,7 @@ from hostprep.api.pool_resource import load_pools
 from hostprep.api.schema import pool_schema
 from hostprep.api.slot_layout import round_up
 from hostprep.cli.options import options_of
-from hostprep.console import print_json, print_table, say, warn
+from hostprep.console import print_json, print_table, say, warn, wrapped
 from hostprep.errors import BadInputError
 from hostprep.layout import RECURRENT
 from hostprep.paths import check_pool_name
@@ -42,7 +42,7 @@ _COLUMNS = (
     "GROUP",
     "WINDOW",
     "LAYERS",
-    "BYTES/SLOT",
+    "SLOT BYTES",
     "MIN SLOTS",
     "SLOTS",
     "BYTES",
@@ -106,8 +106,8 @@ def size(configs: tuple[Path, ...], output: str, **options: Any) -> int:
 
     \b
     MODEL_CONFIG is a Hugging Face config.json.
-      hostprep size config.json --max-batch-size 64 --gpu-memory 40Gi --host-memory 300Gi
-      hostprep size config.json --max-batch-size 64 --host-memory 300Gi -o yaml > pool.yaml
+      hostprep size config.json --max-batch-size 64 --gpu-memory 40Gi
+      hostprep size config.json --max-batch-size 64 -o yaml > pool.yaml
       hostprep prepare -f pool.yaml
     """
     request = _request_of(options)
@@ -290,14 +290,15 @@ def _positive(option: str, number: int | None) -> int | None:
 def _show(sizing: Sizing) -> None:
     """Print one model's tables."""
     limits = sizing.limits
-    say(
+    head = (
         f"{sizing.model.name} ({sizing.model.family}): {_requests(limits.max_batch_size)} of up to "
         f"{limits.max_seq_len} tokens, {limits.tokens_per_block} a block, each rank of "
         f"TP {limits.tensor_parallel} x PP {limits.pipeline_parallel}"
     )
+    say(wrapped(head, begin="", then="  "))
     for note in sizing.notes:
-        say(f"  note: {note}")
-    say(_least(sizing))
+        say(wrapped(note, begin="  note: ", then="    "))
+    say(wrapped(_least(sizing), begin="", then="  "))
     host = "Host, the least of it" if sizing.host == sizing.floor else "Host"
     for name, tier in (("GPU", sizing.gpu), (host, sizing.host)):
         if tier is None:

@@ -11,15 +11,16 @@ from typing import Any
 
 import click
 
-from hostprep.cli.options import output_option, root_option
+from hostprep.cli.options import output_option, pool_alias_option, pool_argument, root_option
 from hostprep.client.handoff import Region, read_handoff, verify_handoff
 from hostprep.client.sidecar import NO_PROCESS, current_command, mark_bad, read_sidecar
-from hostprep.console import print_json, print_table, say
+from hostprep.console import elide, print_json, print_table, say, warn
 from hostprep.cuda.board_layout import READY
 from hostprep.cuda.board_view import RankView
+from hostprep.engines.main import pool_named
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.node.facts import PoolFacts, RegionFacts
-from hostprep.node.observe.pools import observe_gate, observe_pools
+from hostprep.node.observe.pools import closed_pools, missing_pool, observe_gate, observe_pools
 from hostprep.paths import PoolPaths, check_pool_name
 from hostprep.units import format_bytes, format_seconds
 
@@ -28,27 +29,30 @@ _GATE_COLUMNS = ("POOL", "REGION", "GATE", "RANKS", "REGISTERED", "SINCE", "WHY"
 
 
 @click.command(short_help="Show what is held, by whom it is leased, and the gates.")
-@click.argument("pool", required=False)
+@pool_argument
+@pool_alias_option
 @root_option
 @output_option
-def status(pool: str | None, root: str, output: str) -> None:
+def status(pool: str | None, pool_option: str | None, root: str, output: str) -> None:
     """Show what is held on this node, in which state, by whom it is leased, and engines' gates."""
-    pools = _chosen(root, pool)
+    pools = _chosen(root, pool_named(pool, pool_option))
     documents = [_pool_document(PoolPaths(root, facts.name), facts) for facts in pools]
     gates = [gate for facts in pools for gate in _gates(PoolPaths(root, facts.name), facts)]
     if output == "json":
         print_json({"root": root, "pools": documents, "gates": gates})
     elif not pools:
-        say(f"no pools below {root}")
+        say(f"no pools {'that can be seen ' if closed_pools(root) else ''}below {root}")
     else:
         print_table(
             "",
             ("POOL", "REGION", "SIZE", "BACKING", "PLACEMENT", "STATE", "HOLDER"),
             [row for pool in documents for row in _rows(pool)],
+            flexible=("STATE",),
+            elided="HOLDER",
         )
         if gates:
             say("")
-            print_table("", _GATE_COLUMNS, [_gate_row(gate) for gate in gates])
+            print_table("", _GATE_COLUMNS, [_gate_row(gate) for gate in gates], flexible=("WHY",))
 
 
 def _gates(paths: PoolPaths, pool: PoolFacts) -> list[dict[str, Any]]:
@@ -63,11 +67,9 @@ def _chosen(root: str, name: str | None) -> tuple[PoolFacts, ...]:
         check_pool_name(name)
     pools = tuple(pool for pool in observe_pools(root) if name in (None, pool.name))
     if name is not None and not pools:
-        raise NotReadyError(
-            f"there is no pool {name} below {root}",
-            reason="NotPrepared",
-            remedy="run `hostprep prepare`",
-        )
+        raise missing_pool(root, name, remedy="run `hostprep prepare`")
+    if name is None and (closed := closed_pools(root)):
+        warn(f"not shown, for want of permission: {', '.join(closed)}; run it as root")
     return pools
 
 
@@ -75,6 +77,7 @@ def _pool_document(paths: PoolPaths, pool: PoolFacts) -> dict[str, Any]:
     return {
         "name": pool.name,
         "ready": pool.published,
+        "error": pool.failure or None,
         "generation": pool.generation,
         "size_bytes": sum(region.size_bytes for region in pool.regions if region.finished),
         "huge_pages_taken": pool.taken,
@@ -83,16 +86,21 @@ def _pool_document(paths: PoolPaths, pool: PoolFacts) -> dict[str, Any]:
 
 
 def _region_document(paths: PoolPaths, pool: PoolFacts, region: RegionFacts) -> dict[str, Any]:
-    holder = read_sidecar(paths, region.name) if region.leased else None
+    path = f"{paths.folder}/{region.mount_dir}/{region.name}"
+    if not region.finished:
+        path = paths.part_of(region.mount_dir, region.name)
+    # Whoever may not open a region cannot try its locks: nothing is known of its lease.
+    is_known = os.access(path, os.R_OK)
+    holder = read_sidecar(paths, region.name) if region.leased and is_known else None
     return {
         "name": region.name,
-        "path": f"{paths.folder}/{region.mount_dir}/{region.name}",
+        "path": path,
         "size_bytes": region.size_bytes,
         "resident_bytes": region.resident_bytes,
         "backing": region.backing,
         "placement": str(region.placement),
-        "state": pool.state_of(region),
-        "leased": region.leased,
+        "state": pool.state_of(region) if is_known or not region.finished else "Unknown",
+        "leased": region.leased if is_known else None,
         "clean": region.clean,
         "damage": region.damage,
         "sized_for": _sized_for(region),
@@ -114,6 +122,8 @@ def _sized_for(region: RegionFacts) -> str | None:
 
 
 def _rows(pool: dict[str, Any]) -> list[tuple[str, ...]]:
+    if pool["error"]:
+        return [(pool["name"], f"(cannot be looked at: {pool['error']})", *[""] * 5)]
     if not pool["regions"]:
         return [(pool["name"], "(no region: run prepare or release again)", *[""] * 5)]
     return [_row(pool, region) for region in pool["regions"]]
@@ -122,7 +132,7 @@ def _rows(pool: dict[str, Any]) -> list[tuple[str, ...]]:
 def _brief(command: str) -> str:
     """Return a command, cut, without its program's folder: its arguments identify the engine."""
     program, _, arguments = command.partition(" ")
-    return f"{program.rpartition('/')[2]} {arguments}".strip()[:_COMMAND_LENGTH]
+    return elide(f"{program.rpartition('/')[2]} {arguments}".strip(), _COMMAND_LENGTH)
 
 
 def _row(pool: dict[str, Any], region: dict[str, Any]) -> tuple[str, ...]:
@@ -143,16 +153,21 @@ def _row(pool: dict[str, Any], region: dict[str, Any]) -> tuple[str, ...]:
 
 
 @click.command(short_help="Check every claim of the handoff against the kernel.")
-@click.argument("pool", required=False)
+@pool_argument
+@pool_alias_option
 @root_option
 @click.option("--pages", is_flag=True, help="Touch every page, so that a bad one is named.")
 @output_option
-def verify(pool: str | None, root: str, pages: bool, output: str) -> int:
+def verify(pool: str | None, pool_option: str | None, root: str, pages: bool, output: str) -> int:
     """Check every claim of the handoff against the kernel: boot, identity, size, residency."""
-    names = [facts.name for facts in _chosen(root, pool)]
+    names = [facts.name for facts in _chosen(root, pool_named(pool, pool_option))]
     if not names:
         raise NotReadyError(f"there is no pool below {root}", remedy="run `hostprep prepare`")
-    results = [result for name in names for result in _verdicts(PoolPaths(root, name), pages=pages)]
+    results = [
+        result
+        for name in names
+        for result in _verdicts(PoolPaths(root, name), pages=pages, alone=pool is not None)
+    ]
     if output == "json":
         print_json({"ok": all(result["ok"] for result in results), "regions": results})
     else:
@@ -160,18 +175,35 @@ def verify(pool: str | None, root: str, pages: bool, output: str) -> int:
             "",
             ("POOL", "REGION", "SIZE", "VERDICT"),
             [
-                (r["pool"], r["region"], format_bytes(r["size_bytes"]), r["problem"] or "ok")
+                (
+                    r["pool"],
+                    r["region"],
+                    format_bytes(r["size_bytes"]) if r["region"] else "",
+                    r["problem"] or "ok",
+                )
                 for r in results
             ],
+            flexible=("VERDICT",),
         )
     return 0 if all(result["ok"] for result in results) else 1
 
 
-def _verdicts(paths: PoolPaths, *, pages: bool) -> Iterator[dict[str, Any]]:
-    """Yield a verdict for each region; one for the pool where there is no handoff to check."""
+def _verdicts(paths: PoolPaths, *, pages: bool, alone: bool) -> Iterator[dict[str, Any]]:
+    """Yield a verdict for each region; one for the pool where there is no handoff to check.
+
+    Raises BadInputError for a pool that may not be read, where it is the only one.
+    """
     try:
         handoff = read_handoff(paths)
-    except NotReadyError as error:
+    except HostprepError as error:
+        if alone and not isinstance(error, NotReadyError):
+            raise
+        if error.reason == "NotPrepared":
+            error = NotReadyError(
+                f"pool {paths.pool} is not published: a prepare is at work or was interrupted",
+                reason=error.reason,
+                remedy="run `hostprep prepare` again",
+            )
         yield _verdict(paths.pool, "", 0, error)
         return
     for region, problem in verify_handoff(paths, handoff, pages=pages):

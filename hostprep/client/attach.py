@@ -257,6 +257,14 @@ class Attachment:
         return self._lease.discarded
 
     @property
+    def zeroed_s(self) -> float:
+        """Seconds that the claim spent on zeroing what the last owner left; 0 for a clean region.
+
+        Attaching took them too; the agent, or `hostprep prepare`, spends them beforehand.
+        """
+        return self._lease.zeroed_s
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Known issues of registering this memory with CUDA, worst first.
 

@@ -8,11 +8,20 @@ import os
 import time
 from dataclasses import dataclass, replace
 
-from hostprep.client.handoff import Handoff, Region, check_region, read_handoff
-from hostprep.client.lease import Held, Lease, Request, Taken, new_lease_id, take_all
+from hostprep.client.handoff import Handoff, Region, access_remedy, check_region, read_handoff
+from hostprep.client.lease import DIRTY, Held, Lease, Request, Taken, new_lease_id, take_all
+from hostprep.client.scrub import LastUsers, may_scrub_pool
 from hostprep.client.sidecar import forget_members, read_sidecar, short_command, write_sidecar
-from hostprep.errors import BusyError, HostprepError, NotReadyError
-from hostprep.linux.files import closing_fd, from_os_error, open_state_file, read_limited
+from hostprep.client.untrusted import first_names, is_text, open_file, parse_json, wrong_kind
+from hostprep.errors import (
+    BadInputError,
+    BusyError,
+    HostprepError,
+    NotReadableError,
+    NotReadyError,
+)
+from hostprep.linux.files import closing_fd, from_os_error, read_limited
+from hostprep.linux.lock_holders import describe_holder
 from hostprep.linux.locks import hold_lock, try_lock
 from hostprep.paths import PoolPaths
 
@@ -21,7 +30,17 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 
+CLAIM_LOCK_HELD = "ClaimLockHeld"
 _LOCK_TIMEOUT_S = 10.0
+_BRIEF_TIMEOUT_S = 0.5
+_HELD_REMEMBERED_S = 10.0
+_TICKET_DIGITS = 12
+_LAST_TICKET = 10**_TICKET_DIGITS - 1
+_MOST_TICKETS = 4096
+"""Tickets that are looked at: 100 times what the processes of a node leave. Any number may lie
+there, and each claim, and each round of the agent, looks through them."""
+_MAX_TICKET_BYTES = 256 << 10
+_MOST_NAMES = 4096
 _PAUSE_FIRST_S = 0.002
 _PAUSE_MOST_S = 0.05
 
@@ -45,19 +64,57 @@ def claim(paths: PoolPaths, request: Request, *, wait_timeout_s: float = 0.0) ->
                 raise pending.why()
             time.sleep(min(pause_s, max(0.0, deadline_s - time.monotonic())))
             pause_s = min(pause_s * 1.5, _PAUSE_MOST_S)
+    except BadInputError as error:
+        if error.reason != "NoPermission":
+            raise
+        raise BadInputError(
+            error.message, reason=error.reason, remedy=access_remedy(paths)
+        ) from error
     finally:
         pending.leave()
 
 
 def claim_lock(paths: PoolPaths) -> AbstractContextManager[int]:
-    """Hold the pool-wide decision lock: for try-locks and small files only."""
+    """Hold the pool-wide decision lock: for try-locks and small files only.
+
+    Raises BusyError after ten seconds, naming the process that holds it.
+    """
     return hold_lock(
         paths.claim_lock,
         timeout_s=_LOCK_TIMEOUT_S,
-        busy=BusyError(
-            f"another process has held {paths.claim_lock} for {_LOCK_TIMEOUT_S:.0f} s",
-            remedy="it should take milliseconds: see which one with `fuser`, and end it",
-        ),
+        busy=lambda: _lock_held(paths, f" for {_LOCK_TIMEOUT_S:.0f} s"),
+    )
+
+
+def claim_lock_briefly(paths: PoolPaths) -> AbstractContextManager[int]:
+    """Hold the same lock, for who works at the pools of others as well and must not wait.
+
+    Whoever may claim can hold it for ever. That costs the caller half a second, and for the next
+    ten seconds one try each time. Raises BusyError (ClaimLockHeld), naming the process.
+    """
+    path = paths.claim_lock
+    until_s, known = _held.get(path, (0.0, None))
+    if known is not None and time.monotonic() < until_s:
+        return hold_lock(path, timeout_s=0.0, busy=lambda: known)
+
+    def busy() -> BusyError:
+        error = _lock_held(paths)
+        _held[path] = time.monotonic() + _HELD_REMEMBERED_S, error
+        return error
+
+    return hold_lock(path, timeout_s=_BRIEF_TIMEOUT_S, busy=busy)
+
+
+_held: dict[str, tuple[float, BusyError]] = {}
+"""Claim locks that were found held: until when (monotonic) they are only tried, and the error."""
+
+
+def _lock_held(paths: PoolPaths, how_long: str = "") -> BusyError:
+    return BusyError(
+        f"{describe_holder(paths.claim_lock)} has held {paths.claim_lock}{how_long}",
+        reason=CLAIM_LOCK_HELD,
+        remedy="it should take milliseconds: end that process; `hostprep release --force` does"
+        " without the lock",
     )
 
 
@@ -80,27 +137,41 @@ class _PendingClaim:
             handoff = read_handoff(self.paths)
             fitting = self.request.candidates(handoff)
             candidates = tuple(region for region in fitting if region.name not in self.unfit)
+            last_users = LastUsers(self.paths)
+            if may_scrub_pool(self.paths):
+                last_users.look_up(region.name for region in candidates)
             with claim_lock(self.paths):
-                taken = self._take_in_turn(candidates, lease_id, may_queue=may_queue)
+                taken = self._take_in_turn(candidates, lease_id, last_users, may_queue=may_queue)
             self.refusals = taken.refusals
             self.problem = self.problem if self.unfit else None
             return self._finish(handoff, taken, lease_id) if taken.held else None
         except (NotReadyError, BusyError) as error:
             self.problem = error
             return None
+        except OSError as error:
+            # The pool's group may delete and replace what a claim reads and writes, at any instant.
+            self.problem = from_os_error(error, f"claim a region of pool {self.paths.pool}")
+            return None
 
     def _take_in_turn(
-        self, candidates: tuple[Region, ...], lease_id: str, *, may_queue: bool
+        self,
+        candidates: tuple[Region, ...],
+        lease_id: str,
+        last_users: LastUsers,
+        *,
+        may_queue: bool,
     ) -> Taken:
         names = frozenset(region.name for region in candidates)
         left = left_by_earlier(self.paths, self.ticket, names)
         if len(left) >= self.request.wanted:
             mine = [region for region in candidates if region.name in left]
-            taken = take_all(self.paths, self.request, mine, lease_id)
+            taken = take_all(self.paths, self.request, mine, lease_id, last_users)
         else:
             taken = Taken(refusals={"queue": "others that came before are waiting"})
         if not taken.held and may_queue and self.ticket is None:
-            self.ticket = draw_ticket(self.paths, names)
+            # Without a place it goes on trying, behind all that have one.
+            with contextlib.suppress(NotReadyError):
+                self.ticket = draw_ticket(self.paths, names)
         return taken
 
     def _finish(self, handoff: Handoff, taken: Taken, lease_id: str) -> list[Lease]:
@@ -123,15 +194,28 @@ class _PendingClaim:
         """Return the error for a wait in vain."""
         if self.problem is not None:
             return self.problem
+        if self.refusals and set(self.refusals.values()) == {DIRTY}:
+            names = ", ".join(sorted(self.refusals))
+            return BusyError(
+                f"no region of pool {self.paths.pool} is clean ({names}): each has the bytes of "
+                "its last owner, and only root, which sees all processes, may scrub it",
+                remedy="where an agent runs, it does so within seconds: give --wait 60; elsewhere "
+                "have root repeat its `hostprep prepare`",
+            )
         listed = "; ".join(
             f"{name}: {_by_whom(self.paths, name, why)}"
             for name, why in sorted(self.refusals.items())
         )
-        return BusyError(
-            f"no {self.request.wanted} region(s) of pool {self.paths.pool} are free ({listed})",
-            remedy="wait longer (--wait), or see `hostprep status`; root's `hostprep prepare`"
-            " scrubs what is dirty",
+        wanted, pool = self.request.wanted, self.paths.pool
+        what = (
+            f"no region of pool {pool} is free"
+            if wanted == 1
+            else f"pool {pool} has no {wanted} free regions"
         )
+        remedy = "wait longer (--wait), or see `hostprep status`"
+        if DIRTY in self.refusals.values():
+            remedy += "; root's `hostprep prepare` scrubs what is dirty"
+        return BusyError(f"{what} ({listed})", remedy=remedy)
 
     def leave(self) -> None:
         """Give the ticket up."""
@@ -164,8 +248,10 @@ def _lease(
         discarded=held.discarded,
     )
     if held.must_scrub:
+        begin_s = time.perf_counter()
         try:
             _scrub(lease, request)
+            lease = replace(lease, zeroed_s=time.perf_counter() - begin_s)
         except BaseException:
             lease.retire()
             raise
@@ -202,17 +288,37 @@ class Ticket:
 
 
 def draw_ticket(paths: PoolPaths, candidates: frozenset[str]) -> Ticket:
-    """Take the last place in the queue. Raises BadInputError without the right to write there."""
+    """Take the last place in the queue.
+
+    Raises BadInputError without the right to write there, NotReadyError without room, or where
+    there is no place behind the last one: numbers start again once the queue is empty, only
+    malice gets there.
+    """
     number = max((number for number, _ in _numbers(paths)), default=0) + 1
-    path = f"{paths.tickets}/{number:012d}"
+    if number > _LAST_TICKET:
+        raise NotReadyError(
+            f"the last place of the queue in {paths.tickets} is taken",
+            reason="QueueFull",
+            remedy="see which process has that file open with `fuser`, and end it",
+        )
+    while True:
+        path = f"{paths.tickets}/{number:0{_TICKET_DIGITS}d}"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660)
+            break
+        except FileExistsError:  # beyond those that are looked at
+            number += 1
+        except OSError as error:
+            raise from_os_error(error, f"wait in {paths.tickets}") from error
+    ticket = Ticket(number, path, fd)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660)
+        try_lock(fd, exclusive=True)
+        os.fchmod(fd, 0o660)  # despite the umask: the rest of the group must be able to read it
+        os.write(fd, json.dumps(sorted(candidates)).encode())
     except OSError as error:
+        ticket.give_up()  # an empty one would count as a wish for every region
         raise from_os_error(error, f"wait in {paths.tickets}") from error
-    try_lock(fd, exclusive=True)
-    os.fchmod(fd, 0o660)  # despite the umask: the rest of the group must be able to read it
-    os.write(fd, json.dumps(sorted(candidates)).encode())
-    return Ticket(number, path, fd)
+    return ticket
 
 
 def left_by_earlier(
@@ -241,10 +347,14 @@ def has_waiters(paths: PoolPaths) -> bool:
 def _wanted_by(path: str) -> frozenset[str] | None:
     """Return the regions a living waiter can use (empty if unreadable: all); None if it is dead."""
     try:
-        fd = open_state_file(path, os.O_RDONLY)
-    except PermissionError:
-        return frozenset()
-    except OSError:
+        fd = open_file(path)
+    except FileNotFoundError:
+        return None
+    except NotReadableError:
+        if wrong_kind(path) is None:
+            return frozenset()  # another user's, who may live
+        with contextlib.suppress(OSError):
+            (os.rmdir if os.path.isdir(path) else os.unlink)(path)
         return None
     with closing_fd(fd):
         if try_lock(fd, exclusive=True):
@@ -252,18 +362,21 @@ def _wanted_by(path: str) -> frozenset[str] | None:
                 os.unlink(path)
             return None
         try:
-            return frozenset(str(name) for name in json.loads(read_limited(fd, 1 << 20)))
-        except (ValueError, TypeError, RecursionError, HostprepError):
+            names = parse_json(read_limited(fd, _MAX_TICKET_BYTES))
+        except (HostprepError, OSError):
             return frozenset()
+    names = names if isinstance(names, list) else []
+    return frozenset(name for name in names[:_MOST_NAMES] if is_text(name))
 
 
 def _numbers(paths: PoolPaths) -> list[tuple[int, str]]:
+    """Return tickets in order; where there are too many, any of them: the dead ones then go."""
     try:
-        names = os.listdir(paths.tickets)
+        names = first_names(paths.tickets, _MOST_TICKETS)
     except OSError:
         return []
     return sorted(
         (int(name), f"{paths.tickets}/{name}")
         for name in names
-        if name.isascii() and name.isdigit() and len(name) <= 18
+        if name.isascii() and name.isdigit() and len(name) == _TICKET_DIGITS
     )

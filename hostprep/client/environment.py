@@ -74,5 +74,5 @@ class LeaseEnvironment:
             raise NotReadyError(
                 f"this process was not started by `hostprep exec` ({error})",
                 reason="NoLease",
-                remedy="start it with `hostprep exec --pool POOL -- CMD`, or give pool and lease",
+                remedy="start it with `hostprep exec POOL -- CMD`, or give pool and lease",
             ) from error

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hostprep.backing import MIB, Backing
-from hostprep.errors import BadInputError, HostprepError, NotReadyError
+from hostprep.errors import BadInputError, FailedError, HostprepError, NotReadyError
 from hostprep.linux.files import (
     check_relative,
     closing_fd,
     from_os_error,
     open_beneath,
     open_folder,
+    open_own_folder,
     read_limited,
 )
 from hostprep.linux.processes import boot_id as this_boot
@@ -122,7 +123,7 @@ def read_handoff(paths: PoolPaths, *, boot_id: str | None = None) -> Handoff:
     Raises NotReadyError with the reason, BadInputError for an invalid root or name.
     """
     check_pool_name(paths.pool)
-    with closing_fd(open_folder(paths.root)) as root:
+    with closing_fd(open_own_folder(paths.root)) as root:
         try:
             folder = os.open(paths.pool, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
             with closing_fd(folder):
@@ -147,7 +148,21 @@ def _missing_error(paths: PoolPaths, error: OSError) -> Exception:
         )
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
         return _bad("or its folder is a symbolic link or no folder", "BadPath")
-    return from_os_error(error, f"open {paths.handoff}")
+    return from_os_error(error, f"open {paths.handoff}", permission_remedy=access_remedy(paths))
+
+
+def access_remedy(paths: PoolPaths) -> str:
+    """Return what lets a process attach that may not: whom the pool's folder belongs to says it."""
+    try:
+        gid = os.stat(paths.folder).st_gid
+    except OSError:
+        gid = 0
+    if gid == 0:
+        return (
+            f"run it as root: pool {paths.pool} has no group; root gives it one by "
+            "`hostprep prepare` with --gid (access.gid in its file)"
+        )
+    return f"run it as root, or as a member of the pool's group (gid {gid})"
 
 
 def _bad(what: str, reason: str = "BadHandoff") -> NotReadyError:
@@ -354,9 +369,13 @@ def walk_region(region: Region, fd: int) -> None:
     bad: list[int] = []
     for start in range(0, region.size_bytes, _WINDOW_BYTES):
         size = min(_WINDOW_BYTES, region.size_bytes - start)
-        with map_shared(fd, size, writable=False, offset_bytes=start) as mapping:
-            found = bad_pages(address_of(mapping), size, region.page_bytes)
-            bad.extend(start + offset for offset in found)
+        try:
+            with map_shared(fd, size, writable=False, offset_bytes=start) as mapping:
+                found = bad_pages(address_of(mapping), size, region.page_bytes)
+                bad.extend(start + offset for offset in found)
+        except FailedError:
+            check_region(region, fd)  # cut short meanwhile: that is the reason to give
+            raise
     if bad:
         shown = ", ".join(f"{offset:#x}" for offset in bad[:8])
         raise _region_error(

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from hostprep.client.handoff import Handoff, Region, check_region, open_region
 from hostprep.client.owner import Owner
-from hostprep.client.scrub import remove_stale_links, why_locked, why_not_quiescent
+from hostprep.client.scrub import LastUsers, remove_stale_links, why_locked, why_not_quiescent
 from hostprep.client.sidecar import (
     add_member,
+    has_state_folder,
     is_clean,
     mark_dirty,
     new_sidecar,
@@ -19,12 +20,21 @@ from hostprep.client.sidecar import (
     retire,
     write_sidecar,
 )
-from hostprep.errors import BadInputError, FailedError, HostprepError, NotReadyError
-from hostprep.linux.files import closing_fd, from_os_error, open_state_file
+from hostprep.client.untrusted import open_file, wrong_kind
+from hostprep.errors import (
+    BadInputError,
+    FailedError,
+    HostprepError,
+    NotReadableError,
+    NotReadyError,
+)
+from hostprep.linux.files import closing_fd, from_os_error
 from hostprep.linux.locks import try_lock
 from hostprep.linux.processes import may_scrub
 from hostprep.paths import PoolPaths
 from hostprep.units import format_bytes
+
+_OF_THE_GROUP = "run it as root, or as the pool's group"
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,8 @@ class Lease:
     """True where the owner got its own bytes back; else the region is all zeros."""
     discarded: str | None = None
     """Why an owner's earlier bytes were not given back, naming the field that differs."""
+    zeroed_s: float = 0.0
+    """Seconds that the claim spent on zeroing the last owner's bytes; 0 for a clean region."""
     users_fd: int | None = None
     """With a joined lease: the shared lock that keeps the region from the next owner."""
     is_leader: bool = True
@@ -126,6 +138,10 @@ class Lease:
             if fd is not None:
                 with contextlib.suppress(OSError):
                     os.close(fd)
+
+
+DIRTY = "dirty: waits to be scrubbed by the agent or by root"
+"""Why a region is refused that nobody uses, where this process may not zero it."""
 
 
 @dataclass(frozen=True)
@@ -162,12 +178,17 @@ class Taken:
 
 
 def take_all(
-    paths: PoolPaths, request: Request, candidates: Sequence[Region], lease_id: str
+    paths: PoolPaths,
+    request: Request,
+    candidates: Sequence[Region],
+    lease_id: str,
+    last_users: LastUsers,
 ) -> Taken:
     """Take every region of the batch or none: the first phase, under the claim lock.
 
-    Only try-locks and small files: nothing here may wait. Clean marks go as the very last
-    step, so that an attempt which fails leaves clean regions clean.
+    `last_users` were looked up before the lock was taken. Only try-locks and small files: nothing
+    here may wait. Clean marks go as the very last step, so that an attempt
+    which fails leaves clean regions clean.
     """
     taken = Taken()
     scrubber = may_scrub(os.stat(paths.claim_lock).st_uid)
@@ -175,7 +196,7 @@ def take_all(
         for region in _in_order(paths, request, candidates):
             if len(taken.held) == request.wanted:
                 break
-            outcome = _try_region(paths, request, region, scrubber=scrubber)
+            outcome = _try_region(paths, request, region, last_users if scrubber else None)
             if isinstance(outcome, Held):
                 taken.held.append(outcome)
             else:
@@ -206,15 +227,15 @@ def _in_order(paths: PoolPaths, request: Request, candidates: Sequence[Region]) 
 
 
 def _try_region(
-    paths: PoolPaths, request: Request, region: Region, *, scrubber: bool
+    paths: PoolPaths, request: Request, region: Region, last_users: LastUsers | None
 ) -> Held | str:
-    """Return the region locked, or why it cannot be had now."""
+    """Return the region locked, or why it cannot be had now. `last_users`: for scrubbers."""
     clean = is_clean(paths, region)
     kept, discarded = (False, None) if clean else _own_bytes(paths, request, region)
-    if not clean and not kept and not scrubber:
-        return why_locked(paths, region) or "dirty: waits to be scrubbed by the agent or by root"
-    if scrubber:
-        why = why_not_quiescent(paths, region)
+    if not clean and not kept and last_users is None:
+        return why_locked(paths, region) or DIRTY
+    if last_users is not None:
+        why = why_not_quiescent(paths, region, last_users)
         if why is not None:
             return why
     locked = _lock_both(paths, region)
@@ -280,10 +301,23 @@ def _record_lease(paths: PoolPaths, request: Request, held: Held, lease_id: str)
 def open_users_lock(paths: PoolPaths, region: Region) -> int:
     """Open the region's users lock. Raises BadInputError or FailedError."""
     path = paths.users_lock(region.name)
+    if os.path.lexists(paths.state_of(region.name)) and not has_state_folder(paths, region.name):
+        raise FailedError(
+            f"{paths.state_of(region.name)} is not a plain folder",
+            remedy="root's `hostprep prepare`, or the agent, makes it again",
+        )
     try:
-        return open_state_file(path, os.O_RDONLY)
+        return open_file(path)
     except OSError as error:
         raise from_os_error(error, f"open {path}") from error
+    except NotReadableError as error:
+        if wrong_kind(path) is None:
+            raise BadInputError(
+                error.message, reason="NoPermission", remedy=_OF_THE_GROUP
+            ) from error
+        raise FailedError(
+            error.message, remedy="root's `hostprep prepare`, or the agent, makes it again"
+        ) from error
 
 
 def new_lease_id() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hostprep.client.untrusted import is_text
 from hostprep.errors import BadInputError
 
 TYPE_CHECKING = False
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 
 _MIN_TOKEN = 16
+_MAX_IDENTITY = 32 << 10
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,11 @@ class OwnerRecord:
         if not isinstance(value, dict):
             return None
         token, identity = value.get("token_sha256"), value.get("identity")
-        if not isinstance(token, str) or not isinstance(identity, dict):
+        if not is_text(token) or not isinstance(identity, dict):
             return None
-        return cls(token, tuple(sorted((str(key), str(text)) for key, text in identity.items())))
+        if not all(is_text(key) and is_text(text) for key, text in identity.items()):
+            return None
+        return cls(str(token), tuple(sorted(identity.items())))
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,16 @@ class Owner:
                 f"an owner's token needs at least {_MIN_TOKEN} characters",
                 reason="BadOwner",
                 remedy="make one with: python3 -c 'import secrets; print(secrets.token_hex())'",
+            )
+
+        size = sum(len(key) + len(text) for key, text in self.identity.items())
+        if size > _MAX_IDENTITY or not all(
+            is_text(key) and is_text(text) for key, text in self.identity.items()
+        ):
+            raise BadInputError(
+                "an owner's identity is no set of short texts",
+                reason="BadOwner",
+                remedy=f"give at most {_MAX_IDENTITY} characters in all, such as a hash",
             )
 
     def record(self) -> OwnerRecord:

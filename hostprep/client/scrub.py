@@ -3,41 +3,95 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from hostprep.client.handoff import Region, open_region
+from hostprep.client.handoff import Region, check_region, open_region
 from hostprep.client.sidecar import (
-    MAX_MEMBERS_BYTES,
     NO_PROCESS,
+    has_state_folder,
     make_state_folder,
     read_members,
     read_sidecar,
 )
-from hostprep.errors import HostprepError
-from hostprep.linux.files import closing_fd, open_beneath, open_folder, open_state_file, remove_file
+from hostprep.client.untrusted import first_names, open_file, wrong_kind
+from hostprep.errors import HostprepError, NotReadableError
+from hostprep.linux.files import closing_fd, open_beneath, open_folder, remove_file
 from hostprep.linux.locks import has_no_writer, try_lock
 from hostprep.linux.memory import address_of, explain, map_shared, populate, zero
-from hostprep.linux.processes import current_process, first_alive
+from hostprep.linux.processes import (
+    HOST_PID_NAMESPACE,
+    current_process,
+    first_alive,
+    may_scrub,
+)
 from hostprep.linux.threads import run_pieces
 from hostprep.paths import PoolPaths
 
 _PIECE_BYTES = 64 << 20
+_MOST_LINKS = 4096
+"""Entries of a folder of links that are looked at: engines write there, and a link left behind
+does no harm."""
+_DEEPEST_LINK = 64
 
 
-def why_not_quiescent(paths: PoolPaths, region: Region, *, repair: bool = True) -> str | None:
+def may_scrub_pool(paths: PoolPaths) -> bool:
+    """Tell whether this process can judge that a region of the pool has no user left."""
+    try:
+        return may_scrub(os.stat(paths.claim_lock).st_uid)
+    except OSError:
+        return False
+
+
+class LastUsers:
+    """Looks up whether processes of regions' last leases are still ending.
+
+    That may take thousands of looks into /proc, as many as engines recorded: it is done before the
+    claim lock is taken. Under the lock the answer holds as long as the files that it rests on are
+    the same: a recorded process that ended stays so.
+    """
+
+    def __init__(self, paths: PoolPaths) -> None:
+        self._paths = paths
+        self._found: dict[str, tuple[object, str | None]] = {}
+
+    def look_up(self, regions: Iterable[str]) -> None:
+        """Look up these regions' now."""
+        for region in regions:
+            self.left(region)
+
+    def left(self, region: str) -> str | None:
+        """Return which process is left, or None; looked up again where the files have changed."""
+        state = [_identity(path(region)) for path in (self._paths.users_lock, self._paths.sidecar)]
+        known = self._found.get(region)
+        if known is None or known[0] != state:
+            known = self._found[region] = (state, _process_left(self._paths, region))
+        return known[1]
+
+
+def _identity(path: str) -> object:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def why_not_quiescent(
+    paths: PoolPaths, region: Region, last_users: LastUsers, *, repair: bool = True
+) -> str | None:
     """Return what keeps the region in use, or None if nothing does. For scrubbers only.
 
-    With `repair` a users lock that is gone is made again; else that is the answer. Called under
-    the claim lock. The order matters: a holder has the file open for writing, so the locks are
-    tried first to name it; then any writer at all, in any namespace (configuration-only engines
-    hold no lock of ours); then exiting processes, whose pages a driver may still be unpinning
-    after their files were closed.
+    With `repair` a users lock that is gone, or that is no plain file, is made again; else that is
+    the answer. Called under the claim lock; `last_users` were looked up before. The order matters:
+    a holder has the file open for writing, so the locks are tried first to name it; then any
+    writer at all, in any namespace (configuration-only engines hold no lock of ours); then exiting
+    processes, whose pages a driver may still be unpinning after their files were closed.
     """
-    return _why_open(paths, region, repair=repair, any_writer=True) or _process_left(paths, region)
+    why = _why_open(paths, region, repair=repair, any_writer=True)
+    return why or last_users.left(region.name)
 
 
 def why_locked(paths: PoolPaths, region: Region) -> str | None:
@@ -71,14 +125,17 @@ def _users_lock(paths: PoolPaths, region: Region, fd: int, *, repair: bool) -> i
     Holders of a deleted one are found all the same: they have the region open.
     """
     path = paths.users_lock(region.name)
+    if repair and not has_state_folder(paths, region.name):
+        make_state_folder(paths, region.name)
     try:
-        return open_state_file(path, os.O_RDONLY)
-    except OSError as error:
-        if not repair or error.errno not in (errno.ENOENT, errno.ELOOP, errno.EINVAL):
+        return open_file(path)
+    except FileNotFoundError:
+        if not repair:
+            raise
+    except NotReadableError:
+        if not repair or wrong_kind(path) is None:
             raise
     remove_file(path)
-    if not os.path.isdir(os.path.dirname(path)):
-        make_state_folder(paths, region.name)
     status = os.fstat(fd)
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     os.fchown(lock, -1, status.st_gid)
@@ -86,13 +143,13 @@ def _users_lock(paths: PoolPaths, region: Region, fd: int, *, repair: bool) -> i
     return lock
 
 
-def _process_left(paths: PoolPaths, region: Region) -> str | None:
-    sidecar = read_sidecar(paths, region.name)
-    last = {*read_members(paths, region.name), *((sidecar.holder,) if sidecar else ())}
-    with contextlib.suppress(OSError):
-        if os.stat(paths.users_lock(region.name)).st_size > MAX_MEMBERS_BYTES:
-            return "more processes joined its leases than can be looked up"
-    alive = first_alive(last - {NO_PROCESS, current_process()})
+def _process_left(paths: PoolPaths, region: str) -> str | None:
+    sidecar = read_sidecar(paths, region)
+    recorded = {*read_members(paths, region), *((sidecar.holder,) if sidecar else ())}
+    recorded -= {NO_PROCESS, current_process()}
+    # The host's first process never ends and is no engine: a record of it is wrong.
+    last = {p for p in recorded if (p.pid, p.namespace) != (1, HOST_PID_NAMESPACE)}
+    alive = first_alive(last)
     if alive is None:
         return None
     return f"process {alive.pid} of its last lease has not ended yet"
@@ -108,18 +165,24 @@ def scrub_file(
 ) -> None:
     """Overwrite an open region, held exclusively by the caller, with zeros.
 
-    Each piece is populated first: a bad page is reported as an error then, where the memset
-    alone would end the process with SIGBUS. Raises NotReadyError, FailedError, Stopped.
+    Processes of the pool's group may write the file, and so truncate it or punch holes while it is
+    scrubbed. Nothing here touches its pages: the kernel populates and zeroes each piece, and
+    answers with an error where memset would end this process with SIGBUS, which goes for pages
+    that the hardware reported bad as well. Size and blocks are checked again at the end.
+    Raises NotReadyError (the region is not what it was), FailedError, Stopped.
     """
-    with map_shared(fd, region.size_bytes) as mapping:
+    check_region(region, fd)
+    zeros = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC)
+    with closing_fd(zeros), map_shared(fd, region.size_bytes) as mapping:
         address = address_of(mapping)
 
         def clear(offset: int, length: int) -> None:
             try:
                 populate(address + offset, length, write=True)
+                zero(zeros, mapping, offset, length)
             except OSError as error:
+                check_region(region, fd)  # cut short: that is the reason to give
                 raise explain(error.errno, f"scrubbing {region.name}") from error
-            zero(address + offset, length)
 
         run_pieces(
             clear,
@@ -129,6 +192,7 @@ def scrub_file(
             on_done=on_done,
             stop=stop,
         )
+        check_region(region, fd)
 
 
 def remove_stale_links(paths: PoolPaths, region: str) -> None:
@@ -159,7 +223,7 @@ def _sweep(folder: str, prefix: str, leads_to: str) -> None:
     Engines write here: an entry that cannot be deleted must not keep the rest.
     """
     with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
+        for name in first_names(folder, _MOST_LINKS):
             with contextlib.suppress(OSError):
                 link = f"{folder}/{name}"
                 if name.startswith(prefix) or os.readlink(link).startswith(leads_to):
@@ -173,6 +237,8 @@ def _remove_link(link: str, leads_to: str) -> None:
     to it, and the folder stays open while the link is checked and deleted.
     """
     folder, name = os.path.split(link)
+    if folder.count("/") > _DEEPEST_LINK:
+        return
     with closing_fd(open_folder("/")) as top:
         flags = os.O_RDONLY | os.O_DIRECTORY
         with closing_fd(open_beneath(top, folder.strip("/"), flags)) as fd:

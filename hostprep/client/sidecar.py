@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 
 from hostprep.client.handoff import Region
 from hostprep.client.owner import OwnerRecord
-from hostprep.errors import HostprepError
+from hostprep.client.untrusted import open_file, printable, read_file, read_object, read_tail
+from hostprep.errors import NotReadableError
 from hostprep.linux.files import (
     atomic_write,
     closing_fd,
-    make_folder,
-    open_state_file,
-    read_limited,
     remove_file,
+    replace_by_folder,
 )
 from hostprep.linux.processes import ProcessId, current_process, first_alive, is_of_our_namespace
 from hostprep.paths import PoolPaths
@@ -28,9 +27,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+MAX_MEMBERS = 4096
 MAX_MEMBERS_BYTES = 1 << 20
+_MAX_LEASE_ID = 64
+_MAX_LINKS = 64
+_LAST_S = 2.0**40
+"""A time that no clock shows any more."""
 _SHOWN_ARGUMENTS = 3
 _MAX_BAD_TEXT = 400
+_MAX_BAD_BYTES = 4096
 _MAX_SIZE_DIGITS = 17
 
 
@@ -55,7 +60,20 @@ def make_state_folder(paths: PoolPaths, region: str) -> None:
     """
     pool = os.stat(paths.folder)
     shared = not pool.st_mode & stat.S_IXOTH
-    make_folder(paths.state_of(region), mode=0o2770 if shared else 0o755, gid=pool.st_gid)
+    replace_by_folder(paths.state, mode=0o750 if shared else 0o755, gid=pool.st_gid)
+    replace_by_folder(paths.state_of(region), mode=0o2770 if shared else 0o755, gid=pool.st_gid)
+
+
+def has_state_folder(paths: PoolPaths, region: str) -> bool:
+    """Tell whether the region's small files lie in a folder of the pool's.
+
+    A link in its place, which root alone can leave there, leads to somebody else's files.
+    """
+    try:
+        modes = [os.lstat(path).st_mode for path in (paths.state, paths.state_of(region))]
+    except OSError:
+        return False
+    return all(map(stat.S_ISDIR, modes))
 
 
 def new_sidecar(lease_id: str, owner: OwnerRecord | None, links: Sequence[str] = ()) -> Sidecar:
@@ -71,7 +89,7 @@ def current_command(sidecar: Sidecar) -> str:
     The recorded command, where the holder is not visible from here. All arguments: they may hold
     secrets, and are for this node alone.
     """
-    return " ".join(_live_arguments(sidecar)).strip() or sidecar.command
+    return printable(" ".join(_live_arguments(sidecar)).strip() or sidecar.command)
 
 
 def short_command(sidecar: Sidecar, *, limit: int = 60) -> str:
@@ -80,7 +98,7 @@ def short_command(sidecar: Sidecar, *, limit: int = 60) -> str:
     At most `limit` characters, cut at the end of a word wherever there is one.
     """
     words = " ".join(_live_arguments(sidecar)[:_SHOWN_ARGUMENTS]).split() or sidecar.command.split()
-    text = " ".join(words)
+    text = printable(" ".join(words))
     if len(text) <= limit:
         return text
     return text[: limit + 1].rpartition(" ")[0] or text[:limit]
@@ -119,21 +137,21 @@ def write_sidecar(paths: PoolPaths, region: str, sidecar: Sidecar, *, gid: int) 
 
 def read_sidecar(paths: PoolPaths, region: str) -> Sidecar | None:
     """Return the region's sidecar; None where there is none that can be read."""
-    document = _read_json(paths.sidecar(region))
     try:
+        fields = read_object(paths.sidecar(region))
         return Sidecar(
-            lease_id=str(document["lease_id"]),
+            lease_id=fields.word("lease_id", most=_MAX_LEASE_ID),
             holder=ProcessId(
-                int(document["pid"]),
-                int(document["start_ticks"]),
-                int(document["pid_namespace"]),
+                fields.integer("pid"),
+                fields.integer("start_ticks"),
+                fields.integer("pid_namespace"),
             ),
-            command=str(document["command"]),
-            claimed_at_s=float(document["claimed_at_s"]),
-            owner=OwnerRecord.from_json(document["owner"]),
-            links=tuple(str(link) for link in document["links"]),
+            command=fields.text("command"),
+            claimed_at_s=fields.number("claimed_at_s", most=_LAST_S),
+            owner=OwnerRecord.from_json(fields.get("owner")),
+            links=fields.texts("links", most=_MAX_LINKS),
         )
-    except (KeyError, TypeError, ValueError, OverflowError):
+    except NotReadableError:
         return None
 
 
@@ -142,29 +160,41 @@ def add_member(paths: PoolPaths, region: str, *, leaving: bool = False) -> None:
     me = current_process()
     line = f"{'-' if leaving else '+'} {me.pid} {me.start_ticks} {me.namespace}\n".encode()
     # One short O_APPEND write: joiners need no lock among themselves.
-    with closing_fd(open_state_file(paths.users_lock(region), os.O_WRONLY | os.O_APPEND)) as fd:
+    with closing_fd(open_file(paths.users_lock(region), os.O_WRONLY | os.O_APPEND)) as fd:
         os.write(fd, line)
 
 
 def forget_members(paths: PoolPaths, region: str) -> None:
     """Forget the processes that joined earlier leases: the region is quiescent and scrubbed."""
-    with closing_fd(open_state_file(paths.users_lock(region), os.O_RDWR)) as fd:
+    with closing_fd(open_file(paths.users_lock(region), os.O_RDWR)) as fd:
         os.ftruncate(fd, 0)
 
 
 def read_members(paths: PoolPaths, region: str) -> tuple[ProcessId, ...]:
-    """Return the processes that joined since the region was last scrubbed, and did not leave."""
-    members: list[ProcessId] = []
-    for line in _read(paths.users_lock(region)).decode("ascii", "replace").splitlines():
+    """Return the processes that joined since the region was last scrubbed, and did not leave.
+
+    The newest MAX_MEMBERS of them, as the last MAX_MEMBERS_BYTES tell: the file grows with every
+    process that joins or leaves, and any engine may write to it. An older process that is still
+    there holds its lock.
+    """
+    try:
+        data = read_tail(paths.users_lock(region), MAX_MEMBERS_BYTES)
+    except NotReadableError:
+        return ()
+    joined: dict[ProcessId, int] = {}
+    for line in data.decode("ascii", "replace").splitlines():
         sign, *numbers = line.split() or [""]
-        if len(numbers) != 3 or not all(_is_number(number) for number in numbers):
+        if (
+            sign not in ("+", "-")
+            or len(numbers) != 3
+            or not all(_is_number(number) for number in numbers)
+        ):
             continue
         member = ProcessId(*(int(number) for number in numbers))
-        if sign == "+":
-            members.append(member)
-        elif member in members:
-            members.remove(member)
-    return tuple(members)
+        times = joined.pop(member, 0) + (1 if sign == "+" else -1)
+        if times > 0:
+            joined[member] = times  # at the end: it is the newest
+    return tuple(joined)[-MAX_MEMBERS:]
 
 
 def _is_number(text: str) -> bool:
@@ -197,11 +227,11 @@ def mark_dirty(paths: PoolPaths, region: str) -> None:
 
 def is_clean(paths: PoolPaths, region: Region) -> bool:
     """Tell whether the region is known to be all zeros; not knowing is dirty."""
-    document = _read_json(paths.clean_mark(region.name))
-    return bool(document) and (document.get("st_dev"), document.get("st_ino")) == (
-        region.st_dev,
-        region.st_ino,
-    )
+    try:
+        fields = read_object(paths.clean_mark(region.name))
+    except NotReadableError:
+        return False
+    return (fields.get("st_dev"), fields.get("st_ino")) == (region.st_dev, region.st_ino)
 
 
 def mark_bad(paths: PoolPaths, region: str, why: str, *, size_bytes: int) -> None:
@@ -228,27 +258,14 @@ def read_bad_size(paths: PoolPaths, region: str) -> int:
 
 
 def _bad_lines(paths: PoolPaths, region: str) -> list[str]:
-    text = _read(paths.bad_mark(region))[: 2 * _MAX_BAD_TEXT].decode("utf-8", "replace")
-    return [*text.split("\n"), "", ""][:2]
+    try:
+        text = read_file(paths.bad_mark(region), _MAX_BAD_BYTES).decode("utf-8", "replace")
+    except NotReadableError:
+        text = ""
+    return [*map(printable, text.split("\n")), "", ""][:2]
 
 
 def _write_json(path: str, document: dict[str, Any], *, gid: int) -> None:
     """Replace the file; it gets the group where this process may give it."""
     may = os.geteuid() == 0 or gid in os.getgroups() or gid == os.getegid()
     atomic_write(path, json.dumps(document).encode(), mode=0o660, gid=gid if may else None)
-
-
-def _read_json(path: str) -> dict[str, Any]:
-    try:
-        document = json.loads(_read(path))
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _read(path: str) -> bytes:
-    try:
-        with closing_fd(open_state_file(path, os.O_RDONLY)) as fd:
-            return read_limited(fd, MAX_MEMBERS_BYTES)
-    except (OSError, HostprepError):
-        return b""

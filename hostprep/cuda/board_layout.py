@@ -9,10 +9,12 @@ bytes done and to do; seconds of the longest chunk; length of the reason, and th
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from dataclasses import astuple, dataclass
 
+from hostprep.client.untrusted import printable
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.linux.processes import ProcessId
 
@@ -37,6 +39,8 @@ _HEADER = struct.Struct("<8sII16sd")
 _SLOT = struct.Struct("<QBxxxIQQddQQdH")
 _CRC = struct.Struct("<I")
 _MAX_REASON_BYTES = 300
+_LARGEST = 2.0**62
+"""Of bytes and seconds: sums of them stay within 64 bits and a float's range."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,8 @@ def unpack_header(data: bytes) -> Header:
         )
     if _CRC.unpack_from(data, _HEADER.size)[0] != zlib.crc32(fields):
         raise _bad("its header is damaged")
+    if not math.isfinite(created_at_s):
+        raise _bad("its time is no number")
     if not 1 <= world <= MAX_WORLD or len(data) != slot_offset(world):
         raise _bad(f"it has {len(data)} bytes, which is not what {world} ranks need")
     return Header(world, generation, created_at_s)
@@ -122,8 +128,11 @@ def _bad(why: str) -> NotReadyError:
 
 
 def pack_slot(slot: Slot) -> bytes:
-    """Return a slot's bytes; a reason that is too long loses its end."""
-    reason = slot.reason.encode("utf-8", "replace")[:_MAX_REASON_BYTES]
+    """Return a slot's bytes; a reason that is too long ends with an ellipsis."""
+    reason = slot.reason.encode("utf-8", "replace")
+    if len(reason) > _MAX_REASON_BYTES:
+        ellipsis = "…".encode()
+        reason = reason[: _MAX_REASON_BYTES - len(ellipsis)] + ellipsis
     fields = _SLOT.pack(
         slot.sequence,
         _NUMBERS[slot.state],
@@ -153,6 +162,8 @@ def unpack_slot(data: bytes) -> Slot | None:
     if code not in _CODES or length > _MAX_REASON_BYTES:
         raise ValueError("unknown state")
     process = ProcessId(pid, start_ticks, namespace)
-    reason = body[_SLOT.size : _SLOT.size + length].decode("utf-8", "ignore")
+    if not all(math.isfinite(number) and 0 <= number < _LARGEST for number in numbers):
+        raise ValueError("an impossible number")
+    reason = printable(body[_SLOT.size : _SLOT.size + length].decode("utf-8", "ignore"))
     values = (sequence, _CODES[code], process, *numbers, reason)
     return Slot(*values)

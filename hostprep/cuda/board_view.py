@@ -11,6 +11,7 @@ import os
 import time
 from dataclasses import dataclass
 
+from hostprep.client.untrusted import open_file
 from hostprep.cuda.board_layout import (
     FAILED,
     GATE,
@@ -86,14 +87,12 @@ def read_board(path: str) -> BoardView:
     """Return a board's contents; changes nothing, and needs no right but to read.
 
     Raises NotReadyError where there is none (NoBoard), or none that can be understood (BadBoard,
-    OtherBoardVersion), HostprepError.
+    OtherBoardVersion), NotReadableError for what is no file, or has another name (a hard link).
     """
     try:
-        fd = open_state_file(path, os.O_RDONLY)
+        fd = open_file(path)
     except FileNotFoundError as error:
         raise NotReadyError(f"there is no rank board at {path}", reason="NoBoard") from error
-    except OSError as error:
-        raise from_os_error(error, f"open {path}") from error
     with closing_fd(fd):
         return view_of(fd)
 

@@ -16,6 +16,7 @@ from hostprep.linux.files import (
     open_folder,
     open_state_file,
     open_tmpfile,
+    remove_tree,
 )
 from hostprep.linux.locks import close_tracked, is_tracked, track_fd, try_lock
 from hostprep.paths import POOL_MARKS, TURNSTILE
@@ -244,9 +245,7 @@ def remove_turnstiles(root: str) -> None:
     folder = f"{root}/{TURNSTILE}"
     with contextlib.suppress(OSError):
         if stat.S_IMODE(os.lstat(folder).st_mode) == _MODE:
-            import shutil
-
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
 
 
 def _is_ours(status: os.stat_result) -> bool:
@@ -300,10 +299,7 @@ def _clear(folder: int, name: str) -> None:
     try:
         os.unlink(name, dir_fd=folder)
     except IsADirectoryError:
-        import shutil
-
-        # Python 3.11: the node half's, which alone comes here.
-        shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+        remove_tree(name, folder=folder)
     except OSError:
         pass
 

@@ -41,17 +41,23 @@ def run_attach(options: argparse.Namespace) -> int:
                 f"{region.placement}, at {attachment.address:#x}"
             )
         attachment.close()
+    zeroed_s = sum(attachment.zeroed_s for attachment in attachments)
     registering = _registering([attachment.region for attachment in attachments])
     if options.output == "json":
         answer = {
             "regions": [attachment.region.name for attachment in attachments],
             "size_bytes": sum(attachment.size_bytes for attachment in attachments),
             "attach_s": took_s,
+            "zeroed_s": zeroed_s,
             "registering": registering,
         }
         print(json.dumps(answer))
     else:
         print(f"attached in {format_seconds(took_s)}, every page present")
+        if zeroed_s:
+            zeroed = format_seconds(zeroed_s)
+            print(f"  {zeroed} of it to zero what the last owner left; the agent, or")
+            print("  `hostprep prepare`, does that beforehand")
         for line in _registering_lines(registering) if registering else ():
             print(line)
     return 0

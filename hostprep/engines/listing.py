@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
+from itertools import zip_longest
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import Any
 
 from hostprep.engines.catalogue import INTEGRATIONS, Integration, integration_of, recorded_tests
@@ -34,8 +38,10 @@ def run_engines(options: argparse.Namespace) -> int:
     elif options.name:
         print(_entry(integrations[0]))
     else:
-        for row in _aligned([_COLUMNS, *map(_row, integrations)]):
-            print(row)
+        rows = [_COLUMNS, *map(_row, integrations)]
+        narrow = sys.stdout.isatty() and get_terminal_size().columns < max(map(len, _aligned(rows)))
+        for line in _narrow(rows) if narrow else _aligned(rows):
+            print(line)
         print(_LEGEND)
     return 0
 
@@ -43,7 +49,7 @@ def run_engines(options: argparse.Namespace) -> int:
 _LEGEND = """
 IN BACKGROUND: serves while its memory is still being registered with CUDA.
 KIND: takes turns in registering with the node's other processes.
-`hostprep engines NAME` shows how to start one."""
+`hostprep engines NAME` shows how to start one, and its last test."""
 
 
 def _document(integration: Integration) -> dict[str, Any]:
@@ -88,6 +94,20 @@ def _entry(integration: Integration) -> str:
     cells = list(zip(_COLUMNS, _row(integration)))[1:]
     lines = [f"{column.lower()}: {text}" for column, text in cells]
     return "\n".join([*lines, f"more: {integration.docs}", "", f"  {integration.example}"])
+
+
+_NARROW = (17, 12, 15, 13, 10, 4)
+"""Widths on a terminal of 80 columns, on which the last test finds no place."""
+
+
+def _narrow(rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = []
+    for row in rows:
+        cells = [wrap(cell, width) for cell, width in zip(row, _NARROW)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = (part.ljust(width) for part, width in zip(parts, _NARROW))
+            lines.append(" ".join(padded).rstrip())
+    return lines
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

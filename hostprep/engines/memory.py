@@ -122,7 +122,7 @@ def _claim(config: Mapping[str, Any], size_bytes: int, processes: int) -> Attach
         raise BadInputError(
             "this engine was given no prepared memory",
             reason="NoMemory",
-            remedy="start it by `hostprep exec --pool POOL -- CMD`, or name a pool by "
+            remedy="start it by `hostprep exec POOL -- CMD`, or name a pool by "
             '"hostprep.pool" in its configuration',
         )
     if processes > 1:
@@ -130,7 +130,7 @@ def _claim(config: Mapping[str, Any], size_bytes: int, processes: int) -> Attach
             f"{processes} processes of this engine need the memory, and a claim by its "
             "configuration serves one",
             reason="SeveralProcesses",
-            remedy=f"start it by `hostprep exec --pool {pool} -- CMD`: all of them join that lease",
+            remedy=f"start it by `hostprep exec {pool} -- CMD`: all of them join that lease",
         )
     root, pool, region = key = (_root(config), check_pool_name(str(pool)), str(region or ""))
     if key not in _claimed or not _is_open(_claimed[key]):

@@ -7,12 +7,13 @@ import errno
 import fcntl
 import os
 import signal
+import stat
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hostprep.errors import BusyError
-from hostprep.linux.files import from_os_error
+from hostprep.linux.files import from_os_error, open_state_file
 
 _F_SETSIG = 10  # linux/fcntl.h; named by the module fcntl only as of Python 3.11
 
@@ -39,24 +40,22 @@ def lies_at(path: str, fd: int) -> bool:
 
 
 @contextlib.contextmanager
-def hold_lock(path: str, *, timeout_s: float, busy: BusyError) -> Iterator[int]:
+def hold_lock(path: str, *, timeout_s: float, busy: Callable[[], BusyError]) -> Iterator[int]:
     """Hold an exclusive flock on a file while the block runs, waiting at most `timeout_s`.
 
     Polls instead of blocking: a holder that was stopped must not hang all others for good.
-    Raises `busy` when the time is over.
+    Raises what `busy` returns when the time is over.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_state_file(path, os.O_RDONLY)  # a FIFO in its place would hold us for ever
     except OSError as error:
         raise from_os_error(error, f"open {path}") from error
     try:
-        deadline = time.monotonic() + timeout_s
-        pause_s = 0.0005
-        while not try_lock(fd, exclusive=True):
-            if time.monotonic() >= deadline:
-                raise busy
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, 0.02)
+        for _ in _attempts(timeout_s):
+            if try_lock(fd, exclusive=True):
+                break
+        else:
+            raise busy()
         try:
             yield fd
         finally:
@@ -65,6 +64,60 @@ def hold_lock(path: str, *, timeout_s: float, busy: BusyError) -> Iterator[int]:
             fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def hold_own_lock(path: str, *, timeout_s: float, busy: Callable[[], BusyError]) -> Iterator[None]:
+    """Hold a lock that other users cannot take, while the block runs; it leaves no file.
+
+    Anybody may lock a file that they may open, read-only suffices: this one is made for the block,
+    with mode 0600, in a folder in which other users cannot replace it (not writable to them, or
+    sticky). Raises what `busy` returns when the time is over, HostprepError where another user's
+    file is in the way.
+    """
+    for _ in _attempts(timeout_s):
+        fd = open_own_lock(path)
+        if try_lock(fd, exclusive=True) and lies_at(path, fd):
+            break
+        os.close(fd)  # held; or its holder has removed it since
+    else:
+        raise busy()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # before the lock goes: who has the file open sees that it is gone
+        os.close(fd)
+
+
+def open_own_lock(path: str) -> int:
+    """Open a lock file that this user alone may open; made where there is none.
+
+    Raises HostprepError.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o600)
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        if status.st_mode & 0o077:
+            os.fchmod(fd, 0o600)
+    except OSError as error:
+        raise from_os_error(error, f"open {path}") from error
+    return fd
+
+
+def _attempts(timeout_s: float) -> Iterator[None]:
+    """Yield once, and again at growing intervals, until the time is over."""
+    deadline_s = time.monotonic() + timeout_s
+    pause_s = 0.0005
+    yield
+    while time.monotonic() < deadline_s:
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, 0.02)
+        yield
 
 
 def has_no_writer(fd: int) -> bool:
@@ -85,6 +138,28 @@ def has_no_writer(fd: int) -> bool:
         raise
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return True
+
+
+@contextlib.contextmanager
+def sole_user(fd: int) -> Iterator[bool]:
+    """Keep every other process from opening the file while the block runs; yields whether it can.
+
+    `fd` must be open for writing. False where another description of the inode exists, for reading
+    too, in any process and namespace, this one included; a mapping keeps its description. The
+    kernel keeps openers waiting for at most /proc/sys/fs/lease-break-time seconds (45), and no
+    process but the superuser's or the owner's gets such a lease: False, too.
+    Works on tmpfs and hugetlbfs.
+    """
+    is_sole = False
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fd, _F_SETSIG, signal.SIGURG)  # as above
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        is_sole = True
+    try:
+        yield is_sole
+    finally:
+        if is_sole:
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
 def try_lock_range(fd: int, offset_bytes: int, size_bytes: int) -> bool:

@@ -50,6 +50,18 @@ def sees_all_processes() -> bool:
     return _pid_namespace() == HOST_PID_NAMESPACE
 
 
+def host_folder() -> str:
+    """Return where the host's own files lie: below PID 1's root where we have another.
+
+    In a container that takes the host's process ids, and the right to look at others' processes
+    (proc(5), /proc/PID/root). Raises OSError without that right.
+    """
+    if os.stat("/proc/self/ns/mnt").st_ino == os.stat("/proc/1/ns/mnt").st_ino:
+        return "/"
+    os.stat("/proc/1/root/etc")
+    return "/proc/1/root"
+
+
 def may_scrub(owner_uid: int) -> bool:
     """Tell whether this process can judge that a file of that user has no user left.
 

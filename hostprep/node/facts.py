@@ -11,6 +11,11 @@ from hostprep.api.pool_spec import Placement
 from hostprep.backing import GIB, KIB, MIB, Backing
 
 NVIDIA_VENDOR = 0x10DE
+WITHOUT_ROOT = (
+    "run it as root; without root, give --root a folder of your own below /dev/shm, "
+    "such as --root /dev/shm/mine"
+)
+"""What to do where only root may prepare or release; whom the pool's group lets in may not."""
 _SUFFIXES = {"K": KIB, "M": MIB, "G": GIB}
 
 
@@ -270,7 +275,10 @@ class RootFacts:
     writable: bool
     free_bytes: int
     nearest_path: str = ""
-    is_symlink: bool = False
+    refused: str = ""
+    """Why nothing is prepared below it, as far as its owner, mode and parents go; '' if it is."""
+    remedy: str = ""
+    """For `refused`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +320,24 @@ class LedgerEntry:
     page_bytes: int
     pages: int
 
+    def is_of(self, other: LedgerEntry) -> bool:
+        """Tell whether both are of the same node and page size."""
+        return (self.node_id, self.page_bytes) == (other.node_id, other.page_bytes)
+
+
+def without_held(
+    taken: tuple[LedgerEntry, ...], held: tuple[LedgerEntry, ...]
+) -> tuple[LedgerEntry, ...]:
+    """Return the entries less those pages; none below zero."""
+    return tuple(
+        LedgerEntry(
+            entry.node_id,
+            entry.page_bytes,
+            max(0, entry.pages - sum(kept.pages for kept in held if kept.is_of(entry))),
+        )
+        for entry in taken
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
@@ -326,6 +352,16 @@ class PoolFacts:
     regions: tuple[RegionFacts, ...]
     taken: tuple[LedgerEntry, ...]
     mounts: tuple[Mount, ...]
+    held: tuple[LedgerEntry, ...] = ()
+    """Huge pages of removed regions that processes still have open or mapped: an upper bound for
+    each node, since it is not known where an interleaved region's pages are."""
+    failure: str = ""
+    """Why it could not be observed, if so: nothing is known of its regions, and nothing is done."""
+
+    @property
+    def returnable(self) -> tuple[LedgerEntry, ...]:
+        """What the pool has added, less what processes keep of its removed regions."""
+        return without_held(self.taken, self.held)
 
     def huge_pages(self, page_bytes: int) -> int:
         """Return how many huge pages of that size the regions are in."""
@@ -364,6 +400,8 @@ class Facts:
     process: ProcessFacts
     root: RootFacts
     pools: tuple[PoolFacts, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    """Those below the root folder, whoever made them."""
     warnings: tuple[str, ...] = field(default=())
     """Probes that failed; the rest of the facts stand."""
 

@@ -12,11 +12,14 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hostprep.client.untrusted import read_file, read_object
+from hostprep.errors import NotReadableError
 from hostprep.linux.files import atomic_write
 from hostprep.node.facts import LedgerEntry
 from hostprep.paths import PoolPaths
 
-_MAX_LEDGER_CHARACTERS = 1 << 16
+_MAX_LEDGER_BYTES = 1 << 16
+_MOST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +74,37 @@ class Ledger:
 
 
 def read_ledger(paths: PoolPaths) -> Ledger | None:
-    """Return the pool's ledger; None where there is none that can be read."""
+    """Return the pool's ledger; None where there is none that can be read.
+
+    Only root writes it, and yet it is read as what others may have left: a FIFO in its place, by an
+    engine that runs as root, must not hang the work on all pools.
+    """
     try:
-        with open(paths.ledger, encoding="utf-8") as file:
-            document = json.load(file)
-        pending = document["pending"]
+        fields = read_object(paths.ledger, _MAX_LEDGER_BYTES)
+        taken, pending = fields.get("taken"), fields.get("pending")
         return Ledger(
-            boot_id=str(document["boot_id"]),
-            pool_uid=str(document["pool_uid"]),
-            generation=int(document["generation"]),
-            taken=tuple(LedgerEntry(*map(int, entry)) for entry in document["taken"]),
-            pending=PendingChange(*map(int, pending)) if pending else None,
+            boot_id=fields.text("boot_id"),
+            pool_uid=fields.text("pool_uid"),
+            generation=fields.integer("generation", most=_MOST),
+            taken=tuple(LedgerEntry(*_numbers(entry, 3)) for entry in _list(taken)),
+            pending=PendingChange(*_numbers(pending, 4)) if pending else None,
         )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except NotReadableError:
         return None
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise NotReadableError("it holds no list")
+    return value
+
+
+def _numbers(value: object, count: int) -> list[int]:
+    """Return a list of that many numbers that the kernel's files can hold."""
+    numbers = [n for n in _list(value) if type(n) is int and 0 <= n <= _MOST]
+    if len(numbers) != count or len(_list(value)) != count:
+        raise NotReadableError(f"it holds no list of {count} numbers")
+    return numbers
 
 
 def read_boot_ledger(paths: PoolPaths, boot_id: str) -> tuple[PendingChange, ...]:
@@ -94,10 +114,10 @@ def read_boot_ledger(paths: PoolPaths, boot_id: str) -> tuple[PendingChange, ...
     pages that the pool needs. Malformed lines are skipped.
     """
     try:
-        with open(paths.boot_ledger, encoding="ascii") as file:
-            boot, *lines = file.read(_MAX_LEDGER_CHARACTERS).splitlines() or [""]
-    except (OSError, ValueError):
+        text = read_file(paths.boot_ledger, _MAX_LEDGER_BYTES).decode("ascii")
+    except (NotReadableError, ValueError):
         return ()
+    boot, *lines = text.splitlines() or [""]
     changes = []
     for line in lines if boot == boot_id else ():
         with contextlib.suppress(ValueError):

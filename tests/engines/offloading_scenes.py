@@ -160,7 +160,7 @@ def what_cannot_work_is_refused_before_memory_is_looked_for() -> None:
     with platform("cpu"):
         refusal(lambda: spec_of(**{"hostprep.pol": "kv"}), "hostprep.pol", "known are")
         refusal(spec_of, "no prepared memory", "hostprep exec")
-        refusal(lambda: spec_of(**{"hostprep.pool": "kv"}), "hostprep exec --pool kv")
+        refusal(lambda: spec_of(**{"hostprep.pool": "kv"}), "hostprep exec kv")
 
 
 @scene

@@ -1,6 +1,6 @@
 """Lend a running server more memory, for as long as this process lives.
 
-`python3 -m hostprep.engines.lmcache.lend --pool kv --server http://127.0.0.1:8080`: claims a
+`python3 -m hostprep.engines.lmcache.lend kv --server http://127.0.0.1:8080`: claims a
 region, adds it to the server's L1, and holds the lease. SIGTERM or Ctrl-C asks for it back: the
 server drains it, and this process ends when that is done.
 """
@@ -17,6 +17,7 @@ from hostprep.client.claim import claim
 from hostprep.client.lease import Lease, Request
 from hostprep.engines.helper_process import report
 from hostprep.engines.lmcache.server import Server
+from hostprep.engines.main import pool_named
 from hostprep.errors import FailedError, HostprepError, NotReadyError
 from hostprep.paths import PoolPaths
 from hostprep.units import format_bytes, parse_quantity
@@ -28,7 +29,10 @@ _GONE_AFTER = 5
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run as above. Returns the exit code: 0 given back, 1 failed, 2 bad input."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.pool is None and options.pool_option is None:
+        parser.error("no pool is named")
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda got, _: asked.append(got))
@@ -37,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         server.check()
         size_bytes = parse_quantity(options.size) if options.size else 1
         request = Request(size_bytes=size_bytes, names=tuple(options.region))
-        paths = PoolPaths.of(options.pool, options.root)
+        paths = PoolPaths.of(pool_named(options.pool, options.pool_option) or "", options.root)
         (lease,) = claim(paths, request, wait_timeout_s=options.wait)
         lend(server, lease, is_asked_back=lambda: bool(asked))
     except HostprepError as error:
@@ -87,7 +91,8 @@ def _parser() -> argparse.ArgumentParser:
         "SIGTERM has the server drain it.",
     )
     parser.add_argument("--server", required=True, metavar="URL", help="its HTTP interface")
-    parser.add_argument("--pool", required=True)
+    parser.add_argument("pool", nargs="?", metavar="POOL")
+    parser.add_argument("--pool", "--name", dest="pool_option", metavar="POOL")
     parser.add_argument("--root", default=None, help="parent folder of all pools (HOSTPREP_ROOT)")
     parser.add_argument("--size", help="the least that the region must have, such as 64Gi")
     parser.add_argument("--region", action="append", default=[], help="take this very region")

@@ -83,7 +83,7 @@ def _join() -> HostMemory:
         raise BadInputError(
             f"{ENABLED} is set, and this engine was given no prepared memory",
             reason="NoMemory",
-            remedy="start it by `hostprep exec --pool POOL -- CMD`, or unset it",
+            remedy="start it by `hostprep exec POOL -- CMD`, or unset it",
         )
     region, sharing = split_ranks(len(LeaseEnvironment.read().regions), rank)
     return HostMemory(

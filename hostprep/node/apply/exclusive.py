@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 
 from hostprep.errors import BadInputError, BusyError, HostprepError
-from hostprep.linux.files import closing_fd, from_os_error, open_folder, remove_file
+from hostprep.linux.files import closing_fd, from_os_error, open_own_folder, remove_file
 from hostprep.linux.locks import lies_at, try_lock
 from hostprep.node.apply.folder import clear_debris, is_debris
+from hostprep.node.facts import WITHOUT_ROOT
+from hostprep.node.observe.root import check_parents, parents
 
 _NAME = ".lock"
 _AGENT = ".agent.lock"
@@ -86,26 +88,18 @@ def _make_root(root: str) -> None:
         raise BadInputError(
             f"root {root!r} is not an absolute path", reason="BadRoot", remedy="begin it with /"
         )
+    check_parents(root)
     try:
         if not os.path.lexists(root):
-            os.makedirs(root, mode=0o755, exist_ok=True)
+            # One by one: os.makedirs gives those in between whatever mode the umask leaves.
+            for folder in [*parents(root), root]:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder, mode=0o755)
             with open(f"{root}/{_MADE}", "ab"):
                 pass
-    except FileExistsError as error:
-        raise BadInputError(
-            f"{root} is no folder", reason="BadRoot", remedy="choose another --root"
-        ) from error
     except OSError as error:
-        raise from_os_error(error, f"create {root}") from error
-    with closing_fd(open_folder(root)) as fd:
-        status = os.fstat(fd)
-    # Elsewhere another user could replace our files.
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-        raise BadInputError(
-            f"{root} belongs to user {status.st_uid} or can be written by others",
-            reason="BadRoot",
-            remedy="give a root of your own: mode 0755 or stricter",
-        )
+        raise from_os_error(error, f"create {root}", permission_remedy=WITHOUT_ROOT) from error
+    os.close(open_own_folder(root))
 
 
 def _try(root: str, path: str) -> int | None:
@@ -116,7 +110,8 @@ def _try(root: str, path: str) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise from_os_error(error, f"open {path}") from error
+        remedy = f"only its owner prepares and releases below {root}: {WITHOUT_ROOT}"
+        raise from_os_error(error, f"open {path}", permission_remedy=remedy) from error
     if try_lock(fd, exclusive=True) and lies_at(path, fd):
         write_pid(fd)
         return fd

@@ -10,26 +10,38 @@ zipapp included. `clear_debris` removes those.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import stat
 
 from hostprep.api.pool_spec import mount_options
 from hostprep.client.sidecar import make_state_folder
-from hostprep.errors import BadInputError, FailedError
+from hostprep.errors import BadInputError, FailedError, HostprepError
 from hostprep.linux.files import (
     closing_fd,
+    empty_folder,
     from_os_error,
     make_folder,
     open_beneath,
     open_folder,
     open_state_file,
+    open_without_links,
     remove_file,
+    replace_by_folder,
+    set_file_access,
+    set_folder_access,
 )
 from hostprep.linux.mounts import mount, remount, unmount
 from hostprep.node.facts import Mount, PoolFacts
 from hostprep.node.observe.host import read_mounts
+from hostprep.node.observe.pools import held_files
 from hostprep.node.plan.actions import MakePool, MountMemory
 from hostprep.paths import POOL_MARKS, PoolPaths
+
+_SHARED_FOLDER_OPTIONS = "mode=1777,size=1M,nr_inodes=8192"
+"""Twice the entries that a turnstile is looked through for; a file of a few bytes takes a page."""
+
+_MOST_DEBRIS = 1024
+_DEEPEST_DEBRIS = 16
 
 _OURS = frozenset({*POOL_MARKS, "handoff.json", "tickets", "state", "links", "devices"})
 
@@ -87,35 +99,52 @@ def _set_modes(folder: str, action: MakePool) -> None:
     shared = action.gid is not None
     make_folder(folder, mode=0o750 if shared else 0o755, gid=action.gid)
     for name, open_mode in (("tickets", 0o2770), ("state", 0o750), ("links", 0o2770)):
-        make_folder(f"{folder}/{name}", mode=open_mode if shared else 0o755, gid=action.gid)
+        mode = open_mode if shared else 0o755
+        replace_by_folder(f"{folder}/{name}", mode=mode, gid=action.gid)
     lock_path = f"{folder}/claim.lock"
     with closing_fd(open_state_file(lock_path, os.O_RDWR | os.O_CREAT)) as lock:
-        os.fchown(lock, -1, -1 if action.gid is None else action.gid)
-        os.fchmod(lock, action.mode)
+        names = 1 + _links_in_views(f"{folder}/devices", os.fstat(lock))
+        set_file_access(lock, mode=action.mode, gid=action.gid, names=names)
+
+
+def _links_in_views(devices: str, lock: os.stat_result) -> int:
+    """Return how many folders of the device plugin have the claim lock under a name of its own."""
+    links = 0
+    with contextlib.suppress(FileNotFoundError):
+        for view in os.listdir(devices):
+            with contextlib.suppress(OSError):
+                links += os.path.samestat(os.lstat(f"{devices}/{view}/claim.lock"), lock)
+    return links
 
 
 def set_access(paths: PoolPaths, action: MakePool, pool: PoolFacts) -> None:
     """Give mounts, regions and locks that exist the group and mode that the pool has now."""
-    gid = -1 if action.gid is None else action.gid
     try:
         for mount in pool.mounts:
-            os.chown(mount.path, -1, gid)
-            os.chmod(mount.path, 0o750 if action.gid is not None else 0o755)
+            mode = 0o750 if action.gid is not None else 0o755
+            set_folder_access(mount.path, mode=mode, gid=action.gid)
         with closing_fd(open_folder(paths.folder)) as folder:
             for region in pool.regions:
                 path = f"{region.mount_dir}/{region.name}"
                 if not region.finished:
                     continue
-                with closing_fd(open_beneath(folder, path, os.O_RDONLY)) as fd:
-                    os.fchown(fd, -1, gid)
-                    os.fchmod(fd, action.mode)
+                with closing_fd(open_beneath(folder, path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
+                    set_file_access(fd, mode=action.mode, gid=action.gid)
                 make_state_folder(paths, region.name)
                 users = open_state_file(paths.users_lock(region.name), os.O_RDONLY)
                 with closing_fd(users):
-                    os.fchown(users, -1, gid)
-                    os.fchmod(users, action.mode)
+                    set_file_access(users, mode=action.mode, gid=action.gid)
     except OSError as error:
         raise from_os_error(error, f"change the access of pool {paths.pool}") from error
+
+
+def strip_pool(paths: PoolPaths) -> None:
+    """Leave of a pool its ledger alone, and mounts that are still needed.
+
+    For one whose huge pages could not all be given back: `release` does it once they are free.
+    """
+    for path in (paths.state, paths.tickets, paths.links, paths.devices):
+        remove_file(path)
 
 
 def remove_pool(paths: PoolPaths) -> None:
@@ -168,8 +197,13 @@ def ensure_mount(paths: PoolPaths, action: MountMemory) -> None:
 
 
 def remove_mount(paths: PoolPaths, mount_dir: str) -> None:
-    """Unmount and remove the folder; nothing to do where neither is there."""
+    """Unmount and remove the folder; nothing to do where neither is there.
+
+    One with files that are kept until processes let go of their pages stays.
+    """
     target = f"{paths.folder}/{mount_dir}"
+    if any(os.path.dirname(path) == target for path in held_files(paths)):
+        return
     for _ in _mounts_at(target):
         unmount(target)
     clear_debris(target)  # with folders in it for regions that were missing
@@ -180,39 +214,68 @@ def remove_mount(paths: PoolPaths, mount_dir: str) -> None:
             raise from_os_error(error, f"remove {target}") from error
 
 
+def mount_shared_folder(path: str) -> None:
+    """Have a small tmpfs at a folder that everybody may write to: who fills it fills no other.
+
+    Only where the folder is missing or empty, and this process may mount; else it stays as it is.
+    Processes of a pod that was started before see the mount where its own mount of the root has
+    `mountPropagation: HostToContainer`. Raises OSError, HostprepError.
+    """
+    os.makedirs(path, mode=0o755, exist_ok=True)
+    with closing_fd(open_without_links(path, os.O_RDONLY | os.O_DIRECTORY)) as fd:
+        # Once it is used, a mount over it would take the files of those who use it out of sight.
+        if not os.listdir(fd) and not _mounts_at(path):
+            mount("tmpfs", path, _SHARED_FOLDER_OPTIONS)
+
+
+def unmount_shared_folder(path: str) -> None:
+    """Remove such a folder's mount with all that is on it; nothing where there is none.
+
+    Raises OSError, HostprepError.
+    """
+    for _ in _mounts_at(path):
+        with closing_fd(open_without_links(path, os.O_RDONLY | os.O_DIRECTORY)) as fd:
+            os.fchmod(fd, 0o700)  # from here on it cannot be filled again
+            empty_folder(fd)
+        unmount(path)
+        os.rmdir(path)
+
+
 def _mounts_at(target: str) -> list[Mount]:
     return [entry for entry in read_mounts() if entry.path == target]
 
 
 def is_debris(path: str) -> bool:
     """Return whether a folder of root's or ours holds nothing but such folders; no link is one."""
-    if not os.path.isdir(path) or os.path.islink(path):
-        return False
     try:
-        return all(
-            not files and os.fstat(fd).st_uid in (0, os.geteuid()) and not _has_link(fd, folders)
-            for _, folders, files, fd in os.fwalk(path, onerror=_raise)
-        )
-    except OSError:
+        return _folders_of_debris(path) is not None
+    except (OSError, HostprepError):
         return False  # it changes, or is not ours to read
 
 
 def clear_debris(path: str) -> None:
     """Remove a folder that is debris; leave anything else, and what is filled meanwhile."""
-    if not is_debris(path):
-        return
-    with contextlib.suppress(OSError):  # rmdir takes empty folders only
-        for _, folders, _, fd in os.fwalk(path, topdown=False, onerror=_raise):
-            for name in folders:
-                os.rmdir(name, dir_fd=fd)
-        os.rmdir(path)
+    with contextlib.suppress(OSError, HostprepError):  # rmdir takes empty folders only
+        for folder in reversed(_folders_of_debris(path) or ()):
+            os.rmdir(folder)
 
 
-def _has_link(folder: int, names: list[str]) -> bool:
-    """Return whether one of them is a link: os.fwalk counts those to folders among the folders."""
-    modes = (os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode for name in names)
-    return any(stat.S_ISLNK(mode) for mode in modes)
+def _folders_of_debris(path: str) -> list[str] | None:
+    """Return the folder and those in it, each before those below it; None where it is no debris.
 
-
-def _raise(error: OSError) -> None:
-    raise error
+    A container's mounts are few and not deep: more folders than that are another process's, and
+    are not looked through. Raises OSError.
+    """
+    found = [path]
+    for folder in found:  # grows meanwhile
+        if len(found) > _MOST_DEBRIS or folder.count("/") - path.count("/") > _DEEPEST_DEBRIS:
+            return None
+        with closing_fd(open_without_links(folder, os.O_RDONLY | os.O_DIRECTORY)) as fd:
+            if os.fstat(fd).st_uid not in (0, os.geteuid()):
+                return None
+            with os.scandir(fd) as entries:
+                for entry in itertools.islice(entries, _MOST_DEBRIS):
+                    if not entry.is_dir(follow_symlinks=False):
+                        return None
+                    found.append(f"{folder}/{entry.name}")
+    return found

@@ -11,15 +11,20 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 
-from hostprep.errors import BusyError, FailedError, HostprepError
+from hostprep.errors import BadInputError, BusyError, FailedError, HostprepError
 from hostprep.linux.files import write_control_file
-from hostprep.linux.locks import hold_lock
-from hostprep.node.facts import LedgerEntry
+from hostprep.linux.lock_holders import describe_holder
+from hostprep.linux.locks import hold_lock, hold_own_lock
+from hostprep.linux.processes import host_folder
+from hostprep.node.facts import LedgerEntry, without_held
 from hostprep.node.ledger import Ledger, LedgerWriter, PendingChange
-from hostprep.units import format_bytes
+from hostprep.node.observe.pools import held_pages
 
 _NODES = "/sys/devices/system/node"
+_MACHINE = "/sys/kernel/mm/hugepages"
+_MACHINE_LOCK = "/run/.hostprep-huge-pages.lock"
 _LOCK_TIMEOUT_S = 120.0
+_OLD_LOCK_TIMEOUT_S = 1.0
 _COMPACT_TIMEOUT_S = 5.0
 _COMPACT = "import os, sys; os.write(os.open(sys.argv[1], os.O_WRONLY), b'1')"
 
@@ -45,18 +50,26 @@ def add_pages(writer: LedgerWriter, entry: LedgerEntry) -> int:
 def give_back_pages(writer: LedgerWriter, entry: LedgerEntry) -> None:
     """Take pages out of the node's pool: at most as many as the ledger says we added.
 
-    Pages that are still mapped become surplus and vanish when they are unmapped.
+    Only those that are free and not reserved, and none for what processes keep of our removed
+    regions: in their place the kernel would take other pools' free pages, and make the rest
+    surplus. What is not given back stays in the ledger, for the next run.
     """
     node_id, page_bytes = entry.node_id, entry.page_bytes
-    taken = {(ours.node_id, ours.page_bytes): ours.pages for ours in writer.ledger.taken}
-    pages = min(entry.pages, taken.get((node_id, page_bytes), 0))
-    if pages <= 0:
+    ours = without_held(writer.ledger.taken, held_pages(writer.paths, writer.ledger.taken))
+    most = min(entry.pages, sum(taken.pages for taken in ours if taken.is_of(entry)))
+    if most <= 0:
         return
     with _locked(node_id, page_bytes) as folder:
-        before = _persistent(folder)
+        pages = min(most, _unused(folder, page_bytes))
+        if pages <= 0:
+            return
+        before, surplus = _persistent(folder), _read(folder, "surplus_hugepages")
         change = PendingChange(node_id, page_bytes, before, max(0, before - pages))
         with _recorded(writer, change, folder):
             _write(folder, change.after)
+            taken_since = _read(folder, "surplus_hugepages") - surplus
+            if taken_since > 0:  # a process took pages in this instant: they stay as they were
+                _write(folder, min(before, change.after + taken_since))
 
 
 def adopt_boot_pages(ledger: Ledger, changes: Iterable[PendingChange]) -> Ledger:
@@ -91,14 +104,37 @@ def _folder(node_id: int, page_bytes: int) -> str:
 
 @contextlib.contextmanager
 def _locked(node_id: int, page_bytes: int) -> Iterator[str]:
-    """Hold the lock on the very file that is changed: it serves all roots on the machine."""
+    """Be the only one on the machine, of whatever root and container, to change these pages."""
     folder = _folder(node_id, page_bytes)
-    busy = BusyError(
-        f"another hostprep changes the {format_bytes(page_bytes)} pages of node {node_id}",
-        remedy="wait for it to end",
-    )
-    with hold_lock(f"{folder}/nr_hugepages", timeout_s=_LOCK_TIMEOUT_S, busy=busy):
+
+    def busy() -> BusyError:
+        return BusyError(
+            f"{describe_holder(_machine_lock())} changes huge pages", remedy="wait for it to end"
+        )
+
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = hold_own_lock(_machine_lock(), timeout_s=_LOCK_TIMEOUT_S, busy=busy)
+            stack.enter_context(lock)
+        except (BadInputError, FailedError):
+            pass  # a container whose own /run it would be, and read-only
+        # Earlier versions lock the kernel's file itself. So may anybody, and for ever (it is
+        # everybody's to read, and flock asks for no more): it is waited for briefly.
+        with contextlib.suppress(BusyError):
+            old = hold_lock(f"{folder}/nr_hugepages", timeout_s=_OLD_LOCK_TIMEOUT_S, busy=busy)
+            stack.enter_context(old)
         yield folder
+
+
+def _machine_lock() -> str:
+    """Return the lock file's path: in the host's /run, which no engine has mounted.
+
+    Not in sysfs: containers with a network namespace of their own see other files there.
+    """
+    try:
+        return f"{host_folder().rstrip('/')}{_MACHINE_LOCK}"
+    except OSError:  # not to be reached: it excludes others in this container only
+        return _MACHINE_LOCK
 
 
 def _write(folder: str, pages: int) -> None:
@@ -150,6 +186,13 @@ def _recorded(writer: LedgerWriter, change: PendingChange, folder: str) -> Itera
 def _after(writer: LedgerWriter, change: PendingChange, folder: str) -> Ledger:
     outcome = change.outcome(_persistent(folder))
     return writer.ledger.with_taken(change.node_id, change.page_bytes, outcome)
+
+
+def _unused(folder: str, page_bytes: int) -> int:
+    """Return the node's free pages, less what the machine has reserved: that is met anywhere."""
+    machine = f"{_MACHINE}/hugepages-{page_bytes // 1024}kB"
+    spare = _read(machine, "free_hugepages") - _read(machine, "resv_hugepages")
+    return max(0, min(_read(folder, "free_hugepages"), spare))
 
 
 def _persistent(folder: str) -> int:

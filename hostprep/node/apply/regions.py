@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable, Iterator
 
 from hostprep.backing import MIB, Backing
-from hostprep.client.claim import claim_lock
+from hostprep.client.claim import claim_lock_briefly
 from hostprep.client.handoff import Region, open_region
 from hostprep.client.lease import open_users_lock
-from hostprep.client.scrub import remove_stale_links, scrub_file, why_not_quiescent
+from hostprep.client.scrub import LastUsers, remove_stale_links, scrub_file, why_not_quiescent
 from hostprep.client.sidecar import (
     forget_members,
     make_state_folder,
@@ -28,6 +28,7 @@ from hostprep.linux.memory import address_of, explain, map_shared, populate
 from hostprep.linux.numa import bind_memory, interleave_memory
 from hostprep.linux.threads import run_pieces
 from hostprep.node.apply.folder import clear_debris
+from hostprep.node.apply.held import discard_file
 from hostprep.node.facts import PoolFacts
 from hostprep.node.plan.actions import CreateRegion, RemoveRegion, Shortfall, ShortfallError
 from hostprep.paths import PoolPaths
@@ -204,11 +205,18 @@ def scrub_region(
 def _held_alone(paths: PoolPaths, region: Region, done: str) -> Iterator[int]:
     """Yield a quiescent region's descriptor with both of its locks held.
 
-    No process can claim, join or read it meanwhile. Raises BusyError if it is in use.
+    No process can claim, join or read it meanwhile. Raises BusyError if it is in use (Leased), or
+    if the pool's claim lock is held (ClaimLockHeld).
     """
     with contextlib.ExitStack() as stack:
-        with claim_lock(paths):
-            why = why_not_quiescent(paths, region)
+        last_users = LastUsers(paths)
+        last_users.look_up([region.name])
+        with claim_lock_briefly(paths):
+            try:  # a link in its place would have us write elsewhere
+                make_state_folder(paths, region.name)
+            except OSError as error:
+                raise from_os_error(error, f"make the folder of {region.name}'s state") from error
+            why = why_not_quiescent(paths, region, last_users)
             if why is None:
                 fd = stack.enter_context(closing_fd(open_region(paths, region, writable=True)))
                 users = stack.enter_context(closing_fd(open_users_lock(paths, region)))
@@ -232,12 +240,12 @@ def remove_region(paths: PoolPaths, action: RemoveRegion, region: Region | None)
     if region is None or action.force:
         _delete(paths, action)
         return
-    with _held_alone(paths, region, "removed"):
-        _delete(paths, action)
+    with _held_alone(paths, region, "removed") as fd:
+        _delete(paths, action, fd)
 
 
-def _delete(paths: PoolPaths, action: RemoveRegion) -> None:
+def _delete(paths: PoolPaths, action: RemoveRegion, fd: int | None = None) -> None:
     remove_stale_links(paths, action.region)
-    remove_file(f"{paths.folder}/{action.mount_dir}/{action.region}")
-    remove_file(paths.part_of(action.mount_dir, action.region))
+    discard_file(f"{paths.folder}/{action.mount_dir}/{action.region}", fd)
+    discard_file(paths.part_of(action.mount_dir, action.region))
     remove_file(paths.state_of(action.region))

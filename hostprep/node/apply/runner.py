@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +15,9 @@ from typing import TYPE_CHECKING
 
 from hostprep.api.pool_spec import PoolSpec
 from hostprep.backing import GIB, Backing
-from hostprep.client.handoff import Region
 from hostprep.client.sidecar import make_state_folder
-from hostprep.errors import BusyError
-from hostprep.linux.files import remove_file
+from hostprep.errors import FailedError, HostprepError
+from hostprep.linux.files import from_os_error, remove_file, remove_tree
 from hostprep.linux.threads import CancelEvent, Stopped, shielded
 from hostprep.node.apply.folder import (
     ensure_mount,
@@ -27,6 +25,7 @@ from hostprep.node.apply.folder import (
     remove_mount,
     remove_pool,
     set_access,
+    strip_pool,
 )
 from hostprep.node.apply.hugepages import (
     add_pages,
@@ -39,7 +38,7 @@ from hostprep.node.apply.publish import publish
 from hostprep.node.apply.regions import create_region, mark_damaged, remove_region, scrub_region
 from hostprep.node.facts import Facts
 from hostprep.node.ledger import Ledger, LedgerWriter, read_boot_ledger, read_ledger
-from hostprep.node.observe.pools import as_region, observe_pool
+from hostprep.node.observe.pools import find_region, observe_pool
 from hostprep.node.plan.actions import (
     Action,
     AdoptRegion,
@@ -120,6 +119,12 @@ class ProgressTracker(ProgressReporter):
         """Bytes made resident, by backing."""
         return tuple(self._populated.items())
 
+    def upkeep_s(self, *, rebuilds: bool) -> float:
+        """Return the seconds that scrubs took, and with `rebuilds` populating as well."""
+        seconds = dict(self.steps)
+        populate_s = seconds.get("Populate", 0.0) if rebuilds else 0.0
+        return seconds.get(ScrubRegion.kind, 0.0) + populate_s
+
     def begin(self, action: Action) -> None:
         """Note when an action starts."""
         if isinstance(action, ScrubRegion):
@@ -169,6 +174,15 @@ class _NewBytes:
             self._on_done(size_bytes - old_bytes)
 
 
+@contextlib.contextmanager
+def _as_pools_error(action: Action) -> Iterator[None]:
+    """Raise the system's errors as the pool's: an engine may delete a file that we just made."""
+    try:
+        yield
+    except OSError as error:
+        raise FailedError(f"pool {action.pool}: {error}", reason="SystemError") from error
+
+
 @dataclass
 class Runner:
     """Carries out plans below one root."""
@@ -180,11 +194,13 @@ class Runner:
     stop: threading.Event
     """The caller's: once it is set, the piece in flight is the last. Never set here."""
     _writers: dict[str, LedgerWriter] = field(default_factory=dict)
+    _not_scrubbed: list[HostprepError] = field(default_factory=list)
 
     def run(self, plan: Plan) -> None:
         """Carry out the plan. Raises ShortfallError where to plan again, Stopped, HostprepError.
 
-        Killed at any point, it leaves what the next run adopts or clears away.
+        Killed at any point, it leaves what the next run adopts or clears away. A region that cannot
+        be scrubbed holds up no other: why is raised at the end.
         """
         for is_populate, group in groupby(
             plan.actions, key=lambda action: isinstance(action, CreateRegion)
@@ -195,6 +211,8 @@ class Runner:
                 for action in group:
                     with self._progress_of(action, self.stop):
                         self._do(action, PoolPaths(self.root, action.pool))
+        if self._not_scrubbed:
+            raise self._not_scrubbed[0]
 
     def _populate(self, actions: Sequence[CreateRegion]) -> None:
         """Populate regions: one after the other on a node, all nodes at once."""
@@ -234,7 +252,8 @@ class Runner:
             raise Stopped
         self.progress.begin(action)
         begin_s = time.monotonic()
-        yield
+        with _as_pools_error(action):
+            yield
         self.progress.end(action, took_s=time.monotonic() - begin_s)
 
     @singledispatchmethod
@@ -250,7 +269,7 @@ class Runner:
         if ledger is not None and ledger.boot_id != self.facts.kernel.boot_id:
             # Of another boot: its huge pages, leases and marks went with it.
             for folder in (paths.state, paths.tickets, paths.links, paths.devices):
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder)
             remove_file(paths.ledger)
 
     @_do.register
@@ -286,23 +305,30 @@ class Runner:
     def _(self, action: AdoptRegion, paths: PoolPaths) -> None:
         # The region itself was observed. Its state folder may have been tampered with, and a
         # half-made namesake is in no plan.
-        make_state_folder(paths, action.region)
+        try:
+            make_state_folder(paths, action.region)
+        except OSError as error:
+            raise from_os_error(error, f"make the folder of {action.region}'s state") from error
         for entry in os.listdir(paths.folder):
             if entry.startswith("mem"):
                 remove_file(paths.part_of(entry, action.region))
 
     @_do.register
     def _(self, action: ScrubRegion, paths: PoolPaths) -> None:
-        region = self._region(paths, action.region)
+        region = find_region(paths, action.region)
         if region is not None:
-            # Busy: claimed since. Its holder had it scrubbed, or asked for its own bytes.
-            with contextlib.suppress(BusyError):
-                done = partial(self.progress.advance, action)
-                scrub_region(paths, region, on_done=done, stop=self.stop)
+            done = partial(self.progress.advance, action)
+            try:
+                with _as_pools_error(action):
+                    scrub_region(paths, region, on_done=done, stop=self.stop)
+            except HostprepError as error:
+                # Leased: claimed since. Its holder had it scrubbed, or asked for its own bytes.
+                if error.reason != "Leased":
+                    self._not_scrubbed.append(error)
 
     @_do.register
     def _(self, action: RemoveRegion, paths: PoolPaths) -> None:
-        remove_region(paths, action, self._region(paths, action.region))
+        remove_region(paths, action, find_region(paths, action.region))
 
     @_do.register
     def _(self, action: PublishHandoff, paths: PoolPaths) -> None:
@@ -313,14 +339,12 @@ class Runner:
     @_do.register
     def _(self, action: RemovePool, paths: PoolPaths) -> None:
         _ = action
-        remove_pool(paths)
+        ledger = read_ledger(paths)
+        if ledger and ledger.boot_id == self.facts.kernel.boot_id and ledger.taken:
+            strip_pool(paths)
+        else:
+            remove_pool(paths)
         self._writers.pop(paths.pool, None)
-
-    def _region(self, paths: PoolPaths, name: str) -> Region | None:
-        for region in observe_pool(paths).regions:
-            if region.name == name and region.finished:
-                return as_region(region)
-        return None
 
     def _writer(self, paths: PoolPaths) -> LedgerWriter:
         """Return the writer of the pool's ledger, once an interrupted change is replayed."""

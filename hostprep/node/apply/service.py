@@ -10,10 +10,14 @@ from dataclasses import dataclass, field, replace
 from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.backing import Backing
 from hostprep.cuda.turnstile_files import make_turnstiles, remove_turnstiles
-from hostprep.errors import BadInputError, BusyError, FailedError, HostprepError, NotReadyError
+from hostprep.errors import BadInputError, BusyError, HostprepError, NotReadyError
+from hostprep.linux.threads import Stopped
 from hostprep.node.apply.cgroups import host_cgroup, remove_host_cgroup
 from hostprep.node.apply.exclusive import exclusive, remove_root
+from hostprep.node.apply.folder import mount_shared_folder, unmount_shared_folder
+from hostprep.node.apply.held import check_no_readers, clear_held
 from hostprep.node.apply.hugepages import replay_ledger
+from hostprep.node.apply.limits import check_limits
 from hostprep.node.apply.publish import publish_zipapp, unused_versions
 from hostprep.node.apply.regions import mark_damaged
 from hostprep.node.apply.runner import (
@@ -27,7 +31,7 @@ from hostprep.node.facts import Facts
 from hostprep.node.ledger import LedgerWriter, read_ledger
 from hostprep.node.observe import observe
 from hostprep.node.observe.host import HostRoot
-from hostprep.node.observe.pools import observe_pools
+from hostprep.node.observe.pools import missing_pool, observe_pools, pool_error, pool_names
 from hostprep.node.plan import plan
 from hostprep.node.plan.actions import (
     Action,
@@ -40,7 +44,7 @@ from hostprep.node.plan.actions import (
     ShortfallError,
     Unmet,
 )
-from hostprep.paths import PoolPaths, canonical_root, check_pool_name
+from hostprep.paths import TURNSTILE, PoolPaths, canonical_root, check_pool_name
 from hostprep.zipapp import STABLE_NAME
 
 
@@ -85,7 +89,9 @@ class Node:
         Raises BadInputError where that can never be, NotReadyError where it cannot be now (both
         with nothing changed), and whatever a step met; running it again goes on from there.
         """
-        check_met(self.plan(specs), specs)
+        wanted = self.plan(specs)
+        check_met(wanted, specs)
+        check_limits(wanted.actions)
         with exclusive(self.root, wait_timeout_s=wait_timeout_s, on_wait=on_wait):
             result = self._apply(specs, progress or ProgressReporter())
             self.publish_shared_files()
@@ -105,15 +111,14 @@ class Node:
         Raises BadInputError for what names no pool, NotReadyError for one that is not there,
         BusyError while one is leased (unless `force`): nothing is released then.
         """
+        check_limits(())
         for name in names:
             check_pool_name(name)
-        known = {pool.name for pool in observe_pools(self.root)}
+        known = pool_names(self.root)
         for name in names:
             if name not in known:
-                raise NotReadyError(
-                    f"there is no pool {name} below {self.root}",
-                    reason="NotPrepared",
-                    remedy="see `hostprep status`",
+                raise missing_pool(
+                    self.root, name, remedy="see `hostprep status`", closed_remedy="run it as root"
                 )
         specs = [
             PoolSpec(name=name, state=PoolState.ABSENT, size_bytes=1, force=force) for name in names
@@ -126,20 +131,28 @@ class Node:
     def publish_shared_files(self) -> None:
         """Publish the files beside the pools that engines share. Call it while holding the root."""
         publish_zipapp(self.root)
+        turnstile = f"{self.root}/{TURNSTILE}"
+        with contextlib.suppress(OSError, HostprepError):  # without the right, a plain folder
+            mount_shared_folder(turnstile)
         with contextlib.suppress(OSError, HostprepError):  # engines register without them too
             make_turnstiles(self.root)
 
     def clear_if_empty(self) -> None:
         """Remove the shared files once there is no pool. Call it while holding the root."""
-        if not observe_pools(self.root):
+        if not pool_names(self.root):
             remove_host_cgroup(self.facts())
+            with contextlib.suppress(OSError, HostprepError):
+                unmount_shared_folder(f"{self.root}/{TURNSTILE}")
             remove_turnstiles(self.root)
             with unused_versions(self.root) as versions:
                 remove_root(self.root, (STABLE_NAME, *versions))
 
     def _apply(self, specs: Sequence[PoolSpec], progress: ProgressReporter) -> ApplyResult:
         shortfalls: list[Shortfall] = []
-        self.replay_ledgers()
+        failures = self.replay_ledgers()
+        for spec in specs:
+            if spec.name in failures:
+                raise failures[spec.name]
         while True:
             facts = self.facts()
             wanted = plan(specs, facts, shortfalls=shortfalls)
@@ -163,6 +176,8 @@ class Node:
         Returns the backing that ran short, rolled back: plan again without it. Raises Stopped,
         HostprepError.
         """
+        check_limits(wanted.actions)
+        check_no_readers(self.root, wanted.actions)
         runner = Runner(self.root, facts, specs, progress, stop or threading.Event())
 
         def note_return_failed(why: str) -> None:
@@ -178,15 +193,24 @@ class Node:
             return error.short
         return None
 
-    def replay_ledgers(self) -> None:
-        """Account for changes during which earlier runs were killed; mark damaged regions."""
+    def replay_ledgers(self) -> dict[str, HostprepError]:
+        """Account for changes during which earlier runs were killed; mark damaged regions.
+
+        Returns the errors of pools where that failed: nothing else is to be done to them.
+        """
+        failures: dict[str, HostprepError] = {}
         for pool in observe_pools(self.root):
             paths = PoolPaths(self.root, pool.name)
-            mark_damaged(paths, pool)
-            ledger = read_ledger(paths)
-            if ledger is not None:
-                with contextlib.suppress(FileNotFoundError):
-                    replay_ledger(LedgerWriter(paths, ledger))
+            try:
+                mark_damaged(paths, pool)
+                clear_held(paths)
+                ledger = read_ledger(paths)
+                if ledger is not None:
+                    with contextlib.suppress(FileNotFoundError):
+                        replay_ledger(LedgerWriter(paths, ledger))
+            except Exception as error:  # it is that pool's
+                failures[pool.name] = pool_error(pool.name, error)
+        return failures
 
 
 def check_met(wanted: Plan, specs: Sequence[PoolSpec]) -> None:
@@ -225,6 +249,8 @@ class AppliedPool:
     """Names that the plan kept or made; known where something was changed."""
     populated: tuple[tuple[Backing, int], ...] = ()
     """Bytes made resident, by backing; those of a failed attempt too."""
+    upkeep_s: float = 0.0
+    """Seconds that scrubs took, and making damaged regions again; those that failed too."""
 
 
 def pending_actions(wanted: Plan, pool: str) -> tuple[Action, ...]:
@@ -276,7 +302,7 @@ class Reconciler:
         HostprepError for what concerns all pools.
         """
         with exclusive(self.node.root, wait_timeout_s=self.wait_timeout_s, on_wait=lambda _: None):
-            self.node.replay_ledgers()
+            failures = self.node.replay_ledgers()
             if any(spec.state is PoolState.PRESENT for spec in self.specs):
                 # Before the pools: engines of the first one do not wait for the last one.
                 self.node.publish_shared_files()
@@ -285,14 +311,21 @@ class Reconciler:
                 wanted = self.plan(self.node.facts())
                 name = next(pool.name for pool in wanted.pools if pool.name in left)
                 left.remove(name)
-                self.on_pool(self._reconcile_pool(name))
+                if name in failures:
+                    pool = next(pool for pool in wanted.pools if pool.name == name)
+                    self.on_pool(AppliedPool(plan=pool, error=failures[name]))
+                else:
+                    self.on_pool(self._reconcile_pool(name))
             self.node.clear_if_empty()
 
     def _reconcile_pool(self, name: str) -> AppliedPool:
         """Carry out one pool's part, planning again where a backing turns out short."""
         tracker = ProgressTracker(name, self.on_progress, self.scrubbing)
+        rebuilds = False
         while True:
             facts = self.node.facts()
+            before = facts.pool(name)
+            rebuilds = rebuilds or bool(before and any(r.damage for r in before.regions))
             wanted = self.plan(facts)
             pool = next(pool for pool in wanted.pools if pool.name == name)
             actions = pending_actions(wanted, name)
@@ -308,11 +341,16 @@ class Reconciler:
                 short = self.node.carry_out(
                     part, facts, self.specs, progress=tracker, stop=self.stop
                 )
-            except HostprepError as error:
-                return AppliedPool(plan=pool, error=error, populated=tracker.populated)
-            except OSError as error:
-                failed = FailedError(f"pool {name}: {error}", reason="SystemError")
-                return AppliedPool(plan=pool, error=failed, populated=tracker.populated)
+            except Stopped:
+                raise
+            except Exception as error:  # whatever it is, it is that pool's
+                failed = pool_error(name, error)
+                return AppliedPool(
+                    plan=pool,
+                    error=failed,
+                    populated=tracker.populated,
+                    upkeep_s=tracker.upkeep_s(rebuilds=rebuilds),
+                )
             if short is None:
                 held = {a.region for a in actions if isinstance(a, AdoptRegion | CreateRegion)}
                 return AppliedPool(
@@ -320,6 +358,7 @@ class Reconciler:
                     steps=tracker.steps,
                     regions=tuple(sorted(held)),
                     populated=tracker.populated,
+                    upkeep_s=tracker.upkeep_s(rebuilds=rebuilds),
                 )
             self._shortfalls.append(short)
 

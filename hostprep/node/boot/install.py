@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from hostprep.api.pool_spec import PoolSpec
 from hostprep.errors import HostprepError, NotReadyError
+from hostprep.linux import processes
 from hostprep.linux.files import (
     atomic_write,
     closing_fd,
@@ -59,21 +60,16 @@ class BootUnit:
 def host_folder() -> str:
     """Return where the node's own files lie: below PID 1's root where we have another.
 
-    Raises NotReadyError where they cannot be reached: in a container that takes the host's
-    process ids, and the right to look at others' processes (proc(5), /proc/PID/root).
+    Raises NotReadyError where they cannot be reached.
     """
     try:
-        own, first = os.stat("/proc/self/ns/mnt"), os.stat("/proc/1/ns/mnt")
-        if own.st_ino == first.st_ino:
-            return "/"
-        os.stat("/proc/1/root/etc")
+        return processes.host_folder()
     except OSError as error:
         raise NotReadyError(
             f"the node's files cannot be reached ({error.strerror})",
             reason="NoHostFiles",
             remedy=f"give the agent agent.hostPID=true and agent.mode=privileged, {_BY_HAND}",
         ) from error
-    return "/proc/1/root"
 
 
 def sync_boot_unit(

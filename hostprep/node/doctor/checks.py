@@ -13,6 +13,7 @@ from hostprep.node.facts import Facts, HugePageTotals, NumaNode, PoolFacts
 from hostprep.node.plan import plan
 from hostprep.node.plan.actions import PoolPlan
 from hostprep.node.plan.estimate import page_table_bytes
+from hostprep.paths import TURNSTILE
 from hostprep.units import format_bytes
 
 _FRAGMENTED_SHARE = 0.5
@@ -145,11 +146,10 @@ def _check_privileges(facts: Facts) -> Iterator[Finding]:
 
 
 def _check_root(facts: Facts) -> Iterator[Finding]:
-    """Check that the folder of all pools is a real one, writable, gone after a reboot."""
+    """Check that the folder of all pools is one that prepare accepts, gone after a reboot."""
     root, name = facts.root, "root-folder"
-    if root.is_symlink:
-        what = f"{root.path} is a symbolic link: refused, for it could be turned elsewhere"
-        yield Finding(Severity.ERROR, name, what, f"rm {root.path}, or name its target as --root")
+    if root.refused:
+        yield Finding(Severity.ERROR, name, root.refused, root.remedy or NOTHING_TO_DO)
     elif not root.writable:
         where = root.path if root.exists else f"{root.nearest_path or '/'} ({root.path} is missing)"
         what = f"cannot write {where}"
@@ -175,13 +175,33 @@ def _check_probes(facts: Facts) -> Iterator[Finding]:
 def _check_pools(facts: Facts) -> Iterator[Finding]:
     """Compare what lies below the root folder with what the handoffs promise."""
     problems = [finding for pool in facts.pools for finding in _of_pool(facts, pool)]
+    problems += _orphaned_mounts(facts)
     yield from problems
     if not problems:
         yield all_well("pools", f"pools held: {len(facts.pools)}, none of another boot")
 
 
+def _orphaned_mounts(facts: Facts) -> Iterator[Finding]:
+    """Report mounts below the root that no pool knows: somebody removed the files around them."""
+    known = {pool.name for pool in facts.pools}
+    for mount in facts.mounts:
+        pool, _, folder = mount.path.removeprefix(f"{facts.root.path}/").partition("/")
+        # The turnstile serves all pools, and goes with the last one.
+        is_turnstile = (pool, folder) == (TURNSTILE, "") and not known
+        is_pools = folder.startswith("mem") and pool not in known
+        is_below = mount.path.startswith(f"{facts.root.path}/")
+        if is_below and (is_turnstile or is_pools) and mount.fs_type in ("hugetlbfs", "tmpfs"):
+            whose = f"pool {pool}" if is_pools else "pool"
+            what = f"{mount.path} is mounted ({mount.fs_type}), and there is no {whose}"
+            yield Finding(Severity.WARNING, "pools", what, f"umount {mount.path}")
+
+
 def _of_pool(facts: Facts, pool: PoolFacts) -> Iterator[Finding]:
-    again = f"hostprep prepare --name {pool.name}"
+    if pool.failure:
+        what = f"{pool.name} cannot be looked at: {pool.failure}"
+        yield Finding(Severity.ERROR, "pools", what, "see who writes below its folder")
+        return
+    again = f"hostprep prepare {pool.name}"
     if pool.boot_id not in (None, facts.kernel.boot_id):
         what = f"the handoff of {pool.name} is of another boot: its memory is gone"
         yield Finding(Severity.WARNING, "pools", what, f"{again} ... withdraws and renews it")
@@ -305,6 +325,17 @@ def _others(facts: Facts, pool: HugePageTotals) -> Iterator[tuple[str, str, Seve
     used = pool.total - pool.free - ours
     if used > 0:
         yield f"{used} are in use by others", who, Severity.INFO
+    accounted = sum(
+        entry.pages
+        for held in facts.pools
+        for entry in held.taken
+        if entry.page_bytes == pool.page_bytes
+    )
+    idle = pool.free - pool.reserved - max(0, accounted - ours)
+    if idle > 0:
+        what = f"{idle} are free and no pool's: reserved by others, or left by a removed root"
+        remedy = f"if nobody needs them: echo {pool.total - idle} > {folder}/nr_hugepages"
+        yield what, remedy, Severity.WARNING if any(_orphaned_mounts(facts)) else Severity.INFO
     if pool.reserved:
         yield f"{pool.reserved} of those free are reserved by others", who, Severity.INFO
     if pool.surplus:

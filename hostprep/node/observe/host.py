@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from hostprep.linux.procfs import parse_int
-from hostprep.node.facts import Mount, RootFacts
+from hostprep.node.facts import Mount
 
 Warn: TypeAlias = "Callable[[str], None]"
 """Takes one sentence about what could not be seen; never raises."""
@@ -129,22 +129,6 @@ def unescape(field: str) -> str:
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), field)
 
 
-def observe_root(root: str, warn: Warn) -> RootFacts:
-    """Return what the root folder is, or can become."""
-    path = os.path.abspath(root)
-    nearest = nearest_existing(path)
-    return RootFacts(
-        path=path,
-        exists=os.path.lexists(path),
-        fs_type=fs_type_of(nearest, read_mounts(warn=warn)),
-        writable=os.path.isdir(nearest)
-        and os.access(nearest, os.W_OK | os.X_OK, effective_ids=True),
-        free_bytes=_free_bytes(nearest, warn),
-        nearest_path=nearest,
-        is_symlink=os.path.islink(path),
-    )
-
-
 def nearest_existing(path: str) -> str:
     """Return the path, or the deepest of its parents that exists; a dangling link does not."""
     while not os.path.exists(path) and path != "/":
@@ -169,12 +153,3 @@ def fs_type_of(path: str, mounts: tuple[Mount, ...]) -> str:
     if not candidates:
         return "unknown"
     return max(enumerate(candidates), key=lambda item: (len(item[1].path), item[0]))[1].fs_type
-
-
-def _free_bytes(path: str, warn: Warn) -> int:
-    try:
-        status = os.statvfs(path)
-    except OSError as error:
-        warn(f"free space at {path} is unknown: {error.strerror}")
-        return 0
-    return status.f_bavail * status.f_frsize

@@ -23,13 +23,14 @@ from hostprep.node.facts import (
 )
 from hostprep.node.observe.cgroups import observe_cgroup
 from hostprep.node.observe.gpus import observe_gpus
-from hostprep.node.observe.host import HostRoot, Warn, observe_root, read_mounts
+from hostprep.node.observe.host import HostRoot, Warn, below, read_mounts
 from hostprep.node.observe.memory import (
     observe_huge_page_totals,
     observe_memory,
     observe_nodes,
     observe_thp,
 )
+from hostprep.node.observe.root import observe_root
 
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?!\d)", re.ASCII)
 _AT_PAGESZ = 6  # include/uapi/linux/auxvec.h
@@ -94,6 +95,7 @@ def observe(*, host: HostRoot, root: str, pools: tuple[PoolFacts, ...] = ()) -> 
             RootFacts(root, exists=False, fs_type="unknown", writable=False, free_bytes=0),
         ),
         pools=pools,
+        mounts=tuple(mount for mount in mounts if below(mount.path, root)),
         warnings=probes.warnings,
     )
 

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import stat
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hostprep.api.pool_spec import Placement
 from hostprep.api.slot_layout import layout_text
 from hostprep.backing import Backing
-from hostprep.client.claim import claim_lock, has_waiters
-from hostprep.client.handoff import Handoff, Region, read_handoff
-from hostprep.client.scrub import why_locked, why_not_quiescent
+from hostprep.client.claim import claim_lock_briefly, has_waiters
+from hostprep.client.handoff import Handoff, Region, access_remedy, read_handoff
+from hostprep.client.scrub import LastUsers, may_scrub_pool, why_locked, why_not_quiescent
 from hostprep.client.sidecar import is_clean, read_bad_mark, read_bad_size, read_sidecar
 from hostprep.cuda.board_layout import OPEN, READY, generation_of
 from hostprep.cuda.board_view import BoardView, read_board
 from hostprep.cuda.gate import Verdict, judge
-from hostprep.errors import HostprepError
-from hostprep.linux.files import open_folder
+from hostprep.errors import BadInputError, FailedError, HostprepError, NotReadyError
+from hostprep.linux.files import open_own_folder
 from hostprep.linux.processes import may_scrub
-from hostprep.node.facts import Mount, PoolFacts, RegionFacts
+from hostprep.node.facts import LedgerEntry, Mount, PoolFacts, RegionFacts
 from hostprep.node.ledger import read_ledger
 from hostprep.node.observe.host import read_mounts
-from hostprep.paths import POOL_MARKS, PoolPaths, check_pool_name
+from hostprep.paths import POOL_MARKS, PoolPaths, check_pool_name, region_of_held
 
 _PART = ".part"
 
@@ -31,21 +34,62 @@ _PART = ".part"
 def observe_pools(root: str) -> tuple[PoolFacts, ...]:
     """Return the facts of every pool below the root, by name; none where there is no root.
 
-    Raises BadInputError for a root that is a symbolic link or a file.
+    A pool that cannot be observed has its `failure`, and costs the others nothing.
+    Raises BadInputError for a root that is a symbolic link or a file, or that other users own or
+    may write to.
     """
     names = pool_names(root)
     mounts = read_mounts() if names else ()
-    return tuple(observe_pool(PoolPaths(root, name), mounts) for name in names)
+    return tuple(_try_observe(PoolPaths(root, name), mounts) for name in names)
+
+
+def _try_observe(paths: PoolPaths, mounts: tuple[Mount, ...]) -> PoolFacts:
+    try:
+        return observe_pool(paths, mounts)
+    except Exception as error:  # whatever a pool's folder holds: only it is lost
+        return unobserved(paths.pool, error)
+
+
+def unobserved(name: str, error: Exception) -> PoolFacts:
+    """Return the facts of a pool that cannot be observed."""
+    return PoolFacts(
+        name=name,
+        boot_id=None,
+        generation=0,
+        published=False,
+        regions=(),
+        taken=(),
+        mounts=(),
+        failure=pool_error(name, error).message,
+    )
+
+
+def pool_error(name: str, error: Exception) -> HostprepError:
+    """Return an exception that a pool's folder caused as an error about that pool.
+
+    One that is none of ours nor the system's is a defect: its traceback goes to standard error.
+    """
+    if isinstance(error, HostprepError):
+        return error
+    if isinstance(error, OSError):
+        return FailedError(f"pool {name}: {error}", reason="SystemError")
+    sys.excepthook(type(error), error, error.__traceback__)
+    return FailedError(
+        f"pool {name}: {type(error).__name__}: {error}",
+        reason="Unexpected",
+        remedy="report it, with the traceback that was logged",
+    )
 
 
 def pool_names(root: str) -> tuple[str, ...]:
     """Return the names of the pools below the root, in order.
 
-    Raises BadInputError for a root that is a symbolic link or a file.
+    Raises BadInputError for a root that is a symbolic link or a file, or that other users own or
+    may write to.
     """
     if not os.path.lexists(root):
         return ()
-    os.close(open_folder(root))
+    os.close(open_own_folder(root))
     names = []
     for name in sorted(os.listdir(root)):
         with contextlib.suppress(HostprepError):
@@ -56,6 +100,39 @@ def pool_names(root: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def closed_pools(root: str) -> tuple[str, ...]:
+    """Return the names of folders below the root that may be pools, and that we may not enter."""
+    try:
+        names = sorted(os.listdir(root))
+    except OSError:
+        return ()
+    found = []
+    for name in names:
+        with contextlib.suppress(HostprepError):
+            check_pool_name(name)
+            if os.path.isdir(f"{root}/{name}") and not os.access(f"{root}/{name}", os.X_OK):
+                found.append(name)
+    return tuple(found)
+
+
+def missing_pool(
+    root: str, name: str, *, remedy: str, closed_remedy: str | None = None
+) -> HostprepError:
+    """Return why there is no such pool for us: none below the root, or one that is closed to us.
+
+    `closed_remedy` is for what members of the pool's group may not do either.
+    """
+    if name in closed_pools(root):
+        return BadInputError(
+            f"cannot look into {root}/{name}: no permission",
+            reason="NoPermission",
+            remedy=closed_remedy or access_remedy(PoolPaths(root, name)),
+        )
+    return NotReadyError(
+        f"there is no pool {name} below {root}", reason="NotPrepared", remedy=remedy
+    )
+
+
 def observe_pool(
     paths: PoolPaths, mounts: tuple[Mount, ...] | None = None, *, repair: bool = True
 ) -> PoolFacts:
@@ -63,14 +140,22 @@ def observe_pool(
     mounts = read_mounts() if mounts is None else mounts
     own_mounts = tuple(entry for entry in mounts if os.path.dirname(entry.path) == paths.folder)
     handoff = try_read_handoff(paths)
+    folders = _mem_folders(paths)
+    last_users = LastUsers(paths)
+    if may_scrub_pool(paths):
+        last_users.look_up(name for folder in folders for name in _region_names(paths, folder))
+    waits = functools.cache(lambda: has_waiters(paths))
     with contextlib.ExitStack() as stack:
-        # Probing a lock takes it for an instant: under the claim lock no claimer can notice.
+        # Probing a lock takes it for an instant: under the claim lock no claimer can notice. Where
+        # one keeps that to itself, its own pool's claimers may notice.
         with contextlib.suppress(HostprepError):
-            stack.enter_context(claim_lock(paths))
+            stack.enter_context(claim_lock_briefly(paths))
         regions = tuple(
             region
-            for folder in _mem_folders(paths)
-            for region in _Folder(paths, folder, own_mounts, handoff, repair).regions()
+            for folder in folders
+            for region in _Folder(
+                paths, folder, own_mounts, handoff, repair, last_users, waits
+            ).regions()
         )
     ledger = read_ledger(paths)
     return PoolFacts(
@@ -81,6 +166,7 @@ def observe_pool(
         regions=regions,
         taken=ledger.taken if ledger else (),
         mounts=own_mounts,
+        held=held_pages(paths, ledger.taken if ledger else ()),
     )
 
 
@@ -97,6 +183,19 @@ def as_region(facts: RegionFacts) -> Region:
         placement=str(facts.placement),
         pinned=True,
     )
+
+
+def find_region(paths: PoolPaths, name: str) -> Region | None:
+    """Return one finished region as its file is now; None where there is none of that name.
+
+    Takes the same time however many other regions the pool has. Its locks are not tried.
+    """
+    mounts = read_mounts()
+    for folder in _mem_folders(paths):
+        found = _region_file(paths, folder, name, mounts)
+        if found is not None and found[0].finished:
+            return as_region(found[0])
+    return None
 
 
 def try_read_handoff(paths: PoolPaths) -> Handoff | None:
@@ -119,12 +218,87 @@ def _is_published(handoff: Handoff | None, regions: tuple[RegionFacts, ...]) -> 
     return promised == present and bool(present)
 
 
+def _region_names(paths: PoolPaths, folder: str) -> list[str]:
+    try:
+        names = os.listdir(f"{paths.folder}/{folder}")
+    except OSError:
+        return []
+    return [name for name in names if not name.startswith(".")]
+
+
 def _mem_folders(paths: PoolPaths) -> list[str]:
     try:
         names = os.listdir(paths.folder)
     except OSError:
         return []
     return sorted(name for name in names if name == "mem" or name.startswith("mem-"))
+
+
+def _region_file(
+    paths: PoolPaths, mount_dir: str, file_name: str, mounts: tuple[Mount, ...]
+) -> tuple[RegionFacts, int] | None:
+    """Return what a region's file itself says, and its owner's uid; None for another file.
+
+    Its locks and its state are not looked at: it counts as free and dirty.
+    """
+    finished = not (file_name.startswith(".") and file_name.endswith(_PART))
+    name = file_name if finished else file_name[1 : -len(_PART)]
+    known = Placement.of_region(name)
+    try:
+        status = os.stat(f"{paths.folder}/{mount_dir}/{file_name}", follow_symlinks=False)
+    except OSError:
+        return None
+    if known is None or not stat.S_ISREG(status.st_mode):
+        return None
+    region = RegionFacts(
+        name=name,
+        mount_dir=mount_dir,
+        backing=_backing_at(f"{paths.folder}/{mount_dir}", mounts),
+        placement=known[0],
+        size_bytes=status.st_size,
+        resident_bytes=status.st_blocks * 512,
+        device=status.st_dev,
+        inode=status.st_ino,
+        gid=status.st_gid,
+        mode=stat.S_IMODE(status.st_mode),
+        finished=finished,
+        leased=False,
+        clean=False,
+    )
+    return region, status.st_uid
+
+
+def _backing_at(path: str, mounts: tuple[Mount, ...]) -> Backing:
+    here = [entry for entry in mounts if entry.path == path]
+    if not here:
+        return Backing.BASE
+    other = Backing.HUGETLB_2MI if here[-1].fs_type == "hugetlbfs" else Backing.BASE
+    return here[-1].backing or other
+
+
+def held_files(paths: PoolPaths) -> list[str]:
+    """Return the files of removed regions that were kept since processes had them open."""
+    found = []
+    for folder in _mem_folders(paths):
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(f"{paths.folder}/{folder}")):
+                if region_of_held(name) is not None:
+                    found.append(f"{paths.folder}/{folder}/{name}")
+    return found
+
+
+def held_pages(paths: PoolPaths, taken: tuple[LedgerEntry, ...]) -> tuple[LedgerEntry, ...]:
+    """Return at most how many pages of each entry's node and size such files have."""
+    held = []
+    for path in held_files(paths):
+        place = Placement.of_region(region_of_held(os.path.basename(path)) or "")
+        with contextlib.suppress(OSError):
+            page_bytes, used_bytes = os.statvfs(path).f_bsize, os.lstat(path).st_blocks * 512
+            for entry in taken:
+                on_node = place is None or place[0].node in (None, entry.node_id)
+                if entry.page_bytes == page_bytes and on_node:
+                    held.append(LedgerEntry(entry.node_id, page_bytes, used_bytes // page_bytes))
+    return tuple(held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +310,9 @@ class _Folder:
     mounts: tuple[Mount, ...]
     handoff: Handoff | None
     repair: bool
+    last_users: LastUsers
+    waits: Callable[[], bool]
+    """Whether a claim waits in this pool; called under the claim lock."""
 
     def regions(self) -> list[RegionFacts]:
         path = f"{self.paths.folder}/{self.name}"
@@ -143,50 +320,22 @@ class _Folder:
             names = sorted(os.listdir(path))
         except OSError:
             return []
-        found = (self._region(path, name) for name in names)
+        found = (self._region(name) for name in names)
         return [region for region in found if region is not None]
 
-    def _region(self, folder: str, file_name: str) -> RegionFacts | None:
-        finished = not (file_name.startswith(".") and file_name.endswith(_PART))
-        name = file_name if finished else file_name[1 : -len(_PART)]
-        known = Placement.of_region(name)
-        try:
-            status = os.stat(f"{folder}/{file_name}", follow_symlinks=False)
-        except OSError:
+    def _region(self, file_name: str) -> RegionFacts | None:
+        found = _region_file(self.paths, self.name, file_name, self.mounts)
+        if found is None:
             return None
-        if known is None or not stat.S_ISREG(status.st_mode):
-            return None
-        region = RegionFacts(
-            name=name,
-            mount_dir=self.name,
-            backing=self._backing(),
-            placement=known[0],
-            size_bytes=status.st_size,
-            resident_bytes=status.st_blocks * 512,
-            device=status.st_dev,
-            inode=status.st_ino,
-            gid=status.st_gid,
-            mode=stat.S_IMODE(status.st_mode),
-            finished=finished,
-            leased=False,
-            clean=False,
-        )
-        return self._with_state(region, status.st_uid) if finished else region
-
-    def _backing(self) -> Backing:
-        path = f"{self.paths.folder}/{self.name}"
-        here = [entry for entry in self.mounts if entry.path == path]
-        if not here:
-            return Backing.BASE
-        other = Backing.HUGETLB_2MI if here[-1].fs_type == "hugetlbfs" else Backing.BASE
-        return here[-1].backing or other
+        region, owner_uid = found
+        return self._with_state(region, owner_uid) if region.finished else region
 
     def _with_state(self, region: RegionFacts, owner_uid: int) -> RegionFacts:
         probe = as_region(region)
         clean = is_clean(self.paths, probe)
         scrubbable = may_scrub(owner_uid)
         if scrubbable:
-            why = why_not_quiescent(self.paths, probe, repair=self.repair)
+            why = why_not_quiescent(self.paths, probe, self.last_users, repair=self.repair)
         else:
             why = why_locked(self.paths, probe)
         sidecar = read_sidecar(self.paths, region.name)
@@ -202,7 +351,7 @@ class _Folder:
             leased=why is not None,
             clean=clean,
             scrubbable=scrubbable,
-            retained=kept and not has_waiters(self.paths),
+            retained=kept and not self.waits(),
             damage=damage,
             place_bytes=place_bytes,
             layout=layout_text(same.layout) if same and same.layout is not None else "",

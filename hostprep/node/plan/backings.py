@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from hostprep.api.pool_spec import Placement
 from hostprep.backing import MIB, Backing
+from hostprep.node.facts import WITHOUT_ROOT
 from hostprep.node.plan.actions import PassedOver, ReserveHugePages, Unmet
 from hostprep.node.plan.budget import Budget, Candidate, PlanContext, Rejection, free_all
 from hostprep.node.plan.changes import Changes, compute_changes
@@ -29,8 +30,8 @@ _THP_SPARE = 1.05
 _NO_FIGHT = "nothing is fought with faults"
 _AT_BOOT = "prepare at boot (hostprep boot), before memory is used"
 _WITHOUT_ROOT = (
-    "without the right to mount, the root's own tmpfs is used; as root there would be huge pages, "
-    "noswap and mounts of the pool's own"
+    "without the right to mount, regions lie on the tmpfs of --root; as root there would be huge "
+    "pages, noswap and mounts of the pool's own"
 )
 
 
@@ -174,10 +175,14 @@ def unmet(context: PlanContext, wanted_bytes: int, choice: Choice) -> Unmet:
         why = f"{format_bytes(wanted_bytes)} cannot be had: " + "; ".join(
             f"{passed.backing}: {passed.why}" for passed in choice.passed_over
         )
-    if best:
+    if not context.facts.process.can_mount and not context.facts.root.writable:
+        # Whatever size is asked for, even the one that root prepared there.
+        remedy = "ask for less" if too_large else WITHOUT_ROOT
+    elif best:
         remedy = f"{_ask_for(context, wanted_bytes, best)} or less, which {backing} can give now"
     else:
         remedy = choice.passed_over[0].remedy if choice.passed_over else "ask for less"
+        remedy = "ask for less" if too_large else remedy
     reason = next((r for r in _REASONS if r in choice.reasons), choice.reasons[-1])
     return Unmet(why, best, remedy, "TooLarge" if too_large else reason, never)
 

@@ -224,7 +224,7 @@ class PlanContext:
         """Huge pages that the pool added in this boot; a reboot voids the ledger."""
         if self.pool is None or self.pool.boot_id != self.facts.kernel.boot_id:
             return ()
-        return self.pool.taken
+        return self.pool.returnable
 
 
 def free_all(context: PlanContext, changes: Changes) -> tuple[Budget, tuple[ReturnHugePages, ...]]:

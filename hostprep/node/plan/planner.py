@@ -63,7 +63,7 @@ def plan(
 
     Pools to be released come first, for their memory serves the others; then by priority, then by
     name. Pools without a spec are left alone. `shortfalls` are the backings that apply found short
-    in this run: they are passed over.
+    in this run: they are passed over. An exception about one pool is its outcome, and nothing else.
 
     Raises BadInputError when two specs have one name.
     """
@@ -74,14 +74,22 @@ def plan(
     actions: list[Action] = []
     pools: list[PoolPlan] = []
     for spec in sorted(specs, key=lambda s: (s.state is not PoolState.ABSENT, -s.priority, s.name)):
-        if spec.state is PoolState.ABSENT:
-            pool, steps, budget = _release(spec, facts, budget)
-        else:
-            found_short = [short for short in shortfalls if short.pool == spec.name]
-            pool, steps, budget = _provide(spec, facts, budget, found_short)
+        found_short = [short for short in shortfalls if short.pool == spec.name]
+        try:
+            pool, steps, budget = _plan_pool(spec, facts, budget, found_short)
+        except Exception as error:  # whatever its facts are: only this pool is not planned
+            pool, steps = _as_it_is(spec.name, 0, (), unmet=_cannot_plan(error)), ()
         actions += steps
         pools.append(pool)
     return Plan(actions=tuple(actions), pools=tuple(pools))
+
+
+def _plan_pool(
+    spec: PoolSpec, facts: Facts, budget: Budget, shortfalls: Sequence[Shortfall]
+) -> _PlannedPool:
+    if spec.state is PoolState.ABSENT:
+        return _release(spec, facts, budget)
+    return _provide(spec, facts, budget, shortfalls)
 
 
 def _wanted_bytes(spec: PoolSpec, facts: Facts, layout: Layout | Unmet) -> int:
@@ -99,6 +107,8 @@ def _provide(
     layout = lay_out(spec, facts)
     wanted = _wanted_bytes(spec, facts, layout)
     pool = facts.pool(spec.name)
+    if pool is not None and pool.failure:
+        return _as_it_is(spec.name, wanted, (), unmet=_cannot_look(pool)), (), budget
     regions = pool.regions if pool else ()
     sound = [region for region in regions if region.finished and damage_of(region) is None]
     if isinstance(layout, Unmet):
@@ -122,6 +132,26 @@ def _provide(
         return outcome, (), budget
     outcome = replace(_summary(context, wanted, candidate), passed_over=passed_over)
     return outcome, _prepare_actions(context, candidate), candidate.budget
+
+
+def _cannot_look(pool: PoolFacts) -> Unmet:
+    """Return why nothing is done to an unobserved pool: a plan would take it for a new one."""
+    return Unmet(
+        why=f"it cannot be looked at: {pool.failure}",
+        possible_bytes=0,
+        remedy="see who writes below its folder; other pools are not affected",
+        reason="CannotLook",
+    )
+
+
+def _cannot_plan(error: Exception) -> Unmet:
+    """Return why nothing is done to a pool whose facts no code expects: a defect of ours."""
+    return Unmet(
+        why=f"it cannot be planned: {type(error).__name__}: {error}",
+        possible_bytes=0,
+        remedy="report it with the output of `hostprep status -o json`; other pools go on",
+        reason="CannotPlan",
+    )
 
 
 def _problem(context: PlanContext, wanted: int, choice: Choice) -> Unmet | None:
@@ -191,6 +221,14 @@ def _notes(context: PlanContext, wanted: int, planned: int, candidate: Candidate
             "pages"
         )
     for placement, count in context.layout.counts:
+        added = [new.size_bytes for new in candidate.changes.new if new.placement == placement]
+        beside = any(kept.placement == placement for kept in candidate.changes.kept)
+        if added and beside and context.layout.region_count == len(context.layout.counts):
+            yield (
+                f"{format_bytes(sum(added))} at {placement} become a region beside the one that is "
+                "there, and an engine that takes one region gets one of them; for a single region "
+                f"of the whole size `hostprep release {context.spec.name}` first, and prepare again"
+            )
         there = sum(region.placement == placement for region in candidate.changes.kept)
         if there > count and not candidate.changes.removed and not candidate.changes.blocked:
             yield f"{there} regions are at {placement} and {count} are asked for: the size is right"
@@ -201,6 +239,8 @@ def _release(spec: PoolSpec, facts: Facts, budget: Budget) -> _PlannedPool:
     nothing = PoolPlan(name=spec.name, wanted_bytes=0, planned_bytes=0)
     if pool is None:
         return nothing, (), budget
+    if pool.failure:
+        return _as_it_is(spec.name, 0, (), unmet=_cannot_look(pool)), (), budget
     leased = tuple(region.name for region in pool.regions if region.leased)
     if leased and not spec.force:
         held = [region for region in pool.regions if region.finished]
@@ -368,5 +408,5 @@ def _release_actions(spec: PoolSpec, pool: PoolFacts, facts: Facts) -> tuple[Act
     actions += [_remove(spec, region, "the pool is released") for region in pool.regions]
     actions += [UnmountMemory(pool=spec.name, mount_dir=name) for name in folders(pool)]
     if pool.boot_id == facts.kernel.boot_id:
-        actions += [return_of(spec.name, entry) for entry in pool.taken if entry.pages > 0]
+        actions += [return_of(spec.name, entry) for entry in pool.returnable if entry.pages > 0]
     return (*actions, RemovePool(pool=spec.name))

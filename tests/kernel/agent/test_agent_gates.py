@@ -132,7 +132,10 @@ def test_junk_in_a_boards_place_spoils_no_look(watched: Watched) -> None:
 
 def test_a_figure_that_cannot_be_spoils_no_metric(watched: Watched) -> None:
     board = RankBoard.open(watched.paths.board("node0-0"), generation="run", world=1, rank=0)
-    for seconds, shown in ((float("nan"), 0.0), (float("-inf"), 0.0), (1e300, 1e9)):
+    for seconds in (float("nan"), float("-inf"), 1e300):
+        board.progress(1, 1, seconds)
+        assert watched.look() == (), "a board with a number that no engine writes is believed"
+    for seconds, shown in ((1e12, 1e9), (0.5, 0.5)):
         board.progress(1, 1, seconds)
         (seen,) = watched.look()
         assert seen.longest_chunk_s == shown

@@ -81,7 +81,7 @@ def test_other_wishes_stop_the_work_that_is_under_way(node: Node, worker: Worker
 def test_a_worker_that_is_asked_to_end_stops_between_pieces_and_releases_nothing(
     node: Node, how: str
 ) -> None:
-    large = pool_of(mib=1024, backing=Backing.BASE)
+    large = pool_of(mib=3072, backing=Backing.BASE)
     with WorkerProcess(node.root) as worker:
         worker.ask(*wanted(large))
         while not any(region.resident_bytes for region in _regions(node)):

@@ -116,7 +116,7 @@ def test_what_a_device_plugin_sets_need_not_be_said_again(
     monkeypatch.setenv("HOSTPREP_ROOT", node.root)
     for command in (("wait", "--wait", "0"), ("attach",), ("exec", "--", "true")):
         told = _bad(*command)
-        assert "--pool" in told
+        assert "HOSTPREP_POOL" in told
     monkeypatch.setenv("HOSTPREP_POOL", POOL)
     for command in (("wait", "--wait", "0"), ("attach",), ("exec", "--", "true")):
         done = run_hostprep(*command)
@@ -268,12 +268,12 @@ def test_a_read_only_root_is_refused(tmp_path: Path) -> None:
         subprocess.run(["umount", tmp_path], check=True)
 
 
-def test_a_full_root_is_refused_and_nothing_looks_ready(tmp_path: Path) -> None:
+def test_a_full_root_is_not_ready_and_nothing_looks_ready(tmp_path: Path) -> None:
     pool = ("--name", "kv", "--size", "8Mi", "--backing", "Base")
     options = "size=64k,nr_inodes=4"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "full", tmp_path], check=True)
     try:
-        assert "no space" in _bad("prepare", *pool, "--root", f"{tmp_path}/root")
+        assert "no space" in _bad("prepare", *pool, "--root", f"{tmp_path}/root", code=1)
         assert not (tmp_path / "root/kv/handoff.json").exists()
     finally:
         subprocess.run(["umount", tmp_path], check=True)

@@ -269,7 +269,7 @@ def test_a_root_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "shared"
     root.mkdir()
     root.chmod(0o777)
-    with pytest.raises(BadInputError, match="written by others"):
+    with pytest.raises(BadInputError, match="written by other users"):
         Node(str(root)).prepare([pool_of()])
     assert list(root.iterdir()) == []
 
@@ -304,5 +304,5 @@ def test_verify_goes_on_past_a_pool_without_a_handoff(node: Node) -> None:
     os.unlink(PoolPaths(node.root, POOL).handoff)
     done = run_hostprep("verify", "--root", node.root)
     assert done.returncode == 1
-    assert "not prepared" in done.stdout
+    assert "is not published" in done.stdout
     assert "ok" in done.stdout

@@ -12,9 +12,9 @@ import pytest
 
 from hostprep.cuda import board_layout
 from hostprep.cuda.board import RankBoard
-from hostprep.cuda.board_view import BoardReader
+from hostprep.cuda.board_view import BoardReader, read_board
 from hostprep.cuda.gate import Gate
-from hostprep.errors import HostprepError, NotReadyError
+from hostprep.errors import HostprepError, NotReadableError, NotReadyError
 from tests.kernel.cuda.ranks import HANG_S, a_rank, states
 from tests.support.processes import wait_until
 
@@ -39,6 +39,15 @@ def _other_world(path: str) -> None:
     with open(path, "r+b") as file:
         file.seek(12)
         file.write((3).to_bytes(4, "little"))
+
+
+def test_a_board_with_a_second_name_is_another_files(path: str) -> None:
+    with a_rank(path, "run", 1, 0):
+        os.link(path, f"{path}.second")
+        with pytest.raises(NotReadableError, match="2 names"):
+            read_board(path)
+        os.unlink(f"{path}.second")
+        assert read_board(path).world == 1
 
 
 @pytest.mark.parametrize("spoil", [_cut_short, _of_another_version, _empty, _other_world])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hostprep.cuda.turnstile import Turnstile
+from hostprep.linux.mounts import unmount
 from hostprep.node.apply.service import Node
 from hostprep.paths import TURNSTILE
 from testbed.machine import POOL, clean_node, machine_lock, pool_of
@@ -50,7 +51,7 @@ def test_a_folder_of_that_name_that_is_not_ours_stays(node: Node) -> None:
     node.prepare([pool_of()])
     folder = Path(node.root, TURNSTILE)
     shutil.rmtree(folder / "node")
-    folder.chmod(0o755)
+    unmount(str(folder))
     (folder / "precious").write_text("not yours")
     node.release([POOL])
     assert (folder / "precious").read_text() == "not yours"

@@ -193,7 +193,7 @@ def test_an_engine_of_the_group_links_and_joins_and_another_is_told_which(
     command = _start(node, vllm)[3:]
     refused = hostprep_as(4321, 1234, *command)
     assert refused.returncode == 2
-    assert "the pool's group 4242" in refused.stderr
+    assert "the pool's group (gid 4242)" in refused.stderr
     (found,) = _found(hostprep_as(4321, 4242, *command))
     assert found["creator"] is False
     assert found["leads_to"].endswith("/mem/node0-0")

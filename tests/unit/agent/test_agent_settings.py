@@ -67,6 +67,10 @@ def test_only_one_agent_works_with_a_state_folder(tmp_path: Path) -> None:
     try:
         with pytest.raises(BadInputError, match=f"process {os.getpid()}"):
             lock_state_dir(settings.state_dir)
+        # Who is refused leaves the name of who works.
+        Path(settings.state_dir, "agent.lock").write_text("4242\n")
+        with pytest.raises(BadInputError, match="process 4242"):
+            lock_state_dir(settings.state_dir)
     finally:
         os.close(first)
     os.close(lock_state_dir(settings.state_dir))

@@ -150,6 +150,8 @@ def test_two_pools_of_one_name_are_refused() -> None:
         ("size: 8Gi\n  access: {mode: '0888'}", ["spec.access.mode", "octal"]),
         ("size: 8Gi\n  access: {mode: '0066'}", ["spec.access.mode", "owner"]),
         ("size: 8Gi\n  access: {mode: '4755'}", ["spec.access.mode", "octal"]),
+        ("size: 8Gi\n  access: {mode: '0777'}", ["spec.access.mode", "everybody", '"0660"']),
+        ("size: 8Gi\n  access: {mode: '662'}", ["spec.access.mode", "everybody"]),
         ("size: 8Gi\n  access: {gid: staff}", ["spec.access.gid", "whole number"]),
         ("size: 8Gi\n  access: {gid: 4294967295}", ["spec.access.gid", "out of range"]),
         ("size: 8Gi\n  access: 5", ["spec.access", "not a mapping"]),
@@ -260,6 +262,7 @@ def test_options_make_the_same_spec_as_a_file() -> None:
         ({"name": "kv", "size": "8Gi", "reserve": "much"}, "--reserve"),
         ({"name": "kv", "size": "8Gi", "gid": -1}, "--gid"),
         ({"name": "kv", "size": "8Gi", "mode": "rw"}, "--mode"),
+        ({"name": "kv", "size": "8Gi", "mode": "0666"}, "--mode"),
     ],
 )
 def test_a_bad_option_is_named(options: dict[str, object], words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from hostprep.linux.processes import ProcessId
 pytestmark = pytest.mark.unit
 
 _U64 = st.integers(0, 2**64 - 1)
+_bytes = st.integers(0, 2**61)
 _seconds = st.floats(0, 1e12)
 slots = st.builds(
     Slot,
@@ -24,10 +26,10 @@ slots = st.builds(
     process=st.builds(ProcessId, st.integers(0, 2**32 - 1), _U64, _U64),
     joined_at_s=_seconds,
     took_s=_seconds,
-    done_bytes=_U64,
-    size_bytes=_U64,
+    done_bytes=_bytes,
+    size_bytes=_bytes,
     longest_chunk_s=_seconds,
-    reason=st.text(st.characters(codec="utf-8"), max_size=60),
+    reason=st.text(st.characters(codec="utf-8"), max_size=60).filter(str.isprintable),
 )
 
 
@@ -36,6 +38,15 @@ def test_a_slot_comes_back_as_it_was(slot: Slot) -> None:
     data = layout.pack_slot(slot)
     assert len(data) == layout.SLOT_BYTES
     assert layout.unpack_slot(data) == slot
+
+
+@given(slots, st.integers(0, 3))
+def test_a_reason_that_is_cut_ends_with_an_ellipsis(slot: Slot, begin: int) -> None:
+    long = replace(slot, reason="x" * begin + "é" * 2000)
+    kept = layout.unpack_slot(layout.pack_slot(long))
+    assert kept is not None
+    assert kept.reason.endswith("é…")
+    assert len(kept.reason) > 50
 
 
 @given(slots, slots, st.integers(0, layout.SLOT_BYTES))
@@ -83,3 +94,35 @@ def test_a_header_with_a_flipped_bit_is_refused(bit: int) -> None:
         data[bit // 8] ^= 1 << bit % 8
         with pytest.raises(NotReadyError):
             layout.unpack_header(bytes(data))
+
+
+@pytest.mark.parametrize("created_at_s", [math.nan, math.inf, -math.inf])
+def test_a_header_made_at_no_time_is_refused(created_at_s: float) -> None:
+    data = layout.pack_header(Header(1, bytes(16), created_at_s))
+    with pytest.raises(NotReadyError, match="no number"):
+        layout.unpack_header(data.ljust(layout.slot_offset(1), b"\0"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"took_s": math.nan},
+        {"joined_at_s": -1.0},
+        {"longest_chunk_s": math.inf},
+        {"took_s": 1e300},
+        {"done_bytes": 2**62},
+        {"size_bytes": 2**64 - 1},
+    ],
+)
+def test_a_slot_with_an_impossible_number_is_refused(changes: dict[str, float]) -> None:
+    slot = Slot(1, layout.READY, ProcessId(1, 1, 1), 1.0)
+    assert layout.unpack_slot(layout.pack_slot(slot)) == slot
+    with pytest.raises(ValueError, match="impossible"):
+        layout.unpack_slot(layout.pack_slot(replace(slot, **changes)))  # type: ignore[arg-type]
+
+
+def test_a_reason_is_printable() -> None:
+    slot = Slot(1, layout.FAILED, ProcessId(1, 1, 1), 1.0, reason="a\x1b[2J\nb")
+    shown = layout.unpack_slot(layout.pack_slot(slot))
+    assert shown is not None
+    assert shown.reason == "a\ufffd[2J\ufffdb"

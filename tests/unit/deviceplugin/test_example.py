@@ -31,7 +31,7 @@ def test_the_pool_is_kubelets_and_has_a_group() -> None:
 def test_the_engine_asks_for_a_region_of_that_pool() -> None:
     (engine,) = SPEC["containers"]
     assert engine["resources"]["limits"][resource_name(POOL["metadata"]["name"])] == 1
-    assert f"--pool={POOL['metadata']['name']}" in engine["command"]
+    assert f"exec {POOL['metadata']['name']}" in " ".join(engine["command"])
     assert any(word.startswith("--wait=") for word in engine["command"]), "kubelet is no scrubber"
 
 

@@ -87,6 +87,8 @@ def test_a_recorded_run_is_shown_and_drawn(
     drawn = picture.read_text("utf-8")
     for words in ("simulated", "first token 121 s", "first token 51 s", "register 16 s", "69 s"):
         assert words in drawn
+    for words in ("vLLM's own start", "register with CUDA (simulated)", "host tier in use"):
+        assert words in drawn, "a colour has no legend"
     assert _called(monkeypatch, "--from", str(recorded), "--picture", str(picture)) == 0
     assert picture.read_text("utf-8") == drawn
 

@@ -64,7 +64,7 @@ def test_engines_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> 
     documents = json.loads(capsys.readouterr().out)
     assert {document["name"] for document in documents} == {each.name for each in INTEGRATIONS}
     assert main(["engines", "vllm"]) == 0
-    assert "hostprep exec --pool kv --engine vllm -- vllm serve" in capsys.readouterr().out
+    assert "hostprep exec kv --engine vllm -- vllm serve" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_help_teaches_the_engines(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         main(["exec", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "hostprep exec --pool kv --engine vllm -- vllm serve MODEL" in text
+    assert "hostprep exec kv --engine vllm-offloading -- vllm serve MODEL" in text
     assert "see `hostprep engines`" in text
 
 

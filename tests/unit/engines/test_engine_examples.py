@@ -89,9 +89,9 @@ def test_no_right_but_the_pools_group(spec: dict[str, Any]) -> None:
 
 def test_it_waits_for_the_memory_first_and_in_line(spec: dict[str, Any]) -> None:
     first = spec["initContainers"][0]
-    assert "hostprep.pyz wait --pool kv" in first["args"][0]
+    assert "hostprep.pyz wait kv" in first["args"][0]
     assert all(mount["readOnly"] for mount in first["volumeMounts"])
-    claimers = [c for c in _containers(spec) if "--pool=kv" in _words(c)]
+    claimers = [c for c in _containers(spec) if "exec kv" in " ".join(_words(c))]
     assert len(claimers) == 1
     assert any(word.startswith("--wait=") for word in _words(claimers[0]))
     assert spec["nodeSelector"] == {"pool.hostprep.dev/kv": "true"}

@@ -92,7 +92,7 @@ def test_the_first_container_waits_for_the_memory(spec: dict[str, Any]) -> None:
     (first,) = spec["initContainers"]
     script = first["args"][0]
     assert script.startswith("until [ -e /run/hostprep/hostprep.pyz ]")
-    assert "hostprep.pyz wait --pool kv" in script
+    assert "hostprep.pyz wait kv" in script
     assert all(mount["readOnly"] for mount in first["volumeMounts"])
 
 

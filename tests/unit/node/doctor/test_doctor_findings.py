@@ -17,6 +17,8 @@ from hostprep.node.facts import (
     CgroupFacts,
     Facts,
     HugePageTotals,
+    LedgerEntry,
+    Mount,
     PoolFacts,
     RegionFacts,
     RootFacts,
@@ -167,9 +169,42 @@ def test_huge_pages_of_others_are_counted_without_ours(new: Facts) -> None:
     held = _pool(new, backing=Backing.HUGETLB_2MI, size_bytes=GIB)
     findings = _of(replace(new, huge_pages=(pool,), pools=(held,)), "huge-pages")
     texts = [finding.what.removeprefix("pages of 2 MiB: ") for finding in findings]
-    assert [text.split()[0] for text in texts] == ["5", "78", "4", "3"]
+    assert [text.split()[0] for text in texts] == ["5", "78", "6", "4", "3"]
     assert findings[0].severity is Severity.WARNING
     assert "nr_overcommit_hugepages" in findings[0].remedy
+
+
+def test_pages_and_mounts_that_a_removed_root_left_are_told_with_how_to_give_them_back(
+    new: Facts,
+) -> None:
+    pages = HugePageTotals(2 * MIB, total=40, free=32, reserved=0, surplus=0, overcommit=0)
+    path = f"{new.root.path}/gone/mem"
+    mount = Mount(path, "hugetlbfs", "hugetlbfs", ("rw", "pagesize=2M"), (0, 99))
+    facts = replace(new, huge_pages=(pages,), mounts=(mount,))
+    assert _one(facts, "pools", Severity.WARNING).remedy == f"umount {path}"
+    idle = _one(facts, "huge-pages", Severity.WARNING)
+    assert "32 are free and no pool's" in idle.what
+    assert "echo 8 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages" in idle.remedy
+
+
+def test_the_turnstiles_mount_is_an_orphan_once_no_pool_is_left(new: Facts) -> None:
+    mount = Mount(f"{new.root.path}/turnstile", "tmpfs", "hostprep", ("rw",), (0, 98))
+    held = _pool(new, backing=Backing.HUGETLB_2MI, size_bytes=GIB)
+    alone = replace(new, mounts=(mount,))
+    assert _one(alone, "pools", Severity.WARNING).remedy == f"umount {mount.path}"
+    served = _of(replace(alone, pools=(held,)), "pools")
+    assert not any("umount" in finding.remedy for finding in served)
+
+
+def test_free_pages_that_a_pool_accounts_for_are_no_orphans(new: Facts) -> None:
+    pages = HugePageTotals(2 * MIB, total=32, free=32, reserved=0, surplus=0, overcommit=0)
+    held = replace(
+        _pool(new, backing=Backing.HUGETLB_2MI, size_bytes=GIB),
+        regions=(),
+        taken=(LedgerEntry(0, 2 * MIB, 32),),
+    )
+    findings = _of(replace(new, huge_pages=(pages,), pools=(held,)), "huge-pages")
+    assert not any("no pool's" in finding.what for finding in findings)
 
 
 @pytest.mark.parametrize(("gpus", "severity"), [(True, Severity.WARNING), (False, Severity.INFO)])
@@ -261,7 +296,7 @@ def test_a_container_of_its_own_pids_cannot_scrub(new: Facts) -> None:
 @pytest.mark.parametrize(
     ("change", "severity"),
     [
-        ({"is_symlink": True}, Severity.ERROR),
+        ({"refused": "/run/hostprep belongs to user 1000"}, Severity.ERROR),
         ({"writable": False}, Severity.ERROR),
         ({"fs_type": "ext4"}, Severity.WARNING),
         ({}, Severity.OK),
@@ -270,14 +305,14 @@ def test_a_container_of_its_own_pids_cannot_scrub(new: Facts) -> None:
 def test_the_root_folder_is_judged(
     new: Facts, change: dict[str, bool | str], severity: Severity
 ) -> None:
-    known = {"exists": True, "fs_type": "tmpfs", "writable": True, "is_symlink": False, **change}
+    known = {"exists": True, "fs_type": "tmpfs", "writable": True, "refused": "", **change}
     root = RootFacts(
         path="/run/hostprep",
         exists=bool(known["exists"]),
         fs_type=str(known["fs_type"]),
         writable=bool(known["writable"]),
         free_bytes=0,
-        is_symlink=bool(known["is_symlink"]),
+        refused=str(known["refused"]),
     )
     assert _of(replace(new, root=root), "root-folder")[0].severity is severity
 

@@ -73,6 +73,17 @@ def test_growing_adds_a_region_with_the_lowest_free_index() -> None:
     assert "DropHandoff" not in kinds(made)
 
 
+def test_growing_says_that_one_engine_gets_one_region_and_how_to_make_it_one() -> None:
+    made = plan([spec(8 * GIB)], with_pool(pool(region("node0-0", 4 * GIB))))
+    (note,) = (note for note in made.pools[0].notes if "beside" in note)
+    assert note.startswith("4 GiB at node:0 become a region beside")
+    assert "`hostprep release kv`" in note
+    for other in (plan([spec(8 * GIB)], with_pool(pool(region("node0-0", 8 * GIB)))),
+                  plan([spec(8 * GIB, layout=RegionLayout.COUNT, region_count=2)],
+                       with_pool(pool(region("node0-0", 4 * GIB))))):  # fmt: skip
+        assert not any("beside" in note for note in other.pools[0].notes)
+
+
 def test_growing_within_a_mount_counts_all_its_regions() -> None:
     there = pool(region("node0-0", 4 * GIB, BASE), region("node0-1", GIB, BASE))
     made = plan([spec(8 * GIB, BASE)], with_pool(there))

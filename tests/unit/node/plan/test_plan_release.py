@@ -93,3 +93,20 @@ def test_the_memory_of_a_released_pool_serves_the_others() -> None:
     made = plan(new, facts)
     assert [p.name for p in made.pools] == ["kv", "new"]
     assert made.pools[1].unmet is None
+
+
+@pytest.mark.parametrize("state", list(PoolState))
+def test_facts_that_no_code_expects_cost_their_pool_only(state: PoolState) -> None:
+    sound = region("node0-0", GIB, BASE)
+    if state is PoolState.ABSENT:
+        strange = replace(sound, backing=None)  # type: ignore[arg-type]
+    else:
+        strange = replace(sound, leased=True, layout="{")
+    facts = with_pool(replace(pool(sound), regions=(strange,)))
+    made = plan([spec(GIB, BASE, state=state), spec(GIB, BASE, name="other")], facts)
+
+    outcome = {planned.name: planned.unmet for planned in made.pools}
+    assert outcome["kv"] is not None
+    assert outcome["kv"].reason == "CannotPlan"
+    assert {action.pool for action in made.actions} == {"other"}
+    assert outcome["other"] is None

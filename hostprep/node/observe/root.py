@@ -1,0 +1,83 @@
+"""The root: the folder of all pools, which nobody but root or its owner may write to."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from hostprep.errors import BadInputError, NotReadyError
+from hostprep.linux.files import open_own_folder
+from hostprep.node.facts import RootFacts
+from hostprep.node.observe.host import Warn, fs_type_of, nearest_existing, read_mounts
+
+
+def observe_root(root: str, warn: Warn) -> RootFacts:
+    """Return what the root folder is, or can become."""
+    path = os.path.abspath(root)
+    refused = _refusal(path)
+    nearest = nearest_existing(path)
+    return RootFacts(
+        path=path,
+        exists=os.path.lexists(path),
+        fs_type=fs_type_of(nearest, read_mounts(warn=warn)),
+        writable=os.path.isdir(nearest)
+        and os.access(nearest, os.W_OK | os.X_OK, effective_ids=True),
+        free_bytes=_free_bytes(nearest, warn),
+        nearest_path=nearest,
+        refused=refused.message if refused else "",
+        remedy=(refused.remedy or "") if refused else "",
+    )
+
+
+def _refusal(root: str) -> BadInputError | None:
+    """Return why nothing is prepared below such a root; None where it will do."""
+    try:
+        check_parents(root)
+        os.close(open_own_folder(root))
+    except NotReadyError:
+        return None  # it is missing, and can be made
+    except BadInputError as error:
+        return error
+    return None
+
+
+def parents(root: str) -> list[str]:
+    """Return the folders above the root, the topmost first."""
+    parts = root.strip("/").split("/")[:-1]
+    return ["/" + "/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def check_parents(root: str) -> None:
+    """Refuse a root below a folder in which another user may put something else in its place.
+
+    Sticky folders such as /tmp will do: only its owner may rename or remove the root there. Group
+    0 and our own are not others. Raises BadInputError.
+    """
+    for folder in ["/", *parents(root)]:
+        try:
+            status = os.lstat(folder)
+        except OSError:
+            return  # made by us, or what is wrong with it is said then
+        groups = (0, os.getegid())
+        writable = status.st_mode & (0o002 if status.st_gid in groups else 0o022)
+        if status.st_uid not in (0, os.geteuid()):
+            why = f"belongs to user {status.st_uid}"
+        elif writable and not status.st_mode & stat.S_ISVTX:
+            why = "can be written by other users"
+        else:
+            continue
+        raise BadInputError(
+            f"{folder} {why}, who may put another folder in place of {root}",
+            reason="BadRoot",
+            remedy="choose a --root of which all parent folders are root's or yours alone to"
+            f" write to, such as /run/hostprep (or: chown root {folder}; chmod go-w {folder})",
+        )
+
+
+def _free_bytes(path: str, warn: Warn) -> int:
+    try:
+        status = os.statvfs(path)
+    except OSError as error:
+        warn(f"free space at {path} is unknown: {error.strerror}")
+        return 0
+    return status.f_bavail * status.f_frsize
