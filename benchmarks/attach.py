@@ -112,15 +112,26 @@ class _Engine:
 
     def attach(self) -> float:
         """Return the seconds from call to return; every page must be mapped by then."""
-        command = [sys.executable, "-c", _ENGINE, self._spec.name, self._node.root]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise BenchmarkError(f"attach failed: {done.stderr.strip()}")
-        told = json.loads(done.stdout)
-        if told["mapped_bytes"] < told["size_bytes"]:
-            raise BenchmarkError(f"only {told['mapped_bytes']} bytes are in the page tables")
-        self.with_imports_s.append(told["call_s"] + told["imports_s"])
-        return float(told["call_s"])
+        call_s, imports_s = _attach(self._node, self._spec.name)
+        self.with_imports_s.append(call_s + imports_s)
+        return call_s
+
+
+def attach_in_a_process(node: Node, pool: str) -> float:
+    """Attach in a fresh process; return the seconds from call to return, every page mapped."""
+    return _attach(node, pool)[0]
+
+
+def _attach(node: Node, pool: str) -> tuple[float, float]:
+    """Return the seconds of the call, and those of the imports before it."""
+    command = [sys.executable, "-c", _ENGINE, pool, node.root]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BenchmarkError(f"attach failed: {done.stderr.strip()}")
+    told = json.loads(done.stdout)
+    if told["mapped_bytes"] < told["size_bytes"]:
+        raise BenchmarkError(f"only {told['mapped_bytes']} bytes are in the page tables")
+    return float(told["call_s"]), float(told["imports_s"])
 
 
 def _fresh(path: Path, program: str, *arguments: str | int) -> float:

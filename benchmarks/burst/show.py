@@ -10,6 +10,7 @@ from hostprep.units import format_bytes
 
 _LONG = {"today": "today", "prepared": "prepared by Hostprep"}
 _COLORS = {"today": "#c2410c", "prepared": "#0f766e"}
+_START_COLOR = "#e2e8f0"
 _STEP_COLORS = {"populate": "#fdba74", "register": "#94a3b8"}
 _ROWS = (
     ("healthy_s", "/health answers"),
@@ -75,6 +76,7 @@ def draw(run: dict[str, Any], path: Path) -> None:
         _draw_lane(lanes, lane, place, until_s)
         _draw_served(served, lane)
     lanes.set_title(_title(run), loc="left", size=11)
+    _draw_legend(lanes, simulated=run["simulated"] is not None)
     names = [_LONG[lane["name"]].replace(" by ", "\nby ") for lane in reversed(run["lanes"])]
     lanes.set_yticks(range(len(names)), names)
     lanes.set_ylim(-0.6, len(names) - 0.1)
@@ -93,8 +95,10 @@ def draw(run: dict[str, Any], path: Path) -> None:
 def _draw_lane(axes: Any, lane: dict[str, Any], place: int, until_s: float) -> None:
     """Draw one bar, starting and serving; its steps in it, or below where it serves meanwhile."""
     color, first_s, tier_s = _COLORS[lane["name"]], lane["first_token_s"], lane["host_tier_s"]
-    axes.barh(place, first_s, height=0.44, color="#e2e8f0")
+    axes.barh(place, first_s, height=0.44, color=_START_COLOR)
     axes.barh(place, lane["end_s"] - first_s, left=first_s, height=0.44, color=color, alpha=0.85)
+    middle_s = (first_s + lane["end_s"]) / 2
+    axes.text(middle_s, place, "serves", ha="center", va="center", size=8, color="white")
     for step in lane["steps"]:
         begin_s, took_s = step["begin_s"], step["end_s"] - step["begin_s"]
         step_color = _STEP_COLORS[step["name"]]
@@ -110,6 +114,29 @@ def _draw_lane(axes: Any, lane: dict[str, Any], place: int, until_s: float) -> N
     axes.text(first_s, place + 0.27, f"first token {first_s:.0f} s", size=8, ha="center")
     axes.plot((tier_s, tier_s), (place - 0.36, place + 0.22), color="black", linewidth=1.4)
     axes.text(tier_s, place - 0.36, f" host tier {tier_s:.0f} s", size=8, va="center")
+
+
+def _draw_legend(axes: Any, *, simulated: bool) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    register = "register with CUDA" + (" (simulated)" if simulated else "")
+    handles = [
+        Patch(color=_START_COLOR, label="vLLM's own start"),
+        Patch(color=_STEP_COLORS["populate"], label="populate host memory"),
+        Patch(color=_STEP_COLORS["register"], label=register),
+        Line2D([], [], color="black", linewidth=1.4, label="host tier in use"),
+    ]
+    axes.legend(
+        handles=handles,
+        frameon=False,
+        fontsize=8,
+        ncols=len(handles),
+        columnspacing=1.2,
+        loc="upper left",
+        bbox_to_anchor=(-0.01, -0.02),
+        handlelength=1.2,
+    )
 
 
 def _draw_served(axes: Any, lane: dict[str, Any]) -> None:

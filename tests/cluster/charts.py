@@ -16,6 +16,7 @@ import yaml
 from hostprep.errors import NotReadyError
 from testbed.binaries import find
 from testbed.cache import cache_folder
+from testbed.chart import IMAGE
 from testbed.control_plane import ControlPlane
 from testbed.go_programs import find_go
 from testbed.processes import wait_for
@@ -50,7 +51,7 @@ def _helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def render_text(*options: str) -> str:
     """`helm template` as text."""
-    done = _helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *options)
+    done = _helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *IMAGE, *options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -62,7 +63,7 @@ def render(*options: str) -> list[dict[str, Any]]:
 
 def render_error(*options: str) -> str:
     """What helm says when it refuses."""
-    done = _helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *options)
+    done = _helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *IMAGE, *options)
     assert done.returncode != 0, "helm accepted it"
     return done.stderr
 
@@ -78,7 +79,7 @@ def notes(*options: str) -> str:
     """What a person reads after `helm install`."""
     done = _helm(
         *("install", RELEASE, str(CHART), "--namespace", NAMESPACE),
-        *("--dry-run=client", "--hide-secret", *options),
+        *("--dry-run=client", "--hide-secret", *IMAGE, *options),
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.partition("NOTES:\n")[2]
@@ -127,7 +128,7 @@ def cluster_with_the_chart(*options: str) -> Iterator[ControlPlane]:
         pytest.skip(str(error))
     with cluster:
         cluster.helm(
-            *("install", RELEASE, str(CHART), "--no-hooks"),
+            *("install", RELEASE, str(CHART), "--no-hooks", *IMAGE),
             *("--namespace", NAMESPACE, "--create-namespace", *options),
         )
         accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"

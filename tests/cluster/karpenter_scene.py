@@ -18,6 +18,7 @@ from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
 from hostprep.api.node_resource import NodeStatus, Phase, PoolStatus, entries_of
 from testbed import karpenter
 from testbed.api import STRATEGIC_PATCH, Api
+from testbed.chart import IMAGE
 from testbed.control_plane import ControlPlane
 from testbed.credentials import service_account_token
 from testbed.nodes import reboot_node
@@ -41,7 +42,7 @@ def scene() -> Iterator[Scene]:
     """Everything but the operator; raises NotReadyError when a program is not built."""
     with ControlPlane(controllers=True, scheduler=True) as cluster:
         cluster.helm(
-            *("install", RELEASE, str(CHART), "--no-hooks"),
+            *("install", RELEASE, str(CHART), "--no-hooks", *IMAGE),
             *("--namespace", NAMESPACE, "--create-namespace"),
             *("--set", "autoscaler.profile=karpenter", "--set", "operator.agentLiveness=off"),
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from testbed.chart import IMAGE
 from testbed.control_plane import ClientError, ControlPlane
 from testbed.nodes import create_node, node_object
 from testbed.processes import wait_for
@@ -171,7 +172,7 @@ def test_uninstalling_keeps_the_custom_resources_and_the_pools(cluster: ControlP
         *("-l", "app.kubernetes.io/name=hostprep", "-o", "name"),
     )
     assert left == ""
-    cluster.helm("install", RELEASE, str(CHART), "--no-hooks", "--namespace", NAMESPACE)
+    cluster.helm("install", RELEASE, str(CHART), "--no-hooks", "--namespace", NAMESPACE, *IMAGE)
     assert cluster.kubectl("get", "hmp", "-o", "name").strip()
 
 
@@ -180,7 +181,7 @@ def test_the_next_release_may_have_another_name_once_the_definitions_changed_han
 ) -> None:
     """The steps of docs/install.md; with pods on a node it is a long test of tier `node`."""
     cluster.helm("uninstall", RELEASE, "--no-hooks", "--namespace", NAMESPACE)
-    second = ("second", str(CHART), "--no-hooks", "--namespace", NAMESPACE)
+    second = ("second", str(CHART), "--no-hooks", "--namespace", NAMESPACE, *IMAGE)
     with pytest.raises(ClientError, match="invalid ownership metadata"):
         cluster.helm("install", *second)
     owner = (

@@ -244,6 +244,18 @@ def test_a_digest_goes_before_the_tag() -> None:
     assert container["image"] == f"example.org/x/hostprep@{digest}"
 
 
+def test_without_a_registry_the_chart_refuses_and_says_how_an_image_gets_there() -> None:
+    error = render_error("--set", "image.registry=")
+    assert "image.registry is not set" in error
+    assert "make image REGISTRY=" in error
+
+
+def test_a_repository_may_name_its_registry_itself() -> None:
+    options = "image.registry=,image.repository=example.org/x/hostprep"
+    (container,) = pod(render("--set", options), "DaemonSet", "hostprep-agent")["containers"]
+    assert container["image"] == "example.org/x/hostprep:0.1.0"
+
+
 @pytest.mark.parametrize(
     ("option", "named"),
     [
@@ -259,6 +271,8 @@ def test_a_digest_goes_before_the_tag() -> None:
         ("operator.agentLiveness=lease", "/operator/agentLiveness"),
         ("autoscaler.profile=nrc", "/autoscaler/profile"),
         ("taintKey=not a key", "/taintKey"),
+        ("admissionPolicy.taintKeys={not a key}", "/admissionPolicy/taintKeys/0"),
+        ("admissionPolicy.taintKeys={}", "/admissionPolicy/taintKeys/0"),
         ("image.digest=sha256:1", "/image/digest"),
         ("podMonitor.enabled=maybe", "/podMonitor/enabled"),
     ],
@@ -270,6 +284,28 @@ def test_a_bad_value_is_refused_by_its_name(option: str, named: str) -> None:
 def test_the_readiness_profile_asks_which_nodes_it_is_about() -> None:
     error = render_error("--set", "autoscaler.profile=nodeReadinessController")
     assert "which nodes shall wait" in error
+
+
+def test_metrics_are_for_monitoring_namespaces_unless_values_say_otherwise() -> None:
+    def peers(documents: list[dict[str, Any]], component: str) -> list[dict[str, Any]] | None:
+        policy = find(documents, "NetworkPolicy", f"hostprep-{component}")
+        (rule,) = policy["spec"]["ingress"]
+        found: list[dict[str, Any]] | None = rule.get("from")
+        return found
+
+    monitoring: list[dict[str, Any]] = [
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},
+        {"namespaceSelector": {"matchLabels": {"metrics": "enabled"}}},
+    ]
+    assert peers(render(), "agent") == monitoring
+    operators = peers(render(), "operator") or []
+    assert operators[:2] == monitoring
+    # `helm test` asks the operator.
+    (test,) = operators[2:]
+    assert test["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "test"
+    assert peers(render("--set-json", "networkPolicy.metricsFrom=[]"), "agent") is None
+    assert "metrics=enabled" in notes()
+    assert "metrics=enabled" not in notes("--set-json", "networkPolicy.metricsFrom=[]")
 
 
 def test_a_switched_off_admission_policy_is_warned_of() -> None:

@@ -6,12 +6,14 @@ import http.client
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from testbed.api import Api
+from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT, HOST_MEMORY_READY
+from testbed.api import STRATEGIC_PATCH, Api
 from testbed.control_plane import ControlPlane
 from testbed.credentials import service_account_token
 from testbed.nodes import create_node, node_object
@@ -24,9 +26,16 @@ pytestmark = pytest.mark.cluster
 _HMNS = "/apis/hostprep.dev/v1alpha1/hostmemorynodes"
 _POOLS = "/apis/hostprep.dev/v1alpha1/hostmemorypools"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
-_BINDING = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/hostprep-agent"
+_POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+_BINDINGS = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
 _LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 _CROSS = next(act for act in FORBIDDEN if act.policy)
+_CORDON = next(act for act in FORBIDDEN if act.what == "cordon a Node")
+_RULES = {
+    "agent with all rights": ("hostprep.dev", "hostmemorynodes", "agent", f"{_HMNS}/none"),
+    "operator with all rights": ("", "nodes", "operator", "/api/v1/nodes/none"),
+}
+"""Who may do too much: the API group and resource, whose account, and an object to try it on."""
 Clients = dict[str, Api]
 
 
@@ -34,9 +43,14 @@ Clients = dict[str, Api]
 def cluster() -> Iterator[ControlPlane]:
     with cluster_with_the_chart() as cluster:
         api = cluster.api
-        for name in ("node-a", "node-b"):
-            create_node(api, node_object(name))
+        ours = {"key": CLUSTER_AUTOSCALER_TAINT, "effect": "NoSchedule"}
+        others = {"key": "example.com/dedicated", "effect": "NoSchedule"}
+        for name, taint in (("node-a", others), ("node-b", ours)):
+            create_node(api, node_object(name, labels={"example.com/team": "a"}, taints=[taint]))
             api.create(_HMNS, _object("HostMemoryNode", name))
+        condition = {"type": HOST_MEMORY_READY, "status": "False", "reason": "x", "message": "x"}
+        status = {"status": {"conditions": [condition]}}
+        api.patch("/api/v1/nodes/node-b/status", status, content_type=STRATEGIC_PATCH)
         api.create(_POOLS, {**_object("HostMemoryPool", "kv"), "spec": {"size": "1Gi"}})
         lease = {"metadata": {"name": "hostprep-operator"}, "spec": {"holderIdentity": "y"}}
         api.create(_LEASES, lease)
@@ -65,30 +79,34 @@ def clients(cluster: ControlPlane) -> Clients:
         "anybody": client("default"),
     }
     _wait_until(found["agent"], _CROSS, refused=True)
+    _wait_until(found["operator"], _CORDON, refused=True)
     return found
 
 
-@pytest.fixture
-def too_many_rights(cluster: ControlPlane, clients: Clients) -> Iterator[None]:
-    """Roles that give agents every right on HostMemoryNodes."""
-    rule = {"apiGroups": ["hostprep.dev"], "resources": ["hostmemorynodes"], "verbs": ["*"]}
+@contextmanager
+def _too_many_rights(cluster: ControlPlane, client: Api, who: str) -> Iterator[None]:
+    """A role that gives every right on a resource."""
+    group, resource, account, path = _RULES[who]
+    rule = {"apiGroups": [group], "resources": [resource], "verbs": ["*"]}
     cluster.api.create(f"{_RBAC}/clusterroles", {"metadata": {"name": "too-many"}, "rules": [rule]})
-    _bind(cluster.api, "too-many", "hostprep-agent")
-    agent = clients["agent"]
-    wait_for(lambda: agent.request("DELETE", f"{_HMNS}/none").status == 404, why="not bound")
+    _bind(cluster.api, "too-many", f"hostprep-{account}")
+    wait_for(lambda: client.request("DELETE", path).status == 404, why="not bound")
     yield
     cluster.api.delete(f"{_RBAC}/clusterrolebindings/too-many")
     cluster.api.delete(f"{_RBAC}/clusterroles/too-many")
-    wait_for(lambda: agent.request("DELETE", f"{_HMNS}/none").status == 403, why="still bound")
+    wait_for(lambda: client.request("DELETE", path).status == 403, why="still bound")
 
 
 @pytest.mark.parametrize("act", FORBIDDEN, ids=lambda act: act.title)
 def test_a_forbidden_act_is_refused_by_what_the_table_names(
-    act: Act, clients: Clients, request: pytest.FixtureRequest
+    act: Act, clients: Clients, cluster: ControlPlane
 ) -> None:
-    if act.who == "agent with all rights":
-        request.getfixturevalue("too_many_rights")
-    reply = try_it(clients.get(act.who, clients["agent"]), act)
+    if act.who in _RULES:
+        client = clients[_RULES[act.who][2]]
+        with _too_many_rights(cluster, client, act.who):
+            reply = try_it(client, act)
+    else:
+        reply = try_it(clients[act.who], act)
     assert reply.status == 403, reply
     assert ("ValidatingAdmissionPolicy" in reply.body["message"]) == act.policy, reply.body
 
@@ -104,19 +122,35 @@ def test_a_refusal_says_which_node_may_not_write_which_status(clients: Clients) 
     assert "an agent on node node-a may not write the status of node-b" in message
 
 
-def test_without_the_policys_binding_an_agent_writes_any_nodes_status(
-    cluster: ControlPlane, clients: Clients
+@pytest.mark.parametrize(("who", "policy"), [("agent", "agent"), ("operator", "node-marks")])
+def test_without_its_policys_binding_nothing_else_refuses_it(
+    who: str, policy: str, cluster: ControlPlane, clients: Clients
 ) -> None:
     """The mutant: what the table calls refused by the policy is refused by nothing else."""
-    binding = cluster.api.get(_BINDING)
-    cluster.api.delete(_BINDING)
+    path = f"{_BINDINGS}/hostprep-{policy}"
+    acts = [act for act in FORBIDDEN if act.policy and act.who == who]
+    binding = cluster.api.get(path)
+    cluster.api.delete(path)
     try:
-        _wait_until(clients["agent"], _CROSS, refused=False)
+        for act in acts:
+            _wait_until(clients[who], act, refused=False)
     finally:
         for field in ("resourceVersion", "uid", "creationTimestamp", "generation"):
             binding["metadata"].pop(field, None)
-        cluster.api.create(_BINDING.rpartition("/")[0], binding)
-        _wait_until(clients["agent"], _CROSS, refused=True)
+        cluster.api.create(_BINDINGS, binding)
+        _wait_until(clients[who], acts[0], refused=True)
+
+
+def test_no_expression_of_a_policy_has_a_wrong_type(cluster: ControlPlane) -> None:
+    """The controller manager checks them against the types of what they match."""
+    for name in ("agent", "node-marks"):
+        path = f"{_POLICIES}/hostprep-{name}"
+        status = wait_for(
+            lambda path=path: cluster.api.get(path).get("status"),  # type: ignore[misc]
+            20.0,
+            why="not checked",
+        )
+        assert "expressionWarnings" not in status.get("typeChecking", {}), status
 
 
 def test_a_status_write_of_the_agents_own_node_is_stored(
