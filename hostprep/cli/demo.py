@@ -183,6 +183,9 @@ _PREFIX = "hostprep-demo"
 _SAY_AFTER_S = 0.5
 _PREPARE_TIMEOUT_S = 600.0
 _GIVE_BACK_TIMEOUT_S = 60.0
+_USERS_TIMEOUT_S = 10.0
+"""A killed process lets go of its memory within seconds, however much it had."""
+_USERS_PAUSE_S = 0.1
 
 _Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
 
@@ -263,6 +266,23 @@ def _give_back_undisturbed(root: str) -> None:
 
 
 def _give_back(root: str) -> None:
+    """Give everything back; what a process still uses, such as one just killed, once it ends."""
+    deadline_s = time.monotonic() + _USERS_TIMEOUT_S
+    while True:
+        _release_all(root)
+        try:
+            os.rmdir(root)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if time.monotonic() > deadline_s:
+                raise from_os_error(error, f"remove {root}") from error
+            time.sleep(_USERS_PAUSE_S)
+        else:
+            return
+
+
+def _release_all(root: str) -> None:
     node = Node(root)
     pools = [pool.name for pool in observe_pools(root)]
     if pools:
@@ -270,12 +290,6 @@ def _give_back(root: str) -> None:
     else:  # only what is beside the pools, and what a killed run was making
         with exclusive(root, wait_timeout_s=_GIVE_BACK_TIMEOUT_S, on_wait=lambda _: None):
             node.clear_if_empty()
-    try:
-        os.rmdir(root)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise from_os_error(error, f"remove {root}") from error
 
 
 @contextlib.contextmanager

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -40,6 +42,8 @@ _LONGEST_S = 300.0
 _OUT_OF_MEMORY = 2
 _FAILING_CALL = 2
 _CHUNKS = 4
+_PR_SET_PDEATHSIG = 1
+"""linux/prctl.h"""
 
 _Events = queue.Queue[tuple[int, dict[str, Any]]]
 """What ranks say, each with the number of its rank."""
@@ -272,6 +276,8 @@ class _SimulatedDriver(Driver):
 
 def run_rank_process() -> None:
     """Play the config that the only argument holds; a line of input starts it, another ends it."""
+    # A demo that is killed takes its ranks with it: the next demo gives back their memory.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     config = RankConfig(**json.loads(sys.argv[1]))
     # Libraries may print; only events may go to the pipe.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as pipe:
@@ -315,7 +321,8 @@ def _run_rank(config: RankConfig, emit: EmitEvent) -> None:
         )
         with registration:
             emit("attached", size_bytes=size, simulated=simulated)
-            sys.stdin.readline()
+            if not sys.stdin.readline():  # the demo ended before the line above was carried out
+                return
             begin_s = time.perf_counter()
             registration.start()
             blocked_s = time.perf_counter() - begin_s

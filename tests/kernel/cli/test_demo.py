@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +100,7 @@ def test_the_next_demo_gives_back_what_a_killed_one_left_and_no_running_ones() -
     with _demo("--gate", *size) as killed, _demo("--gate", *size) as running:
         _wait_for_its_pool(killed)
         _wait_for_its_pool(running)
+        time.sleep(random.random())  # its ranks start, attach or register
         killed.kill()
         killed.wait()
         assert any(f"-{killed.pid}-" in path for path in _left())
@@ -109,3 +112,21 @@ def test_the_next_demo_gives_back_what_a_killed_one_left_and_no_running_ones() -
         out, err = running.communicate(timeout=120)
         assert running.returncode == 0, err
         assert json.loads(out)["runs"]
+
+
+def test_memory_that_a_process_still_has_is_given_back_when_it_ends() -> None:
+    """As the ranks of a demo that was killed have it, for the moment in which they end."""
+    with _demo("--gate", "--size", "512Mi") as killed:
+        _wait_for_its_pool(killed)
+        killed.kill()
+        killed.wait()
+        (region,) = PARENT.glob(f"hostprep-demo-{killed.pid}-*/demo/mem*/*")
+        code = "import sys, time; f = open(sys.argv[1]); print(flush=True); time.sleep(3)"
+        command = [sys.executable, "-c", code, str(region)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == b"\n"
+            with _demo() as following:
+                _, err = following.communicate(timeout=120)
+            assert following.returncode == 0, err
+            assert not any(f"-{killed.pid}-" in path for path in _left())
