@@ -18,6 +18,12 @@ from testbed.processes import wait_for
 
 JsonObject = dict[str, Any]
 EXAMPLES = Path(__file__).parents[1] / "examples" / "kubernetes"
+HOST_PATH_MANIFESTS = sorted(
+    path
+    for path in EXAMPLES.parent.rglob("*.yaml")
+    if "hostPath:" in path.read_text(encoding="utf-8")
+)
+"""All examples whose pods mount folders of the node."""
 NAMESPACE = "engines"
 GID = 4242
 _POD_SECONDS = 300.0
@@ -25,7 +31,7 @@ _POD_SECONDS = 300.0
 _PAUSE = re.compile(r"(\d+) rounds, all bytes as written; longest pause ([\d.]+) ms")
 
 
-def documents(name: str) -> list[JsonObject]:
+def documents(name: str | Path) -> list[JsonObject]:
     """The objects of an example, such as `engine.yaml`, as they stand."""
     return [found for found in yaml.safe_load_all((EXAMPLES / name).read_text()) if found]
 

@@ -16,10 +16,15 @@ _TAMPERED = "the handoff was not written by hostprep: run prepare again and see 
 _BATCH = 4096
 """Entries of a folder that are read at once: another user may have put any number there."""
 
+_REMOUNT = (
+    "choose another --root; in a container, mount the pool's folder writable, and start the"
+    " container again where the pool was made again"
+)
+
 _MEANINGS = {
     errno.EACCES: ("NoPermission", "no permission", "run it as root, or as the pool's group"),
     errno.EPERM: ("NoPermission", "not permitted", "run it as root"),
-    errno.EROFS: ("ReadOnly", "the file system is read-only", "choose another --root"),
+    errno.EROFS: ("ReadOnly", "the file system is read-only", _REMOUNT),
     errno.ENOSPC: ("NoSpace", "no space is left there", "free some, or choose another --root"),
     errno.EDQUOT: ("NoSpace", "the quota is used up", "free some, or choose another --root"),
     errno.ENOTDIR: ("BadRoot", "a part of the path is no folder", "choose another --root"),

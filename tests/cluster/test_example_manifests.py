@@ -9,15 +9,11 @@ import pytest
 
 from testbed.binaries import find
 from testbed.control_plane import ControlPlane
-from testbed.engine_pods import EXAMPLES, NAMESPACE
+from testbed.engine_pods import EXAMPLES, HOST_PATH_MANIFESTS, NAMESPACE
 
 pytestmark = pytest.mark.cluster
 
-_ENGINES = sorted(
-    path
-    for path in (*EXAMPLES.glob("engine*.yaml"), *EXAMPLES.parent.glob("engines/*.yaml"))
-    if "device-plugin" not in path.name
-)
+_ENGINES = [path for path in HOST_PATH_MANIFESTS if path.name != "karpenter.yaml"]
 _LEVEL = "pod-security.kubernetes.io/"
 
 

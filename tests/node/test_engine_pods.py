@@ -77,6 +77,18 @@ for what, attempt in attempts.items():
         print(f"{what}: done")
 """
 
+_CLOSED = ["hostprep.pyz", "mine", "other/mine", "other/claim.lock", "other/handoff.json"]
+_TAMPER_AS_ROOT = f"""
+import errno
+for name in ["kv/claim.lock", *{_CLOSED}]:
+    try:
+        open(f"/run/hostprep/{{name}}", "ab")
+    except OSError as error:
+        print(f"write {{name}}: {{errno.errorcode[error.errno]}}")
+    else:
+        print(f"write {{name}}: done")
+"""
+
 
 @pytest.fixture(scope="module")
 def pools(kubectl: Callable[..., str], chart: object, node: VirtualNode) -> NodePools:
@@ -183,8 +195,26 @@ def test_an_engine_can_spoil_nothing_but_its_region(
         engines.wait_ready("tamper")
         answers = engines.execute("tamper", "python3", "-c", _TAMPER).splitlines()
         assert len(answers) == 15
-        assert not [answer for answer in answers if not re.search(r": E(ACCES|PERM|XDEV)$", answer)]
+        assert not [
+            answer for answer in answers if not re.search(r": E(ACCES|PERM|XDEV|ROFS)$", answer)
+        ]
     assert pools.inodes("kv") == inodes
+
+
+def test_an_engine_that_is_root_can_spoil_nothing_but_its_pool(
+    kv: JsonObject, pools: NodePools, engines: EnginePods
+) -> None:
+    pod = pod_of("root", "import time; time.sleep(9999)")
+    del pod["spec"]["securityContext"]
+    del pod["spec"]["containers"][0]["securityContext"]
+    with (
+        pools.held(pool_object("other", "64Mi", gid=GID, regions="Single")),
+        engines.running([pod]),
+    ):
+        engines.wait_ready("root")
+        assert engines.execute("root", "id", "-u").strip() == "0"
+        answers = engines.execute("root", "python3", "-c", _TAMPER_AS_ROOT).splitlines()
+        assert answers == ["write kv/claim.lock: done", *(f"write {x}: EROFS" for x in _CLOSED)]
 
 
 @pytest.mark.parametrize("backing", [Backing.HUGETLB_2MI, Backing.BASE])

@@ -11,7 +11,14 @@ import pytest
 import yaml
 
 from hostprep.api.pool_resource import load_pools
-from testbed.engine_pods import EXAMPLES, GID, documents, pod_specs, renamed_pool
+from testbed.engine_pods import (
+    EXAMPLES,
+    GID,
+    HOST_PATH_MANIFESTS,
+    documents,
+    pod_specs,
+    renamed_pool,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -76,6 +83,22 @@ def test_mounts_made_later_reach_it(spec: dict[str, Any]) -> None:
         mounts = [mount for mount in container["volumeMounts"] if mount["name"] in host]
         assert mounts
         assert {mount["mountPropagation"] for mount in mounts} == {"HostToContainer"}
+
+
+@pytest.mark.parametrize("path", HOST_PATH_MANIFESTS, ids=lambda path: path.stem)
+def test_only_the_pools_folder_is_writable(path: Path) -> None:
+    """And the folder of all pools never is, whoever the engine runs as."""
+    pods = [found for found in documents(path) if found["kind"] in ("Pod", "Deployment")]
+    (spec,) = pod_specs(pods)
+    paths = {v["name"]: v["hostPath"]["path"] for v in spec["volumes"] if "hostPath" in v}
+    writable = set()
+    for container in _containers(spec):
+        mounts = [mount for mount in container.get("volumeMounts", ()) if mount["name"] in paths]
+        assert [paths[mount["name"]] for mount in mounts] == [m["mountPath"] for m in mounts]
+        assert "recursiveReadOnly" not in str(mounts)
+        assert [mount["mountPath"] for mount in mounts][:1] in ([], ["/run/hostprep"])
+        writable |= {mount["mountPath"] for mount in mounts if not mount.get("readOnly")}
+    assert writable - {"/run/hostprep/kv/mem"} == {"/run/hostprep/kv"}
 
 
 def test_kubelet_waits_for_no_path_of_ours(spec: dict[str, Any]) -> None:
