@@ -19,7 +19,6 @@ from typing import Any
 from hostprep.api.pool_spec import PoolSpec, RegionLayout
 from hostprep.backing import MIB, Backing
 from hostprep.errors import HostprepError
-from hostprep.node.apply.exclusive import exclusive
 from hostprep.node.apply.service import Node
 from hostprep.node.observe.host import read_mounts
 from hostprep.node.observe.pools import observe_pools
@@ -86,11 +85,8 @@ def clean_node() -> Iterator[Node]:
         if pools:
             node.release(pools, force=True)
         elif os.path.isdir(node.root):  # a worker that was stopped before it made a pool
-            with (
-                suppress(HostprepError),  # some tests make a root that nobody can use
-                exclusive(node.root, wait_timeout_s=10, on_wait=lambda _: None),
-            ):
-                node.clear_if_empty()
+            with suppress(HostprepError):  # some tests make a root that nobody can use
+                node.clear_if_empty(wait_timeout_s=10)
         left = [entry.path for entry in read_mounts() if entry.path.startswith(folder)]
         shutil.rmtree(folder, ignore_errors=True)
     assert huge_pages_total() == before, "huge pages were left"

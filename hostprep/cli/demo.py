@@ -28,7 +28,6 @@ from hostprep.errors import BadInputError, BusyError, FailedError, HostprepError
 from hostprep.linux.files import closing_fd, from_os_error, open_folder
 from hostprep.linux.locks import hold_own_lock, try_lock
 from hostprep.linux.processes import sees_all_processes
-from hostprep.node.apply.exclusive import exclusive
 from hostprep.node.apply.service import Node
 from hostprep.node.facts import Facts
 from hostprep.node.observe.pools import observe_pools
@@ -288,8 +287,7 @@ def _release_all(root: str) -> None:
     if pools:
         node.release(pools, force=True)
     else:  # only what is beside the pools, and what a killed run was making
-        with exclusive(root, wait_timeout_s=_GIVE_BACK_TIMEOUT_S, on_wait=lambda _: None):
-            node.clear_if_empty()
+        node.clear_if_empty(wait_timeout_s=_GIVE_BACK_TIMEOUT_S)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from hostprep.errors import BadInputError, BusyError, HostprepError
 from hostprep.linux.files import closing_fd, from_os_error, open_own_folder, remove_file
 from hostprep.linux.locks import lies_at, try_lock
-from hostprep.node.apply.folder import clear_debris, is_debris
+from hostprep.node.apply.folder import clear_debris, is_debris, remove_put_aside
 from hostprep.node.facts import WITHOUT_ROOT
 from hostprep.node.observe.root import check_parents, parents
 
@@ -45,9 +45,12 @@ def exclusive(
                 remedy="wait for it to end, or give --wait more seconds",
             )
         time.sleep(_PAUSE_S)
-    with closing_fd(fd):
-        _sweep(root)
-        yield
+    try:
+        with closing_fd(fd):
+            _sweep(root)
+            yield
+    finally:  # seconds, where an engine left many files: by now others may go on
+        remove_put_aside(root)
 
 
 def remove_root(root: str, names: tuple[str, ...]) -> None:

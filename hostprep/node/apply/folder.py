@@ -40,6 +40,8 @@ from hostprep.paths import POOL_MARKS, PoolPaths
 _SHARED_FOLDER_OPTIONS = "mode=1777,size=1M,nr_inodes=8192"
 """Twice the entries that a turnstile is looked through for; a file of a few bytes takes a page."""
 
+_ASIDE = ".gone"
+
 _MOST_DEBRIS = 1024
 _DEEPEST_DEBRIS = 16
 
@@ -144,7 +146,7 @@ def strip_pool(paths: PoolPaths) -> None:
     For one whose huge pages could not all be given back: `release` does it once they are free.
     """
     for path in (paths.state, paths.tickets, paths.links, paths.devices):
-        remove_file(path)
+        put_aside(paths, path)
 
 
 def remove_pool(paths: PoolPaths) -> None:
@@ -160,10 +162,29 @@ def remove_pool(paths: PoolPaths) -> None:
                 reason="ForeignFile",
                 remedy="move it away, and run release again",
             )
-    remove_file(paths.making)
-    # One step here too: every later run removes what is left under that name.
-    os.rename(paths.folder, paths.making)
-    remove_file(paths.making)
+    put_aside(paths, paths.folder)
+
+
+def put_aside(paths: PoolPaths, path: str) -> None:
+    """Move what engines may have filled out of the way, for `remove_put_aside`. Raises OSError.
+
+    Each time to another name: the pool may be made and removed again before that.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(path, f"{paths.root}/.{paths.pool}.{os.urandom(8).hex()}{_ASIDE}")
+
+
+def remove_put_aside(root: str) -> None:
+    """Remove what this run or a killed one put aside. Call it without holding the root.
+
+    Engines may have left any number of files, and others are not to wait. Two processes may do it
+    at once: each removes what it finds.
+    """
+    with contextlib.suppress(OSError):
+        for name in os.listdir(root):
+            if name.startswith(".") and name.endswith(_ASIDE):
+                with contextlib.suppress(HostprepError):
+                    remove_file(f"{root}/{name}")
 
 
 def ensure_mount(paths: PoolPaths, action: MountMemory) -> None:

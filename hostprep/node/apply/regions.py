@@ -27,7 +27,7 @@ from hostprep.linux.locks import try_lock
 from hostprep.linux.memory import address_of, explain, map_shared, populate
 from hostprep.linux.numa import bind_memory, interleave_memory
 from hostprep.linux.threads import run_pieces
-from hostprep.node.apply.folder import clear_debris
+from hostprep.node.apply.folder import clear_debris, put_aside
 from hostprep.node.apply.held import discard_file
 from hostprep.node.facts import PoolFacts
 from hostprep.node.plan.actions import CreateRegion, RemoveRegion, Shortfall, ShortfallError
@@ -248,4 +248,4 @@ def _delete(paths: PoolPaths, action: RemoveRegion, fd: int | None = None) -> No
     remove_stale_links(paths, action.region)
     discard_file(f"{paths.folder}/{action.mount_dir}/{action.region}", fd)
     discard_file(paths.part_of(action.mount_dir, action.region))
-    remove_file(paths.state_of(action.region))
+    put_aside(paths, paths.state_of(action.region))

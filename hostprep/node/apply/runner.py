@@ -17,11 +17,12 @@ from hostprep.api.pool_spec import PoolSpec
 from hostprep.backing import GIB, Backing
 from hostprep.client.sidecar import make_state_folder
 from hostprep.errors import FailedError, HostprepError
-from hostprep.linux.files import from_os_error, remove_file, remove_tree
+from hostprep.linux.files import from_os_error, remove_file
 from hostprep.linux.threads import CancelEvent, Stopped, shielded
 from hostprep.node.apply.folder import (
     ensure_mount,
     make_pool,
+    put_aside,
     remove_mount,
     remove_pool,
     set_access,
@@ -269,7 +270,7 @@ class Runner:
         if ledger is not None and ledger.boot_id != self.facts.kernel.boot_id:
             # Of another boot: its huge pages, leases and marks went with it.
             for folder in (paths.state, paths.tickets, paths.links, paths.devices):
-                remove_tree(folder)
+                put_aside(paths, folder)
             remove_file(paths.ledger)
 
     @_do.register

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,11 @@ from hostprep.errors import BadInputError, BusyError, HostprepError, NotReadyErr
 from hostprep.linux.threads import Stopped
 from hostprep.node.apply.cgroups import host_cgroup, remove_host_cgroup
 from hostprep.node.apply.exclusive import exclusive, remove_root
-from hostprep.node.apply.folder import mount_shared_folder, unmount_shared_folder
+from hostprep.node.apply.folder import (
+    mount_shared_folder,
+    remove_put_aside,
+    unmount_shared_folder,
+)
 from hostprep.node.apply.held import check_no_readers, clear_held
 from hostprep.node.apply.hugepages import replay_ledger
 from hostprep.node.apply.limits import check_limits
@@ -125,7 +130,7 @@ class Node:
         ]
         with exclusive(self.root, wait_timeout_s=wait_timeout_s, on_wait=on_wait):
             result = self._apply(specs, progress or ProgressReporter())
-            self.clear_if_empty()
+        self.clear_if_empty(wait_timeout_s=wait_timeout_s)
         return result
 
     def publish_shared_files(self) -> None:
@@ -137,9 +142,21 @@ class Node:
         with contextlib.suppress(OSError, HostprepError):  # engines register without them too
             make_turnstiles(self.root)
 
-    def clear_if_empty(self) -> None:
-        """Remove the shared files once there is no pool. Call it while holding the root."""
-        if not pool_names(self.root):
+    def clear_if_empty(self, *, wait_timeout_s: float) -> None:
+        """Remove what killed runs put aside, and the shared files once there is no pool.
+
+        Call it without holding the root: a root with something put aside is not removed. Who is at
+        work below it when the time is over does the same at its end.
+        """
+        remove_put_aside(self.root)
+        if not os.path.lexists(self.root) or pool_names(self.root):
+            return
+        with (
+            contextlib.suppress(BusyError),
+            exclusive(self.root, wait_timeout_s=wait_timeout_s, on_wait=lambda _: None),
+        ):
+            if pool_names(self.root):
+                return
             remove_host_cgroup(self.facts())
             with contextlib.suppress(OSError, HostprepError):
                 unmount_shared_folder(f"{self.root}/{TURNSTILE}")
@@ -316,7 +333,7 @@ class Reconciler:
                     self.on_pool(AppliedPool(plan=pool, error=failures[name]))
                 else:
                     self.on_pool(self._reconcile_pool(name))
-            self.node.clear_if_empty()
+        self.node.clear_if_empty(wait_timeout_s=self.wait_timeout_s)
 
     def _reconcile_pool(self, name: str) -> AppliedPool:
         """Carry out one pool's part, planning again where a backing turns out short."""

@@ -6,14 +6,28 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hostprep.api.pool_spec import PoolState
 from hostprep.cuda.turnstile_files import make_turnstiles
-from hostprep.linux.files import remove_tree
+from hostprep.linux.files import closing_fd, remove_tree
+from hostprep.linux.locks import try_lock
+from hostprep.node.apply import exclusive
+from hostprep.node.apply.folder import remove_put_aside
 from hostprep.paths import TURNSTILE
-from tests.kernel.hostile.attackers import ATTACKED, BYSTANDER, ENGINE, REGION, STRANGER, Pools
+from testbed.machine import pool_of
+from tests.kernel.hostile.attackers import (
+    ATTACKED,
+    BYSTANDER,
+    ENGINE,
+    GID,
+    REGION,
+    STRANGER,
+    Pools,
+)
 from tests.support.processes import hostprep as run_hostprep
 
 pytestmark = pytest.mark.kernel
@@ -63,6 +77,95 @@ def test_nested_folders_stop_no_round_and_no_release(
     done = run_hostprep("release", ATTACKED, BYSTANDER, "--root", pools.root)
     assert done.returncode == 0, done.stderr
     assert not os.path.exists(pools.root)
+
+
+def _fill(folder: str, files: int = 10) -> None:
+    for number in range(files):
+        os.close(os.open(f"{folder}/{number}", os.O_CREAT | os.O_WRONLY))
+
+
+def _by_release(pools: Pools) -> None:
+    pools.node.release([ATTACKED])
+
+
+def _by_the_agent(pools: Pools) -> None:
+    pools.specs[0] = replace(pools.specs[0], state=PoolState.ABSENT)
+    assert pools.errors()[ATTACKED] is None
+
+
+def _by_a_smaller_pool(pools: Pools) -> None:
+    pools.specs[0] = pool_of(name=ATTACKED, gid=GID)
+    pools.node.prepare(pools.specs)
+
+
+@pytest.mark.parametrize(
+    ("where", "remove"),
+    [
+        (_state, _by_release),
+        (_tickets, _by_release),
+        (_links, _by_release),
+        (_links, _by_the_agent),
+        (lambda pools: pools.attacked.state_of("node0-1"), _by_a_smaller_pool),
+    ],
+)
+def test_no_other_process_waits_while_what_an_engine_left_is_removed(
+    pools: Pools,
+    monkeypatch: pytest.MonkeyPatch,
+    where: Callable[[Pools], str],
+    remove: Callable[[Pools], None],
+) -> None:
+    ENGINE.does(lambda: _fill(where(pools)))
+    unlink, held = os.unlink, []
+
+    def unlink_and_see(path: str, *, dir_fd: int | None = None) -> None:
+        if dir_fd is not None and path.isdigit():
+            with closing_fd(os.open(f"{pools.root}/.lock", os.O_RDONLY)) as lock:
+                held.append(not try_lock(lock, exclusive=True))
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", unlink_and_see)
+    remove(pools)
+    assert held == [False] * 10
+    pools.bystander_works_in_process()
+
+
+def test_what_a_killed_release_left_stops_no_other_and_goes_with_the_next(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def release_and_be_killed() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(exclusive, "remove_put_aside", lambda _: os._exit(9))
+            pools.node.release([ATTACKED])
+
+    for _ in range(2):  # of one name
+        ENGINE.does(lambda: _fill(pools.attacked.links))
+        pid = os.fork()
+        if pid == 0:
+            release_and_be_killed()
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+        assert not os.path.exists(pools.attacked.folder)
+        with monkeypatch.context() as patched:
+            patched.setattr(exclusive, "remove_put_aside", lambda _: None)
+            pools.node.prepare(pools.specs)
+    assert len([name for name in os.listdir(pools.root) if name.startswith(f".{ATTACKED}.")]) > 1
+    pools.node.release([ATTACKED, BYSTANDER])
+    assert not os.path.exists(pools.root)
+
+
+def test_two_processes_may_remove_the_same(tmp_path_on_tmpfs: Path) -> None:
+    top = tmp_path_on_tmpfs / ".kv.0.gone"
+    top.mkdir()
+    nest(str(top), 100)
+    _fill(str(top), 20_000)
+    children = []
+    for _ in range(2):
+        children.append(os.fork())
+        if children[-1] == 0:
+            remove_put_aside(str(tmp_path_on_tmpfs))
+            os._exit(0)
+    for pid in children:
+        assert os.waitpid(pid, 0)[1] == 0
+    assert not top.exists()
 
 
 def test_a_folder_nested_in_the_place_of_a_file_is_replaced(pools: Pools) -> None:
