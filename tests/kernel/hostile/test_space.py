@@ -18,6 +18,7 @@ from hostprep.cuda.turnstile_files import make_turnstiles
 from hostprep.errors import HostprepError, NotReadyError
 from hostprep.linux.files import closing_fd
 from hostprep.linux.mounts import mount, unmount
+from hostprep.node.apply.folder import unmount_shared_folder
 from hostprep.node.apply.service import Node
 from hostprep.node.observe.pools import pool_names
 from hostprep.paths import TURNSTILE
@@ -109,6 +110,15 @@ def test_turnstiles_in_use_are_not_mounted_over(node: Node) -> None:
     assert os.listdir(f"{node.root}/{TURNSTILE}") == ["node"]
     node.release([POOL])
     assert not os.path.exists(f"{node.root}/{TURNSTILE}")
+
+
+def test_a_turnstile_that_a_killed_run_did_not_mount_goes_with_the_root(node: Node) -> None:
+    node.prepare([pool_of()])
+    turnstile = f"{node.root}/{TURNSTILE}"
+    unmount_shared_folder(turnstile)
+    os.mkdir(turnstile, 0o755)
+    node.release([POOL])
+    assert not os.path.exists(node.root)
 
 
 @pytest.fixture
