@@ -289,8 +289,9 @@ class Agent:
             try:
                 for fd, to in ((requests, 0), (answers, 1), (self._stderr.fileno(), 2)):
                     os.dup2(fd, to)
-                for fd in (requests, answers, self._requests, self._answers):
-                    os.close(fd)
+                # Started again in the middle of a round it has pipes of others, whose end they
+                # wait for.
+                os.closerange(3, 1 << 16)
                 sys.stdin, sys.stdout, sys.stderr = (
                     os.fdopen(fd, mode, encoding="utf-8", closefd=False)
                     for fd, mode in ((0, "r"), (1, "w"), (2, "w"))

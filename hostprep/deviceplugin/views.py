@@ -15,7 +15,14 @@ from dataclasses import replace
 
 from hostprep.client.handoff import Handoff, Region, read_handoff
 from hostprep.errors import NotReadyError
-from hostprep.linux.files import atomic_write, from_os_error, make_folder, remove_file
+from hostprep.linux.files import (
+    atomic_write,
+    closing_fd,
+    from_os_error,
+    make_folder,
+    open_state_file,
+    remove_file,
+)
 from hostprep.node.observe.pools import try_read_handoff
 from hostprep.paths import PoolPaths
 
@@ -122,9 +129,10 @@ def _publish(paths: PoolPaths, view: str, handoff: Handoff) -> None:
     path, data = f"{view}/handoff.json", handoff.to_bytes()
     status = os.stat(paths.handoff)
     mode = stat.S_IMODE(status.st_mode)
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-        is_now = os.fstat(file.fileno())
+    # What cannot be read is replaced: an engine that runs as root may have leased it.
+    with contextlib.suppress(OSError), closing_fd(open_state_file(path, os.O_RDONLY)) as fd:
+        is_now = os.fstat(fd)
         same = (is_now.st_gid, stat.S_IMODE(is_now.st_mode)) == (status.st_gid, mode)
-        if same and file.read() == data:
+        if same and os.read(fd, len(data) + 1) == data:
             return
     atomic_write(path, data, mode=mode, gid=status.st_gid)

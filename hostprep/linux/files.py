@@ -260,10 +260,13 @@ def _set_access(fd: int, status: os.stat_result, mode: int, gid: int | None) -> 
 def open_state_file(path: str, flags: int, *, folder: int | None = None) -> int:
     """Open a file in a folder that others may write to, where anything may lie.
 
-    No link is followed, no FIFO waited for, nothing but a regular file returned. Raises OSError
-    (ELOOP for a link, EINVAL for what is no regular file).
+    No link is followed, nothing but a regular file returned; one that is made has mode 0600.
+    Neither a FIFO nor another process's lease (F_SETLEASE) is waited for: without O_NONBLOCK its
+    holder delays each open by /proc/sys/fs/lease-break-time, 45 s. Raises OSError (ELOOP for a
+    link, EINVAL for what is no regular file, EAGAIN for a leased one).
     """
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "not a regular file", path)

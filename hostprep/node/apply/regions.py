@@ -22,7 +22,7 @@ from hostprep.client.sidecar import (
     read_bad_mark,
 )
 from hostprep.errors import BusyError, FailedError, HostprepError
-from hostprep.linux.files import closing_fd, from_os_error, remove_file
+from hostprep.linux.files import closing_fd, from_os_error, open_state_file, remove_file
 from hostprep.linux.locks import try_lock
 from hostprep.linux.memory import address_of, explain, map_shared, populate
 from hostprep.linux.numa import bind_memory, interleave_memory
@@ -59,9 +59,8 @@ def create_region(
     Raises ShortfallError when pages ran out, Stopped, HostprepError.
     """
     part = paths.part_of(action.mount_dir, action.region)
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(part, flags, 0o600)
+        fd = open_state_file(part, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise from_os_error(error, f"create {part}") from error
     with closing_fd(fd):

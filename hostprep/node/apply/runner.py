@@ -329,7 +329,8 @@ class Runner:
 
     @_do.register
     def _(self, action: RemoveRegion, paths: PoolPaths) -> None:
-        remove_region(paths, action, find_region(paths, action.region))
+        region = find_region(paths, action.region, mount_dir=action.mount_dir)
+        remove_region(paths, action, region)
 
     @_do.register
     def _(self, action: PublishHandoff, paths: PoolPaths) -> None:

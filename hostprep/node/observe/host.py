@@ -20,7 +20,8 @@ class HostRoot:
     """Joins absolute host paths below `path`.
 
     Reads never raise: what is missing, unreadable or gone while being read is None (or empty),
-    since procfs and sysfs differ between kernels and devices come and go.
+    since procfs and sysfs differ between kernels and devices come and go. Nor do they wait, for a
+    FIFO's writer or for the end of another process's lease on the file.
     """
 
     path: str | os.PathLike[str] = "/"
@@ -32,7 +33,7 @@ class HostRoot:
     def read_bytes(self, path: str) -> bytes | None:
         """Return the file's bytes."""
         try:
-            with open(self.at(path), "rb") as file:
+            with open(os.open(self.at(path), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
                 return file.read()
         except (OSError, ValueError):
             return None

@@ -17,6 +17,7 @@ from hostprep.client.claim import claim_lock_briefly, has_waiters
 from hostprep.client.handoff import Handoff, Region, access_remedy, read_handoff
 from hostprep.client.scrub import LastUsers, may_scrub_pool, why_locked, why_not_quiescent
 from hostprep.client.sidecar import is_clean, read_bad_mark, read_bad_size, read_sidecar
+from hostprep.client.untrusted import first_names
 from hostprep.cuda.board_layout import OPEN, READY, generation_of
 from hostprep.cuda.board_view import BoardView, read_board
 from hostprep.cuda.gate import Verdict, judge
@@ -29,6 +30,9 @@ from hostprep.node.observe.host import read_mounts
 from hostprep.paths import POOL_MARKS, PoolPaths, check_pool_name, region_of_held
 
 _PART = ".part"
+_MOST_FILES = 4096
+"""Of a pool's region files, half made and kept ones included: four times the regions that it may
+have. Each costs a round some milliseconds."""
 
 
 def observe_pools(root: str) -> tuple[PoolFacts, ...]:
@@ -141,6 +145,7 @@ def observe_pool(
     own_mounts = tuple(entry for entry in mounts if os.path.dirname(entry.path) == paths.folder)
     handoff = try_read_handoff(paths)
     folders = _mem_folders(paths)
+    _check_number(paths, folders)
     last_users = LastUsers(paths)
     if may_scrub_pool(paths):
         last_users.look_up(name for folder in folders for name in _region_names(paths, folder))
@@ -185,13 +190,14 @@ def as_region(facts: RegionFacts) -> Region:
     )
 
 
-def find_region(paths: PoolPaths, name: str) -> Region | None:
+def find_region(paths: PoolPaths, name: str, *, mount_dir: str | None = None) -> Region | None:
     """Return one finished region as its file is now; None where there is none of that name.
 
-    Takes the same time however many other regions the pool has. Its locks are not tried.
+    Takes the same time however many other regions the pool has, and with `mount_dir`, the folder
+    to look in, however many entries the pool's folder has. Its locks are not tried.
     """
     mounts = read_mounts()
-    for folder in _mem_folders(paths):
+    for folder in _mem_folders(paths) if mount_dir is None else [mount_dir]:
         found = _region_file(paths, folder, name, mounts)
         if found is not None and found[0].finished:
             return as_region(found[0])
@@ -232,6 +238,19 @@ def _mem_folders(paths: PoolPaths) -> list[str]:
     except OSError:
         return []
     return sorted(name for name in names if name == "mem" or name.startswith("mem-"))
+
+
+def _check_number(paths: PoolPaths, folders: list[str]) -> None:
+    """Raise FailedError where others, who must be root, put too much in place of regions."""
+    number = len(folders)
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            number += len(first_names(f"{paths.folder}/{folder}", _MOST_FILES + 1))
+    if number > _MOST_FILES:
+        raise FailedError(
+            f"more than {_MOST_FILES} files lie in {paths.mem}: delete what is not hostprep's",
+            reason="TooManyFiles",
+        )
 
 
 def _region_file(

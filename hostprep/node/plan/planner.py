@@ -298,7 +298,7 @@ def _prepare_actions(context: PlanContext, candidate: Candidate) -> tuple[Action
 
 
 def _staying(context: PlanContext, candidate: Candidate) -> list[RegionFacts]:
-    gone = [removal.region for removal in candidate.changes.removed]
+    gone = {removal.region for removal in candidate.changes.removed}
     return [region for region in context.regions if region not in gone]
 
 

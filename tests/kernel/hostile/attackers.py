@@ -133,7 +133,7 @@ class Pools:
         shown = run_hostprep("status", "-o", "json", "--root", self.root)
         assert "Traceback" not in shown.stderr, shown.stderr
         pools = {pool["name"]: pool for pool in json.loads(shown.stdout)["pools"]}
-        assert {ATTACKED, BYSTANDER} <= set(pools)
+        assert {ATTACKED, BYSTANDER} <= set(pools), shown
         took_s = time.monotonic() - start_s
         assert took_s < within_s, f"the bystander had to wait: {took_s:.1f} s"
 

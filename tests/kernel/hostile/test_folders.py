@@ -275,9 +275,31 @@ def test_files_named_like_regions_cost_a_round_as_much_as_their_number(pools: Po
     def round_with(files: int) -> int:
         for number in range(10, 10 + files):
             Path(f"{pools.attacked.folder}/mem/node0-{number}").touch()
+        for number in range(100 * files):
+            Path(f"{pools.attacked.folder}/junk{number}").touch()
         calls = _calls_of(pools.reconcile)
         assert sorted(os.listdir(f"{pools.attacked.folder}/mem")) == ["node0-0", "node0-1"]
         return calls
 
     few = round_with(25)
     assert round_with(100) < 6 * few
+    for number in range(100 * 100):
+        os.unlink(f"{pools.attacked.folder}/junk{number}")
+
+
+def test_more_files_than_a_pool_may_have_regions_are_that_pools_error(pools: Pools) -> None:
+    mem = f"{pools.attacked.folder}/mem"
+    for number in range(10, 10 + 4096):
+        os.close(os.open(f"{mem}/node0-{number}", os.O_CREAT | os.O_EXCL))
+    pools.dirty(BYSTANDER)
+
+    errors = pools.errors()
+
+    assert errors[BYSTANDER] is None
+    assert os.path.exists(pools.bystander.clean_mark(REGION))
+    assert len(os.listdir(mem)) == 2 + 4096, "other pools waited for their removal"
+    shown = run_hostprep("status", ATTACKED, "--root", pools.root)
+    assert "delete what is not hostprep's" in shown.stdout, shown
+    for number in range(10, 10 + 4096):
+        os.unlink(f"{mem}/node0-{number}")
+    assert pools.errors() == {ATTACKED: None, BYSTANDER: None}

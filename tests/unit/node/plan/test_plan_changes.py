@@ -8,7 +8,7 @@ import pytest
 
 from hostprep.api.pool_spec import PoolSpec, RegionLayout
 from hostprep.backing import GIB, MIB, Backing
-from hostprep.node.facts import Facts, HugePages, LedgerEntry, PoolFacts
+from hostprep.node.facts import Facts, HugePages, LedgerEntry, PoolFacts, RegionFacts
 from hostprep.node.plan import plan
 from hostprep.node.plan.actions import (
     CreateRegion,
@@ -311,3 +311,27 @@ def test_sound_regions_are_published_again_before_a_lost_one_is_populated() -> N
     assert made.index("PublishHandoff") < made.index("CreateRegion")
     assert made[0] == "DropHandoff"
     assert made[-1] == "PublishHandoff"
+
+
+def _compared(files: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how often a plan that removes so many files compares one with another."""
+    calls = 0
+    equal = RegionFacts.__eq__
+
+    def counted(self: RegionFacts, other: object) -> bool:
+        nonlocal calls
+        calls += 1
+        return equal(self, other)
+
+    foreign = [region(f"node0-{number}", 0, damage="empty") for number in range(1, 1 + files)]
+    facts = with_pool(pool(region("node0-0", 8 * GIB), *foreign))
+    with monkeypatch.context() as patched:
+        patched.setattr(RegionFacts, "__eq__", counted)
+        made = plan([spec(8 * GIB)], facts)
+    assert len(removed(made)) == files
+    return calls
+
+
+def test_a_plan_compares_no_file_with_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some thousand files that are no regions of ours kept an agent's round busy for a minute."""
+    assert _compared(200, monkeypatch) < 10 * 200
