@@ -53,6 +53,7 @@ _PHASES = (
 _TARGETS = {
     "prepare": ("MakePool", "ReserveHugePages", "MountMemory", "CreateRegion", "PublishHandoff"),
     "grow": ("ReserveHugePages", "MountMemory", "CreateRegion", "PublishHandoff"),
+    "shrink": ("DropHandoff", "RemoveRegion", "UnmountMemory", "ReturnHugePages", "PublishHandoff"),
     "release": ("DropHandoff", "RemoveRegion", "UnmountMemory", "ReturnHugePages", "RemovePool"),
     "attach": ("claiming", "attached"),
     "scrub": ("ScrubRegion",),
@@ -214,6 +215,10 @@ class KillRun:
             self.spec = self.small
             self.node.prepare([self.small])
             self.spec = self.large
+        elif step == "shrink":
+            for spec in (self.small, self.large):
+                self.node.prepare([spec])
+            self.spec = self.small
 
     def _dirty_one(self) -> None:
         with hostprep.attach(POOL, root=self.node.root) as memory:
@@ -226,6 +231,7 @@ class KillRun:
         self.node.prepare([self.spec], progress=self.phase)
 
     _grow = _prepare
+    _shrink = _prepare
     _scrub = _prepare
 
     def _release(self) -> None:
@@ -278,7 +284,8 @@ class KillRun:
         """What is marked clean is zero, down to the last byte."""
         for facts in observe_pool(self.paths).regions:
             region = as_region(facts)
-            if facts.finished and is_clean(self.paths, region):
+            # One that was being removed is empty, and damaged: it is not handed out.
+            if facts.finished and not facts.damage and is_clean(self.paths, region):
                 fd = open_region(self.paths, region, writable=False)
                 with map_shared(fd, region.size_bytes, writable=False) as mapping:
                     if mapping[:].strip(b"\0"):

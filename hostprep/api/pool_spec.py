@@ -70,16 +70,20 @@ def mount_options(
 ) -> str:
     """Return the data string of mount(2) for a pool's memory folder.
 
-    `size_bytes`, `noswap` and `large_folios` concern tmpfs only: hugetlbfs is bounded by its
-    pages and never swapped. The folder's mode lets the pool's group in, and lets nobody make
-    files of their own.
+    `size_bytes` is what all files on it may hold: without it an engine that enlarges its region's
+    file takes every free page of the machine. 0 leaves it out, for whoever adds it. `noswap` and
+    `large_folios` concern tmpfs only: huge pages are never swapped. The folder's mode lets the
+    pool's group in, and lets nobody make files of their own.
     """
     options = [f"mode={'0750' if gid is not None else '0755'}"]
     if gid is not None:
         options.append(f"gid={gid}")
     if backing.is_hugetlb:
-        return ",".join([*options, f"pagesize={backing.page_bytes}"])
-    options.append(f"size={size_bytes}")
+        options.append(f"pagesize={backing.page_bytes}")
+    if size_bytes:
+        options.append(f"size={size_bytes}")
+    if backing.is_hugetlb:
+        return ",".join(options)
     if backing is Backing.THP:
         options.append("huge=always")
     elif large_folios:

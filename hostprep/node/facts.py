@@ -180,6 +180,17 @@ class Mount:
     device: tuple[int, int]
     fs_root: str = "/"
     """The folder of its file system that is mounted here."""
+    free_bytes: int = 0
+    """Of one with `limit_bytes`: how much of that is neither in use nor reserved."""
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What all files of a hugetlbfs may hold; None without a limit, and for other mounts.
+
+        It is for good: a remount with another size succeeds and changes nothing (Linux 6.18).
+        """
+        text = self.option("size") or ""
+        return int(text) if self.fs_type == "hugetlbfs" and text.isdecimal() else None
 
     @property
     def backing(self) -> Backing | None:
@@ -287,7 +298,8 @@ class RegionFacts:
 
     name: str
     mount_dir: str
-    """Folder of the file, relative to the pool's: `mem`, or `mem-...` while backings change."""
+    """Folder of the file, relative to the pool's: `mem`, or `mem-...` beside it for regions of
+    other pages, and for huge pages that were added later."""
     backing: Backing
     placement: Placement
     size_bytes: int
@@ -355,6 +367,8 @@ class PoolFacts:
     held: tuple[LedgerEntry, ...] = ()
     """Huge pages of removed regions that processes still have open or mapped: an upper bound for
     each node, since it is not known where an interleaved region's pages are."""
+    held_in: tuple[str, ...] = ()
+    """Folders with files of removed regions that processes still have open or mapped."""
     failure: str = ""
     """Why it could not be observed, if so: nothing is known of its regions, and nothing is done."""
 

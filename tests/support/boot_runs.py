@@ -67,6 +67,12 @@ class BootHost:
     def mount_log(self) -> Path:
         return self.tree.parent / "mount.log"
 
+    def mount_sizes(self, pool: str = "kv") -> dict[str, int]:
+        """The `size=` of each mount that was made, by folder, in bytes."""
+        lines = self.mount_log.read_text().splitlines() if self.mount_log.exists() else []
+        found = {line.split()[-1]: line.rpartition(",size=")[2].split()[0] for line in lines}
+        return {path.rpartition(f"/{pool}/")[2]: int(size) for path, size in found.items()}
+
     def run(self, spec: PoolSpec) -> dict[str, Any]:
         """Run the pool's script and return its result; it must end with 0."""
         done = subprocess.run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hostprep.api.pool_spec import Placement
 from hostprep.backing import GIB, MIB, Backing
@@ -151,16 +151,31 @@ def pool(
     published: bool = True,
     taken: Sequence[LedgerEntry] = (),
     boot_id: str | None = BOOT,
+    limits: Mapping[str, int] | None = None,
 ) -> PoolFacts:
+    """A pool with mounts for its regions; `limits` are those of hugetlbfs, by folder."""
     backings = {r.mount_dir: r.backing for r in regions}
-    mounts = tuple(mount(name, folder, backing) for folder, backing in backings.items())
-    return PoolFacts(name, boot_id, 1, published, regions, tuple(taken), mounts)
+    mounts = []
+    for folder, backing in backings.items():
+        here = [r for r in regions if r.mount_dir == folder]
+        limit = (limits or {}).get(folder)
+        mounts.append(mount(name, folder, backing, limit=limit, taken=reserved_bytes(here)))
+    return PoolFacts(name, boot_id, 1, published, regions, tuple(taken), tuple(mounts))
 
 
-def mount(pool_name: str, folder: str, backing: Backing) -> Mount:
+def reserved_bytes(regions: Iterable[RegionFacts]) -> int:
+    """What the files take of their mount: half-made ones have reserved all of their pages."""
+    return sum(r.resident_bytes if r.finished else r.size_bytes for r in regions)
+
+
+def mount(
+    pool_name: str, folder: str, backing: Backing, *, limit: int | None = None, taken: int = 0
+) -> Mount:
     path = f"/run/hostprep/{pool_name}/{folder}"
     if backing.is_hugetlb:
         size = "2M" if backing is Backing.HUGETLB_2MI else "1024M"
-        return Mount(path, "hugetlbfs", "hostprep", ("rw", f"pagesize={size}"), (0, 40))
+        options = ("rw", f"pagesize={size}", *([] if limit is None else [f"size={limit}"]))
+        free = 0 if limit is None else limit - taken
+        return Mount(path, "hugetlbfs", "hostprep", options, (0, 40), free_bytes=free)
     options = ("rw", "huge=always") if backing is Backing.THP else ("rw",)
     return Mount(path, "tmpfs", "hostprep", options, (0, 41))

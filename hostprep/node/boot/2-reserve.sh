@@ -254,9 +254,9 @@ choose() {
 
 
 # Chooses for each node alone, or for all at once where a region is interleaved over them. Sets
-# $taken to the backings in use, $all_complete and $all_why.
+# $taken to the backings in use, pages_KIB to the pages of all regions, $all_complete and $all_why.
 choose_by_node() {
-    taken='' all_complete=true all_why=''
+    taken='' all_complete=true all_why='' pages_2048=0 pages_1048576=0
     if [ "$interleaved" -gt 0 ]; then
         group=${nodes# }
         choose
@@ -285,5 +285,7 @@ note_choice() {
         json_nodes="$json_nodes${json_nodes:+, }{\"node\": $node, \"backing\": \"$backing\","
         json_nodes="$json_nodes \"wanted\": $need, \"got\": $got}"
         [ "$got" -eq "$need" ] || say "node $node: $got of $need pages of $page_kib KiB"
+        eval "pages_$page_kib=\$((pages_$page_kib + regions_$node * share))"
     done
+    eval "pages_$page_kib=\$((pages_$page_kib + interleaved * share))"
 }

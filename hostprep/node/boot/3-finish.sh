@@ -20,11 +20,12 @@ is_ours() {
     return 1
 }
 
-# mount_pages FOLDER: mounts hugetlbfs for $page_kib there.
+# mount_pages FOLDER: mounts hugetlbfs for $page_kib there, as large as the regions will be: so no
+# engine can enlarge its region's file and take the machine's other free pages.
 mount_pages() {
     case $page_kib in
-    2048) options=$OPTIONS_2MI ;;
-    *) options=$OPTIONS_1GI ;;
+    2048) options=$OPTIONS_2MI,size=$((pages_2048 * page_kib * 1024)) ;;
+    *) options=$OPTIONS_1GI,size=$((pages_1048576 * page_kib * 1024)) ;;
     esac
     mkdir -p "$1" || { why="cannot make $1" && return 1; }
     real=$(cd -P "$1" && pwd -P) # mountinfo shows no symbolic links

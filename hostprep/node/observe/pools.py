@@ -142,7 +142,9 @@ def observe_pool(
 ) -> PoolFacts:
     """Return the facts of one pool's folder. With `repair` lost lock files are made again."""
     mounts = read_mounts() if mounts is None else mounts
-    own_mounts = tuple(entry for entry in mounts if os.path.dirname(entry.path) == paths.folder)
+    own_mounts = tuple(
+        _with_room(entry) for entry in mounts if os.path.dirname(entry.path) == paths.folder
+    )
     handoff = try_read_handoff(paths)
     folders = _mem_folders(paths)
     _check_number(paths, folders)
@@ -172,7 +174,19 @@ def observe_pool(
         taken=ledger.taken if ledger else (),
         mounts=own_mounts,
         held=held_pages(paths, ledger.taken if ledger else ()),
+        held_in=_held_in(paths),
     )
+
+
+def _with_room(mount: Mount) -> Mount:
+    """Return a mount of limited size with what is left of it; nothing where that is unknown."""
+    if mount.limit_bytes is None:
+        return mount
+    try:
+        status = os.statvfs(mount.path)
+    except OSError:
+        return mount
+    return replace(mount, free_bytes=status.f_bfree * status.f_bsize)
 
 
 def as_region(facts: RegionFacts) -> Region:
@@ -304,6 +318,11 @@ def held_files(paths: PoolPaths) -> list[str]:
                 if region_of_held(name) is not None:
                     found.append(f"{paths.folder}/{folder}/{name}")
     return found
+
+
+def _held_in(paths: PoolPaths) -> tuple[str, ...]:
+    folders = {os.path.basename(os.path.dirname(path)) for path in held_files(paths)}
+    return tuple(sorted(folders))
 
 
 def held_pages(paths: PoolPaths, taken: tuple[LedgerEntry, ...]) -> tuple[LedgerEntry, ...]:

@@ -83,7 +83,7 @@ class ReturnHugePages(_HugePages):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountMemory(Action):
-    """Have a mount of the backing at the folder; enlarge a tmpfs that is there already.
+    """Have a mount of the backing at the folder, of that size; enlarge a tmpfs that is there.
 
     With `own_mount` False (no right to mount) the folder itself is used, on the tmpfs that
     holds the root.
@@ -93,7 +93,7 @@ class MountMemory(Action):
     mount_dir: str
     backing: Backing
     size_bytes: int
-    """Of all regions that shall live on it."""
+    """Of all regions that shall live on it, with those that are there."""
     noswap: bool
     gid: int | None
     large_folios: bool = False

@@ -16,7 +16,8 @@ from hostprep.backing import GIB, MIB, Backing
 from hostprep.node.facts import Facts, LedgerEntry, NumaNode, PoolFacts, RegionFacts
 from hostprep.node.plan.actions import ReserveHugePages, ReturnHugePages, Shortfall
 from hostprep.node.plan.changes import Changes, PlannedRegion
-from hostprep.node.plan.placement import Layout, eligible_nodes, is_own_mount, pages_per_node
+from hostprep.node.plan.folders import is_own_mount
+from hostprep.node.plan.placement import Layout, eligible_nodes, pages_per_node
 
 _GIGANTIC_BLOCK = 4 * MIB
 """The buddy allocator's largest block on x86: free runs for 1 GiB pages are made of these."""

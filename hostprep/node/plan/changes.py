@@ -131,7 +131,8 @@ def _sort(spec: PoolSpec, layout: Layout, finished: Sequence[RegionFacts]) -> _S
         if damage is None:
             found.kept.append(region)
         else:
-            size_bytes = max(region.size_bytes, region.place_bytes)
+            # Of an engine that enlarged its file only what it has in memory counts.
+            size_bytes = max(region.place_bytes or region.size_bytes, region.resident_bytes)
             found.held_out.append(replace(region, size_bytes=size_bytes))
     return found
 

@@ -1,4 +1,4 @@
-"""Where a pool's regions go: NUMA nodes, sizes, the folder for each backing, planned layouts."""
+"""Where a pool's regions go: NUMA nodes, sizes, planned layouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from hostprep.api.pool_spec import INTERLEAVE, Placement, PoolSpec, RegionLayout
 from hostprep.api.slot_layout import SlotLayout, layout_text
 from hostprep.backing import MIB, Backing
-from hostprep.node.facts import Facts, Mount, NumaNode, PoolFacts, RegionFacts
+from hostprep.node.facts import Facts, NumaNode, RegionFacts
 from hostprep.node.plan.actions import Unmet
 
 _GRANULE = 2 * MIB
@@ -147,46 +147,6 @@ def pages_per_node(
     if placement.node is not None:
         return {placement.node: pages}
     return dict.fromkeys(node_ids, -(-pages // len(node_ids)))
-
-
-def folders(pool: PoolFacts | None) -> dict[str, Backing | None]:
-    """Return the pool's memory folders and what each holds; None where that is unknown."""
-    if pool is None:
-        return {}
-    found: dict[str, Backing | None] = {
-        _mount_dir(mount): mount.backing
-        for mount in pool.mounts
-        if _mount_dir(mount) == "mem" or _mount_dir(mount).startswith("mem-")
-    }
-    for region in pool.regions:
-        found[region.mount_dir] = region.backing
-    return dict(sorted(found.items()))
-
-
-def folders_for(backings: Iterable[Backing], pool: PoolFacts | None) -> dict[Backing, str]:
-    """Return where new regions go: where such lie already, else in `mem` if that is free."""
-    there = folders(pool)
-    found: dict[Backing, str] = {}
-    for backing in backings:
-        held = next((name for name, holds in there.items() if holds is backing), None)
-        found[backing] = held or ("mem" if "mem" not in there else f"mem-{backing.value.lower()}")
-        there[found[backing]] = backing
-    return found
-
-
-def is_own_mount(mount_dir: str, pool: PoolFacts | None) -> bool:
-    """Return whether that folder is a mount, not a part of the root's own tmpfs."""
-    return pool is not None and any(_mount_dir(mount) == mount_dir for mount in pool.mounts)
-
-
-def emptied(pool: PoolFacts | None, staying: Iterable[RegionFacts], used: set[str]) -> list[str]:
-    """Return the folders that held something else before and hold nothing once the plan is done."""
-    kept = {region.mount_dir for region in staying} | used
-    return [name for name in folders(pool) if name not in kept]
-
-
-def _mount_dir(mount: Mount) -> str:
-    return mount.path.rsplit("/", 1)[-1]
 
 
 def layout_of(region: RegionFacts, sizing: SlotLayout | None) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,15 +38,8 @@ from hostprep.node.plan.budget import (
     return_pages,
 )
 from hostprep.node.plan.changes import Changes, PlannedRegion, damage_of
-from hostprep.node.plan.placement import (
-    Layout,
-    eligible_nodes,
-    emptied,
-    folders,
-    folders_for,
-    lay_out,
-    right_layouts,
-)
+from hostprep.node.plan.folders import choose_folders, emptied, folders
+from hostprep.node.plan.placement import Layout, eligible_nodes, lay_out, right_layouts
 from hostprep.units import format_bytes
 
 _PlannedPool = tuple[PoolPlan, tuple[Action, ...], Budget]
@@ -270,9 +263,8 @@ def _prepare_actions(context: PlanContext, candidate: Candidate) -> tuple[Action
     Their order keeps every promise of a published handoff.
     """
     spec, pool, changes = context.spec, context.pool, candidate.changes
-    asked = {planned.backing for planned in changes.new}
-    mount_dirs = folders_for((b for b in spec.backings if b in asked), pool)
-    empty = emptied(pool, _staying(context, candidate), set(mount_dirs.values()))
+    mount_dirs = choose_folders(changes, spec.backings, pool)
+    empty = emptied(pool, _staying(context, candidate), tuple(mount_dirs.values()))
     actions = _withdraw(context, candidate)
     actions += [_remove(spec, removal.region, removal.why) for removal in changes.removed]
     actions += [UnmountMemory(pool=spec.name, mount_dir=name) for name in empty]
@@ -283,8 +275,8 @@ def _prepare_actions(context: PlanContext, candidate: Candidate) -> tuple[Action
     if changes.new or _needs_folder(context):
         actions.append(MakePool(pool=spec.name, gid=spec.gid, mode=spec.mode))
     actions += candidate.reserves
-    actions += [_mount(context, candidate, *mount) for mount in mount_dirs.items()]
-    actions += [_create(context, planned, mount_dirs[planned.backing]) for planned in changes.new]
+    actions += _mounts(context, candidate, mount_dirs)
+    actions += [_create(context, planned, mount_dirs[planned.name]) for planned in changes.new]
     actions += [step for region in changes.kept for step in _scrub(context, region)]
     actions += [
         AdoptRegion(pool=spec.name, region=region.name, expected_bytes=region.size_bytes)
@@ -348,16 +340,25 @@ def _remove(spec: PoolSpec, region: RegionFacts, why: str) -> RemoveRegion:
     )
 
 
+def _mounts(
+    context: PlanContext, candidate: Candidate, mount_dirs: Mapping[str, str]
+) -> Iterable[MountMemory]:
+    for mount_dir in dict.fromkeys(mount_dirs.values()):
+        new = [new for new in candidate.changes.new if mount_dirs[new.name] == mount_dir]
+        yield _mount(context, candidate, mount_dir, new)
+
+
 def _mount(
-    context: PlanContext, candidate: Candidate, backing: Backing, mount_dir: str
+    context: PlanContext, candidate: Candidate, mount_dir: str, new: Sequence[PlannedRegion]
 ) -> MountMemory:
     kept = [region for region in _staying(context, candidate) if region.finished]
     held = sum(region.size_bytes for region in kept if region.mount_dir == mount_dir)
+    backing = new[0].backing
     return MountMemory(
         pool=context.spec.name,
         mount_dir=mount_dir,
         backing=backing,
-        size_bytes=held + candidate.changes.new_bytes(backing),
+        size_bytes=held + sum(planned.size_bytes for planned in new),
         noswap=not backing.is_hugetlb and pins_with_noswap(context),
         gid=context.spec.gid,
         large_folios=takes_large_folios(context, backing),
@@ -375,7 +376,7 @@ def _create(context: PlanContext, planned: PlannedRegion, mount_dir: str) -> Cre
     return CreateRegion(
         pool=context.spec.name,
         region=planned.name,
-        mount_dir=planned.resumed.mount_dir if planned.resumed else mount_dir,
+        mount_dir=mount_dir,
         backing=planned.backing,
         placement=planned.placement,
         size_bytes=planned.size_bytes,

@@ -147,10 +147,10 @@ class Pools:
 
 
 @contextmanager
-def attacked_node(node: Node) -> Iterator[Pools]:
+def attacked_node(node: Node, specs: list[PoolSpec] | None = None) -> Iterator[Pools]:
     """Yield the two pools, prepared, below a folder that everybody may pass through."""
     Path(node.root).parent.chmod(0o755)
-    pools = Pools(node)
+    pools = Pools(node) if specs is None else Pools(node, specs)
     node.prepare(pools.specs)
     try:
         yield pools

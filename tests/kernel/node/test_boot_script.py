@@ -94,6 +94,9 @@ def test_pages_are_reserved_and_mounted_for_real(booting: Booting) -> None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     os.posix_fallocate(fd, 0, _PAGES * 2 * MIB)
     assert os.fstat(fd).st_blocks * 512 == _PAGES * 2 * MIB
+    _pool_file(0).write_text(str(_pages()[0] + 4))  # free for anybody, but not by this mount
+    with pytest.raises(OSError, match="No space left"):
+        os.posix_fallocate(fd, 0, (_PAGES + 1) * 2 * MIB)
     os.close(fd)
     os.remove(path)
 
@@ -111,7 +114,11 @@ def test_the_mount_is_the_one_that_the_agent_would_make(booting: Booting) -> Non
     (ours,) = booting.mounts()
     target = f"{booting.root}/agents"
     os.mkdir(target)
-    mount("hugetlbfs", target, mount_options(Backing.HUGETLB_2MI, gid=None))
+    mount(
+        "hugetlbfs",
+        target,
+        mount_options(Backing.HUGETLB_2MI, gid=None, size_bytes=_PAGES * 2 * MIB),
+    )
     try:
         (agents,) = [entry for entry in read_mounts() if entry.path == target]
     finally:

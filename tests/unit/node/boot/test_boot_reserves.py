@@ -62,10 +62,10 @@ def test_each_node_gets_its_share_and_the_result_says_so(make_host: MakeHost) ->
 def test_the_mount_has_the_agents_options_and_flags(make_host: MakeHost) -> None:
     host = make_host("two_socket_8gpu")
     host.run(_spec(gid=1234))
-    assert mount_options(Backing.HUGETLB_2MI, gid=1234) == "mode=0750,gid=1234,pagesize=2097152"
+    agents = mount_options(Backing.HUGETLB_2MI, gid=1234, size_bytes=64 * GIB)
+    assert agents == f"mode=0750,gid=1234,pagesize=2097152,size={64 * GIB}"
     assert host.mount_log.read_text() == (
-        "-t hugetlbfs -o nosuid,nodev,noexec,mode=0750,gid=1234,pagesize=2097152 "
-        f"hostprep {host.root}/kv/mem\n"
+        f"-t hugetlbfs -o nosuid,nodev,noexec,{agents} hostprep {host.root}/kv/mem\n"
     )
     assert (host.root / "kv").stat().st_mode & 0o777 == 0o750
 
@@ -82,16 +82,15 @@ def test_it_reserves_what_the_planner_would_on_an_unfragmented_machine(
     facts = observe(host=HostRoot(host.tree), root=str(host.root))
     nodes = tuple(replace(node, deferred_bytes=node.free_bytes) for node in facts.nodes)
     spec = _spec("17.5Gi" if backing == "HugeTLB2Mi" else "14.25Gi", backing, regions=regions)
-    wanted = {
-        action.node_id: action.pages
-        for action in plan([spec], replace(facts, nodes=nodes)).actions
-        if isinstance(action, ReserveHugePages)
-    }
+    actions = plan([spec], replace(facts, nodes=nodes)).actions
+    wanted = {a.node_id: a.pages for a in actions if isinstance(a, ReserveHugePages)}
+    sizes = {a.mount_dir: a.size_bytes for a in actions if isinstance(a, MountMemory)}
     result = host.run(spec)
     reserved = {entry["node"]: entry["got"] for entry in result["nodes"] if entry["got"]}
     assert reserved == wanted, (result, host.stderr)
     kib = 2048 if backing == "HugeTLB2Mi" else 1 << 20
     assert host.pages(*wanted, kib=kib) == list(wanted.values())
+    assert host.mount_sizes() == sizes, "the agent's regions must fit, and leave no room"
 
 
 def test_a_share_of_the_machine_is_reckoned_where_it_boots(make_host: MakeHost) -> None:
@@ -181,6 +180,7 @@ def test_1_gib_pages_that_come_short_go_back_before_2_mib_ones_are_taken(
     assert [entry["backing"] for entry in result["nodes"]] == ["HugeTLB1Gi", "HugeTLB2Mi"]
     mounts = [line.split()[-1] for line in host.mount_log.read_text().splitlines()]
     assert mounts == [f"{host.root}/kv/mem", f"{host.root}/kv/mem-hugetlb2mi"]
+    assert host.mount_sizes() == {"mem": 32 * GIB, "mem-hugetlb2mi": 32 * GIB}
 
 
 def test_a_second_run_keeps_what_each_node_settled_on(make_host: MakeHost) -> None:

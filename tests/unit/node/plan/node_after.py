@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hostprep.api.pool_spec import Placement
 from hostprep.backing import Backing
-from hostprep.node.facts import Facts, LedgerEntry, NumaNode, PoolFacts, RegionFacts
+from hostprep.node.facts import Facts, LedgerEntry, Mount, NumaNode, PoolFacts, RegionFacts
 from hostprep.node.plan.actions import (
     Action,
     CreateRegion,
@@ -25,7 +25,7 @@ from hostprep.node.plan.actions import (
     ScrubRegion,
     UnmountMemory,
 )
-from tests.support.node_facts import BOOT, PAGE, blocks, mount, region
+from tests.support.node_facts import BOOT, PAGE, blocks, mount, region, reserved_bytes
 
 
 def carried_out(facts: Facts, plan: Plan) -> Facts:
@@ -66,9 +66,10 @@ def _after(facts: Facts, action: Action) -> Facts:
         assert all(r.mount_dir != action.mount_dir for r in there.regions)
         there = replace(there, mounts=kept)
     elif isinstance(action, MountMemory) and action.own_mount:
-        new = mount(action.pool, action.mount_dir, action.backing)
+        new = mount(action.pool, action.mount_dir, action.backing, limit=action.size_bytes)
         others = tuple(m for m in there.mounts if m.path != new.path)
-        there = replace(there, mounts=(*others, new))
+        if len(others) == len(there.mounts) or not action.backing.is_hugetlb:
+            there = replace(there, mounts=(*others, new))
     elif isinstance(action, ScrubRegion):
         there = replace(
             there,
@@ -80,7 +81,18 @@ def _after(facts: Facts, action: Action) -> Facts:
 
 
 def _with_pool(facts: Facts, there: PoolFacts) -> Facts:
+    there = replace(there, mounts=tuple(_with_room(there, found) for found in there.mounts))
     return replace(facts, pools=(*(p for p in facts.pools if p.name != there.name), there))
+
+
+def _with_room(there: PoolFacts, found: Mount) -> Mount:
+    """Return a mount with what is left of its limit, which files never go beyond."""
+    if found.limit_bytes is None:
+        return found
+    here = [r for r in there.regions if found.path.endswith(f"/{r.mount_dir}")]
+    free = found.limit_bytes - reserved_bytes(here)
+    assert free >= 0, (found.path, found.limit_bytes, here)
+    return replace(found, free_bytes=free)
 
 
 def _create(facts: Facts, there: PoolFacts, action: CreateRegion) -> Facts:

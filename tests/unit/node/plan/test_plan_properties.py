@@ -21,7 +21,7 @@ from hostprep.node.plan.actions import (
     ReturnHugePages,
     UnmountMemory,
 )
-from tests.support.node_facts import machine, numa_node, pool, region
+from tests.support.node_facts import machine, numa_node, pool, region, reserved_bytes
 from tests.unit.node.plan.node_after import carried_out
 
 pytestmark = pytest.mark.unit
@@ -235,7 +235,9 @@ def held_regions(draw: st.DrawFn) -> list[RegionFacts]:
                 finished=finished,
                 damage=draw(st.sampled_from([None, None, None, "poisoned"])) if finished else None,
                 resident=size if finished else size // 2,
-                mount_dir="mem" if backing is Backing.HUGETLB_2MI else "mem-base",
+                mount_dir=draw(st.sampled_from(["mem", "mem-hugetlb2mi"]))
+                if backing is Backing.HUGETLB_2MI
+                else "mem-base",
             )
         )
     return found
@@ -245,11 +247,16 @@ def held_regions(draw: st.DrawFn) -> list[RegionFacts]:
 def machines_with_a_pool(draw: st.DrawFn) -> Facts:
     regions = draw(held_regions())
     pages = 2048
+    limits = {}
+    for folder in {r.mount_dir for r in regions if r.backing is Backing.HUGETLB_2MI}:
+        taken = reserved_bytes(r for r in regions if r.mount_dir == folder)
+        limits[folder] = taken + draw(st.sampled_from([0, GIB, 4 * GIB]))
     there = pool(
         *regions,
         published=draw(st.booleans()),
         taken=[LedgerEntry(0, TWO_MI, pages)] if draw(st.booleans()) else [],
         boot_id=draw(st.sampled_from([None, "other"])) if not draw(st.integers(0, 5)) else BOOT_ID,
+        limits=draw(st.sampled_from([limits, limits, {}])),
     )
     # In use are at least as many as all regions together may hold: 14 GiB on one node.
     found = [
