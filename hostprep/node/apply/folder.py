@@ -143,7 +143,8 @@ def set_access(paths: PoolPaths, action: MakePool, pool: PoolFacts) -> None:
 def strip_pool(paths: PoolPaths) -> None:
     """Leave of a pool its ledger alone, and mounts that are still needed.
 
-    For one whose huge pages could not all be given back: `release` does it once they are free.
+    For one whose huge pages could not all be given back, or whose removed files processes have
+    open: `release` does the rest once they are free.
     """
     for path in (paths.state, paths.tickets, paths.links, paths.devices):
         put_aside(paths, path)

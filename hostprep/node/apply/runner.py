@@ -39,7 +39,7 @@ from hostprep.node.apply.publish import publish
 from hostprep.node.apply.regions import create_region, mark_damaged, remove_region, scrub_region
 from hostprep.node.facts import Facts
 from hostprep.node.ledger import Ledger, LedgerWriter, read_boot_ledger, read_ledger
-from hostprep.node.observe.pools import find_region, observe_pool
+from hostprep.node.observe.pools import find_region, held_files, observe_pool
 from hostprep.node.plan.actions import (
     Action,
     AdoptRegion,
@@ -342,7 +342,9 @@ class Runner:
     def _(self, action: RemovePool, paths: PoolPaths) -> None:
         _ = action
         ledger = read_ledger(paths)
-        if ledger and ledger.boot_id == self.facts.kernel.boot_id and ledger.taken:
+        has_pages = ledger and ledger.boot_id == self.facts.kernel.boot_id and ledger.taken
+        # A kept file may have no pages: its mount stays all the same.
+        if has_pages or held_files(paths):
             strip_pool(paths)
         else:
             remove_pool(paths)

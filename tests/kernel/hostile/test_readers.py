@@ -100,6 +100,24 @@ def test_pages_that_a_reader_keeps_are_never_taken_from_others(huge_pools: Pools
     assert not os.path.exists(node.root)
 
 
+def empty_and_keep(path: str) -> int:
+    fd = os.open(path, os.O_RDWR)
+    os.ftruncate(fd, 0)
+    return fd
+
+
+def test_an_emptied_region_that_an_engine_keeps_is_not_in_the_way(huge_pools: Pools) -> None:
+    """It has no page that could not be given back, and its mount cannot be taken away."""
+    pools, node, path = huge_pools, huge_pools.node, region_path(huge_pools)
+    spec = pool_of(name=ATTACKED, gid=GID, backing=Backing.HUGETLB_2MI)
+    with ENGINE.keeps(lambda: empty_and_keep(path)):
+        for _ in range(2):
+            node.release([ATTACKED], force=True)
+            node.prepare([spec])
+    node.release([ATTACKED])
+    assert not os.path.exists(pools.root)
+
+
 def test_a_region_that_is_read_is_not_removed(huge_pools: Pools) -> None:
     pools, node, path = huge_pools, huge_pools.node, region_path(huge_pools)
     handoff = Path(pools.attacked.handoff).read_bytes()
