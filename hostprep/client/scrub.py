@@ -199,8 +199,11 @@ def remove_stale_links(paths: PoolPaths, region: str) -> None:
     """Remove the links of the region's earlier leases, where they still lead there.
 
     Containers that got the region as a device write theirs to their view's `links`, which is the
-    pool's to them.
+    pool's to them. One without a sidecar was not leased since they were last removed: nothing is
+    looked through for it.
     """
+    if not os.path.lexists(paths.sidecar(region)):
+        return
     prefix = f"{region}@"
     for folder in (paths.links, *_links_of_views(paths)):
         _sweep(folder, prefix, f"{paths.links}/{prefix}")

@@ -277,6 +277,8 @@ def test_files_named_like_regions_cost_a_round_as_much_as_their_number(pools: Po
             Path(f"{pools.attacked.folder}/mem/node0-{number}").touch()
         for number in range(100 * files):
             Path(f"{pools.attacked.folder}/junk{number}").touch()
+        for number in range(20 * files):
+            Path(f"{pools.attacked.links}/junk{number}").touch()
         calls = _calls_of(pools.reconcile)
         assert sorted(os.listdir(f"{pools.attacked.folder}/mem")) == ["node0-0", "node0-1"]
         return calls
