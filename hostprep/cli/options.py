@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import grp
 import sys
 from collections.abc import Callable
 from functools import reduce
@@ -90,6 +92,28 @@ pool_alias_option = click.option(
     shell_complete=complete_pool,
     help="Another way to write POOL.",
 )
+
+
+class _Group(click.types.IntParamType):
+    """A group of this machine by its name, or any by its number."""
+
+    name = "group"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number. Raises BadInputError for a name that is none."""
+        with contextlib.suppress(click.BadParameter):
+            return int(super().convert(value, param, ctx))
+        try:
+            return grp.getgrnam(value).gr_gid
+        except (KeyError, ValueError) as error:
+            raise BadInputError(
+                f"--gid: there is no group {value!r} on this machine",
+                reason="NoSuchGroup",
+                remedy="give one that `getent group` shows, or a number, such as the one that"
+                " containers have in supplementalGroups",
+            ) from error
+
+
 pool_options = options_of(
     click.option(
         "-f",
@@ -111,7 +135,11 @@ pool_options = options_of(
         help="Without a file: PerNUMANode, PerGPU, Single or a number.",
     ),
     click.option("--reserve", help="Without a file: what the node must keep free."),
-    click.option("--gid", type=int, help="Without a file: the group that may attach."),
+    click.option(
+        "--gid",
+        type=_Group(),
+        help="Without a file: the group that may attach, by number or name.",
+    ),
     click.option("--mode", help="Without a file: mode of the region files, such as 0660."),
 )
 """The ways to say which pool: a file, or its fields one by one."""

@@ -18,7 +18,7 @@ from hostprep.console import elide, print_json, print_table, say, warn
 from hostprep.cuda.board_layout import READY
 from hostprep.cuda.board_view import RankView
 from hostprep.engines.main import pool_named
-from hostprep.errors import HostprepError, NotReadyError
+from hostprep.errors import FailedError, HostprepError, NotReadyError
 from hostprep.node.facts import PoolFacts, RegionFacts
 from hostprep.node.observe.pools import closed_pools, missing_pool, observe_gate, observe_pools
 from hostprep.paths import PoolPaths, check_pool_name
@@ -160,13 +160,16 @@ def _row(pool: dict[str, Any], region: dict[str, Any]) -> tuple[str, ...]:
 @output_option
 def verify(pool: str | None, pool_option: str | None, root: str, pages: bool, output: str) -> int:
     """Check every claim of the handoff against the kernel: boot, identity, size, residency."""
-    names = [facts.name for facts in _chosen(root, pool_named(pool, pool_option))]
-    if not names:
+    name = pool_named(pool, pool_option)
+    pools = _chosen(root, name)
+    if not pools:
         raise NotReadyError(f"there is no pool below {root}", remedy="run `hostprep prepare`")
     results = [
         result
-        for name in names
-        for result in _verdicts(PoolPaths(root, name), pages=pages, alone=pool is not None)
+        for facts in pools
+        for result in _verdicts(
+            PoolPaths(root, facts.name), facts, pages=pages, alone=name is not None
+        )
     ]
     if output == "json":
         print_json({"ok": all(result["ok"] for result in results), "regions": results})
@@ -188,11 +191,17 @@ def verify(pool: str | None, pool_option: str | None, root: str, pages: bool, ou
     return 0 if all(result["ok"] for result in results) else 1
 
 
-def _verdicts(paths: PoolPaths, *, pages: bool, alone: bool) -> Iterator[dict[str, Any]]:
-    """Yield a verdict for each region; one for the pool where there is no handoff to check.
+def _verdicts(
+    paths: PoolPaths, facts: PoolFacts, *, pages: bool, alone: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield a verdict for each region; one for the pool where there is nothing to check it by.
 
     Raises BadInputError for a pool that may not be read, where it is the only one.
     """
+    if facts.failure:
+        why = FailedError(f"it cannot be looked at: {facts.failure}", reason="CannotLook")
+        yield _verdict(paths.pool, "", 0, why)
+        return
     try:
         handoff = read_handoff(paths)
     except HostprepError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from itertools import zip_longest
 from shutil import get_terminal_size
@@ -39,12 +38,15 @@ def run_engines(options: argparse.Namespace) -> int:
         print(_entry(integrations[0]))
     else:
         rows = [_COLUMNS, *map(_row, integrations)]
-        narrow = sys.stdout.isatty() and get_terminal_size().columns < max(map(len, _aligned(rows)))
+        narrow = get_terminal_size(_NO_TERMINAL).columns < max(map(len, _aligned(rows)))
         for line in _narrow(rows) if narrow else _aligned(rows):
             print(line)
         print(_LEGEND)
     return 0
 
+
+_NO_TERMINAL = (1000, 24)
+"""In a pipe lines are as long as they need, unless COLUMNS says otherwise."""
 
 _LEGEND = """
 IN BACKGROUND: serves while its memory is still being registered with CUDA.

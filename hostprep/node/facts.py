@@ -371,6 +371,8 @@ class PoolFacts:
     """Folders with files of removed regions that processes still have open or mapped."""
     failure: str = ""
     """Why it could not be observed, if so: nothing is known of its regions, and nothing is done."""
+    has_handoff: bool = True
+    """Whether a handoff is there, of whatever boot and regions."""
 
     @property
     def returnable(self) -> tuple[LedgerEntry, ...]:

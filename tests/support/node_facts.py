@@ -152,6 +152,7 @@ def pool(
     taken: Sequence[LedgerEntry] = (),
     boot_id: str | None = BOOT,
     limits: Mapping[str, int] | None = None,
+    has_handoff: bool = True,
 ) -> PoolFacts:
     """A pool with mounts for its regions; `limits` are those of hugetlbfs, by folder."""
     backings = {r.mount_dir: r.backing for r in regions}
@@ -160,7 +161,9 @@ def pool(
         here = [r for r in regions if r.mount_dir == folder]
         limit = (limits or {}).get(folder)
         mounts.append(mount(name, folder, backing, limit=limit, taken=reserved_bytes(here)))
-    return PoolFacts(name, boot_id, 1, published, regions, tuple(taken), tuple(mounts))
+    return PoolFacts(
+        name, boot_id, 1, published, regions, tuple(taken), tuple(mounts), has_handoff=has_handoff
+    )
 
 
 def reserved_bytes(regions: Iterable[RegionFacts]) -> int:

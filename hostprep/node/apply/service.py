@@ -207,7 +207,7 @@ class Node:
                 runner.run(wanted)
         except ShortfallError as error:
             roll_back(PoolPaths(self.root, error.short.pool), error.short)
-            return error.short
+            return _with_surplus(error.short, facts)
         return None
 
     def replay_ledgers(self) -> dict[str, HostprepError]:
@@ -228,6 +228,23 @@ class Node:
             except Exception as error:  # it is that pool's
                 failures[pool.name] = pool_error(pool.name, error)
         return failures
+
+
+def _with_surplus(short: Shortfall, facts: Facts) -> Shortfall:
+    """Return a shortfall whose reason names surplus pages, if the node had some before."""
+    surplus = sum(
+        pool.surplus
+        for node in facts.nodes
+        for pool in node.huge_pages
+        if pool.page_bytes == short.backing.page_bytes and short.node_id in (None, node.node_id)
+    )
+    if not surplus or not short.backing.is_hugetlb:
+        return short
+    why = (
+        f"{short.why}; others use {surplus} surplus pages there (nr_overcommit_hugepages), and"
+        " pages that are added make up for those first"
+    )
+    return replace(short, why=why)
 
 
 def check_met(wanted: Plan, specs: Sequence[PoolSpec]) -> None:

@@ -175,6 +175,7 @@ def observe_pool(
         mounts=own_mounts,
         held=held_pages(paths, ledger.taken if ledger else ()),
         held_in=_held_in(paths),
+        has_handoff=os.path.lexists(paths.handoff),
     )
 
 

@@ -34,8 +34,9 @@ class DropHandoff(Action):
     """Unpublish before anything that the handoff promises is touched."""
 
     kind: ClassVar[str] = "Withdraw"
-    text: ClassVar[str] = "withdraw the handoff: {0.why}"
+    text: ClassVar[str] = "withdraw {0.what}: {0.why}"
     why: str
+    what: str = "the handoff"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -269,7 +269,9 @@ def _prepare_actions(context: PlanContext, candidate: Candidate) -> tuple[Action
     actions += [_remove(spec, removal.region, removal.why) for removal in changes.removed]
     actions += [UnmountMemory(pool=spec.name, mount_dir=name) for name in empty]
     actions += candidate.returns
-    if changes.new and changes.kept and any(isinstance(a, DropHandoff) for a in actions):
+    withdrawn = pool is not None and not pool.published
+    withdrawn = withdrawn or any(isinstance(a, DropHandoff) for a in actions)
+    if changes.new and changes.kept and withdrawn:
         # What stays is sound: it can be claimed while the rest is populated.
         actions.append(PublishHandoff(pool=spec.name))
     if changes.new or _needs_folder(context):
@@ -317,8 +319,10 @@ def _withdraw(context: PlanContext, candidate: Candidate) -> list[Action]:
     if not pool.published:
         changing += [r.name for r in pool.regions if r.finished and r.leased and damage_of(r)]
     if _of_other_boot(pool, context.facts):
-        why = "it is of another boot"
-    elif changing:
+        return [_drop_other_boots(pool)]
+    if not pool.has_handoff:
+        return []
+    if changing:
         why = f"{', '.join(sorted(set(changing)))} will not be as promised"
     elif not pool.published:
         # A handoff that stands there promises other files. Were it still there when new files
@@ -327,6 +331,11 @@ def _withdraw(context: PlanContext, candidate: Candidate) -> list[Action]:
     else:
         return []
     return [DropHandoff(pool=pool.name, why=why)]
+
+
+def _drop_other_boots(pool: PoolFacts) -> DropHandoff:
+    what = "the handoff" if pool.has_handoff else "what is recorded of the pool"
+    return DropHandoff(pool=pool.name, why="it is of another boot", what=what)
 
 
 def _remove(spec: PoolSpec, region: RegionFacts, why: str) -> RemoveRegion:
@@ -403,9 +412,11 @@ def _scrub(context: PlanContext, region: RegionFacts) -> tuple[Action, ...]:
 
 def _release_actions(spec: PoolSpec, pool: PoolFacts, facts: Facts) -> tuple[Action, ...]:
     """Return the actions that give everything of a pool back, the folder last."""
-    stale = _of_other_boot(pool, facts)
-    why = "it is of another boot" if stale else "the pool is released"
-    actions: list[Action] = [DropHandoff(pool=spec.name, why=why)]
+    actions: list[Action] = []
+    if _of_other_boot(pool, facts):
+        actions.append(_drop_other_boots(pool))
+    elif pool.has_handoff:
+        actions.append(DropHandoff(pool=spec.name, why="the pool is released"))
     actions += [_remove(spec, region, "the pool is released") for region in pool.regions]
     actions += [UnmountMemory(pool=spec.name, mount_dir=name) for name in folders(pool)]
     if pool.boot_id == facts.kernel.boot_id:

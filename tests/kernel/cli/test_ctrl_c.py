@@ -44,6 +44,7 @@ def _interrupt(command: list[str]) -> str:
     process.send_signal(signal.SIGINT)
     begin = time.monotonic()
     rest = process.stderr.read()
+    assert "\n\n" not in rest, "an empty line, as for a terminal that shows ^C"
     assert process.wait(timeout=30) == 130
     assert time.monotonic() - begin < 10
     return rest
@@ -61,6 +62,7 @@ def test_ctrl_c_stops_at_once_and_the_next_run_goes_on(node: Node) -> None:
 
     done = subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True, timeout=60)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert "DropHandoff" not in {line["action"] for line in lines}, "none was published"
     begin = next(line for line in lines if line["action"] == "CreateRegion")
     assert "of it there" in begin["what"]
     assert begin["expected_bytes"] == 3 * GIB - there_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from tests.support.processes import hostprep as run_hostprep
 
 pytestmark = pytest.mark.kernel
 
+_MAP_HUGETLB = 0x40000
 BACKINGS = (Backing.BASE, Backing.THP, Backing.HUGETLB_2MI)
 
 
@@ -78,8 +80,6 @@ def test_release_gives_back_exactly_what_was_taken(node: Node, root: Path) -> No
 
 
 def test_pages_that_somebody_reserved_are_not_touched(node: Node) -> None:
-    import mmap
-
     path = Path("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages")
     before = int(path.read_text())
     path.write_text(str(before + 4))
@@ -172,9 +172,29 @@ def test_a_backing_that_falls_short_is_given_up_for_the_next(
 
     assert {region.backing for region in _handoff(node).regions} == {Backing.BASE}
     assert "gave" in outcome.shortfalls[0]
+    assert "surplus" not in outcome.shortfalls[0]
     monkeypatch.undo()
     node.release([POOL])
     assert huge_pages_total() == before
+
+
+def test_a_shortfall_names_the_pages_that_others_took_by_overcommit(node: Node) -> None:
+    """The kernel takes them into the pool that grows, and they are not free."""
+    overcommit = Path("/proc/sys/vm/nr_overcommit_hugepages")
+    allowed = overcommit.read_text()
+    huge = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_HUGETLB
+    try:
+        overcommit.write_text("3")
+        with mmap.mmap(-1, 3 * 2 * MIB, flags=huge) as others:
+            overcommit.write_text(allowed)
+            for page in range(3):
+                others[page * 2 * MIB] = 1
+            backings = (Backing.HUGETLB_2MI, Backing.BASE)
+            outcome = node.prepare([pool_of(backings=backings, mib=32)])
+    finally:
+        overcommit.write_text(allowed)
+    assert {region.backing for region in _handoff(node).regions} == {Backing.BASE}
+    assert "; others use 3 surplus pages there" in outcome.shortfalls[0]
 
 
 def test_a_killed_change_of_huge_pages_is_settled_by_the_next_run(node: Node) -> None:

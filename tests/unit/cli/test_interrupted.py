@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from hostprep import __main__ as command_line
 from hostprep.cli import main as node_half
+from hostprep.cli import status
 
 pytestmark = pytest.mark.unit
 
@@ -35,3 +38,16 @@ def test_what_to_do_is_told_where_there_is_something(
     assert said.startswith("hostprep: interrupted")
     assert told in said
     assert ("again" in said) == bool(told)
+
+
+@pytest.mark.parametrize(("is_terminal", "begin"), [(False, ""), (True, "\n")])
+def test_it_ends_the_line_of_a_terminal_and_none_in_a_log(
+    is_terminal: bool,
+    begin: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(status, "observe_pools", _interrupt)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    assert node_half.main(["status"]) == 130
+    assert capsys.readouterr().err == f"{begin}hostprep: interrupted\n"

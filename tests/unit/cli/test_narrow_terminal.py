@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import pytest
@@ -14,7 +13,6 @@ from hostprep.backing import GIB
 from hostprep.cli import demo
 from hostprep.cli.main import main
 from hostprep.cli.progress import _GibPerSecond
-from hostprep.engines import listing
 from hostprep.engines.main import main as engine_main
 
 pytestmark = pytest.mark.unit
@@ -54,10 +52,12 @@ def test_the_sizing_table_has_every_number_in_one_piece(capsys: pytest.CaptureFi
 def test_the_engines_table_fits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """On a terminal, and in a pipe where COLUMNS says how wide."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(sys, "__stdout__", None)  # no terminal, wherever the tests run
     assert engine_main(["engines"]) == 0
     assert "LAST TEST" in capsys.readouterr().out
-    monkeypatch.setattr(listing, "get_terminal_size", lambda: os.terminal_size((80, 24)))
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
     assert engine_main(["engines"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import json
 
 import pytest
 
+from hostprep.api.pool_spec import PoolSpec
+from hostprep.cli import prepare
 from hostprep.cli.main import main as node_main
 from hostprep.engines.main import COMMANDS
 from hostprep.engines.main import main as engine_main
@@ -31,6 +34,11 @@ def run(*arguments: str) -> int:
         (["release"], "no pool is named", "`hostprep status` lists"),
         (["plan"], "no pool is named", "kv --size 8Gi"),
         (["plan", "kv"], "how large is pool kv?", "--size 8Gi"),
+        (
+            ["plan", "kv", "--gid", "no such"],
+            "no group 'no such'",
+            "`getent group`",
+        ),
         (
             ["exec", "--size", "1Gi", "--", "true"],
             "no pool is named",
@@ -168,3 +176,15 @@ def test_an_option_by_its_name_elsewhere_is_recognised(
 ) -> None:
     assert run(*arguments) == 2
     assert f"(did you mean '{meant}'?)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "gid"), [("4242", 4242), ("daemon", grp.getgrnam("daemon").gr_gid)]
+)
+def test_a_group_is_a_number_or_a_name_of_this_machine(
+    given: str, gid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[PoolSpec] = []
+    monkeypatch.setattr(prepare, "_plan", lambda _node, specs, _output: asked.extend(specs))
+    assert run("plan", "kv", "--size", "1Gi", "--gid", given) == 0
+    assert [spec.gid for spec in asked] == [gid]

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from hostprep.deviceplugin.views import make_view, refresh_views
+from hostprep.errors import HostprepError
 from hostprep.paths import PoolPaths
 from testbed.processes import wait_for
 from tests.support.kubelet_devices import KubeletDevices
@@ -128,6 +129,18 @@ def test_views_follow_the_pools_handoff(
     os.unlink(paths.handoff)
     refresh_views(paths)
     assert not any(handoff.exists() for handoff in handoffs.values())
+
+
+@pytest.mark.parametrize("gone", ["links", "claim.lock"])
+def test_a_pool_that_is_being_released_costs_its_views_an_error_of_its_own(
+    paths: PoolPaths, gone: str
+) -> None:
+    """Whatever the system says of its files: the agent goes on with the next pool."""
+    make_view(paths, ["node0-0"])
+    os.rename(f"{paths.folder}/{gone}", f"{paths.folder}/gone")
+    for work in (lambda: make_view(paths, ["node0-0"]), lambda: refresh_views(paths)):
+        with pytest.raises(HostprepError, match=f"make {paths.devices}/node0-0"):
+            work()
 
 
 def test_a_view_that_says_the_same_is_not_written_again(paths: PoolPaths) -> None:

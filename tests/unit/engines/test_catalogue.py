@@ -53,7 +53,10 @@ def test_another_engine_is_told_what_there_is() -> None:
     assert caught.value.exit_code == 2
 
 
-def test_engines_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_engines_prints_a_table_and_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     assert main(["engines"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:2] == ["NAME", "ENGINE"]

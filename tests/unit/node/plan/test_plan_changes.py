@@ -66,6 +66,14 @@ def test_what_is_right_and_unpublished_is_published() -> None:
     assert kinds(plan([spec(8 * GIB)], facts)) == ["DropHandoff", "AdoptRegion", "PublishHandoff"]
 
 
+def test_without_a_handoff_none_is_withdrawn_and_what_is_there_is_published_first() -> None:
+    there = pool(region("node0-0", 4 * GIB), published=False, has_handoff=False)
+    assert kinds(plan([spec(4 * GIB)], with_pool(there))) == ["AdoptRegion", "PublishHandoff"]
+    growing = kinds(plan([spec(8 * GIB)], with_pool(there)))
+    assert "DropHandoff" not in growing
+    assert growing.index("PublishHandoff") < growing.index("CreateRegion")
+
+
 def test_growing_adds_a_region_with_the_lowest_free_index() -> None:
     there = pool(region("node0-0", 4 * GIB), region("node0-2", 2 * GIB))
     made = plan([spec(8 * GIB)], with_pool(there))

@@ -85,6 +85,14 @@ def test_a_release_of_another_boot_returns_no_pages() -> None:
     assert kinds(plan([absent()], machine(pools=[there]))) == ["DropHandoff", "RemovePool"]
 
 
+def test_what_was_never_published_is_not_withdrawn() -> None:
+    there = pool(region("node0-0", GIB), published=False, has_handoff=False)
+    assert "DropHandoff" not in kinds(plan([absent()], with_pool(there)))
+    old = pool(boot_id="yesterday", published=False, has_handoff=False)
+    (first, _) = plan([absent()], machine(pools=[old])).actions
+    assert first.describe() == "withdraw what is recorded of the pool: it is of another boot"
+
+
 def test_the_memory_of_a_released_pool_serves_the_others() -> None:
     there = pool(region("node0-0", 8 * GIB), taken=[LedgerEntry(0, TWO_MI, 4096)])
     node = numa_node(free=GIB, huge=[HugePages(TWO_MI, 4096, 0, 0)])
