@@ -19,6 +19,7 @@ from typing import Any
 from hostprep.api.pool_spec import PoolSpec, RegionLayout
 from hostprep.backing import MIB, Backing
 from hostprep.errors import HostprepError
+from hostprep.linux.mounts import unmount
 from hostprep.node.apply.service import Node
 from hostprep.node.observe.host import read_mounts
 from hostprep.node.observe.pools import observe_pools
@@ -87,6 +88,9 @@ def clean_node() -> Iterator[Node]:
         elif os.path.isdir(node.root):  # a worker that was stopped before it made a pool
             with suppress(HostprepError):  # some tests make a root that nobody can use
                 node.clear_if_empty(wait_timeout_s=10)
+        shutil.rmtree(node.root, ignore_errors=True)
+        if os.path.ismount(node.root):  # kept for files that are not ours, or that a test left
+            unmount(node.root)
         left = [entry.path for entry in read_mounts() if entry.path.startswith(folder)]
         shutil.rmtree(folder, ignore_errors=True)
     assert huge_pages_total() == before, "huge pages were left"

@@ -52,6 +52,7 @@ from benchmarks.machine import own_node
 from hostprep.api.pool_spec import PoolSpec
 from hostprep.backing import Backing
 from hostprep.linux.files import closing_fd
+from hostprep.node.apply.root import grow_root
 from hostprep.node.observe.host import read_mounts
 from hostprep.paths import TURNSTILE, PoolPaths
 from testbed.machine import huge_pages_total, pool_of
@@ -127,6 +128,9 @@ class Fuzzer:
         agent = Agent(self.root, f"{self.folder}/host", _KILL_S)
         try:
             self._do(prepare(self.root, BYSTANDER, "Base"))
+            # What attackers leave adds up. Claims wait for room in a full root: that is known, and
+            # would hide everything else.
+            grow_root(self.root, regions=1 << 20)
             done = 0
             while done < rounds if rounds is not None else time.monotonic() < deadline_s:
                 self._round(seed + done, agent, canaries)

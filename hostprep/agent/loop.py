@@ -222,7 +222,7 @@ class _Agent:
         """Whether no other agent works below the same root; where one does, this one ends."""
         try:
             # With something to prepare, the lock makes the root: two agents might otherwise.
-            self.lock.root.hold(make_root=self.state.desired.asks_for_memory)
+            self.lock.root.hold(make=self.state.desired.asks_for_memory)
         except BadInputError as error:
             self.log.warning("not_alone", error=error.message, remedy=error.remedy)
             self._end(error.exit_code)

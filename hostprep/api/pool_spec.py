@@ -57,7 +57,15 @@ def reserve_of(asked_bytes: int | None, total_bytes: int) -> int:
 MOUNT_SOURCE = "hostprep"
 """What the mount table calls our mounts."""
 MOUNT_FLAGS = ("nosuid", "nodev", "noexec")
-"""Flags of every mount of ours, as mount(8) names them."""
+
+ROOT_BYTES = 64 * MIB
+ROOT_INODES = 65_536
+"""Bounds of the root's own tmpfs, ample for 128 regions; more regions get a multiple of them."""
+
+
+def root_options(factor: int = 1) -> str:
+    """Return the bounds of the root's tmpfs as mount options, `factor` times the usual ones."""
+    return f"size={factor * ROOT_BYTES},nr_inodes={factor * ROOT_INODES}"
 
 
 def mount_options(

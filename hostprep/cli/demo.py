@@ -200,11 +200,11 @@ def _demo_node() -> Iterator[Node]:
         stack.enter_context(_handling(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP))
         with _turn():
             _clear_leftovers()
-            root = _make_root()
-            lock = stack.enter_context(closing_fd(open_folder(root)))
+            folder = _make_folder()
+            lock = stack.enter_context(closing_fd(open_folder(folder)))
             try_lock(lock, exclusive=True)
-            stack.callback(_give_back_undisturbed, root)
-        yield Node(root)
+            stack.callback(_give_back_undisturbed, folder)
+        yield Node(_root_in(folder))
 
 
 @contextlib.contextmanager
@@ -229,11 +229,16 @@ def _turn(timeout_s: float = _PREPARE_TIMEOUT_S) -> Iterator[None]:
 
 
 def _parent() -> str:
-    """Return the folder of all demos' roots."""
+    """Return the folder of all demos' folders."""
     return os.path.realpath("/run" if os.geteuid() == 0 else "/dev/shm")  # noqa: S108
 
 
-def _make_root() -> str:
+def _root_in(folder: str) -> str:
+    """Return the root in a demo's folder: another one, since a root may be mounted over."""
+    return f"{folder}/root"
+
+
+def _make_folder() -> str:
     try:
         return tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getpid()}-", dir=_parent())
     except OSError as error:
@@ -243,39 +248,39 @@ def _make_root() -> str:
 def _clear_leftovers() -> None:
     """Give back what killed demos left: their locks are free. What fails is a warning."""
     for name in os.listdir(_parent()):
-        # An earlier release had one root for all demos, by the prefix alone.
-        if name != _PREFIX and not name.startswith(f"{_PREFIX}-"):
+        if not name.startswith(f"{_PREFIX}-"):
             continue
-        root = f"{_parent()}/{name}"
+        folder = f"{_parent()}/{name}"
         try:
-            with closing_fd(open_folder(root)) as lock:
+            with closing_fd(open_folder(folder)) as lock:
                 if os.fstat(lock).st_uid == os.geteuid() and try_lock(lock, exclusive=True):
-                    _give_back(root)
+                    _give_back(folder)
         except (HostprepError, OSError) as error:
-            warn(f"demo: what is left at {root} cannot be cleared away: {error}")
+            warn(f"demo: what is left at {folder} cannot be cleared away: {error}")
 
 
-def _give_back_undisturbed(root: str) -> None:
+def _give_back_undisturbed(folder: str) -> None:
     """Give everything back, whoever presses Ctrl-C a second time."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         with contextlib.suppress(BusyError):  # giving back out of turn costs another demo time
             stack.enter_context(_turn(_GIVE_BACK_TIMEOUT_S))
-        _give_back(root)
+        _give_back(folder)
 
 
-def _give_back(root: str) -> None:
+def _give_back(folder: str) -> None:
     """Give everything back; what a process still uses, such as one just killed, once it ends."""
     deadline_s = time.monotonic() + _USERS_TIMEOUT_S
     while True:
-        _release_all(root)
+        if os.path.lexists(_root_in(folder)):
+            _release_all(_root_in(folder))
         try:
-            os.rmdir(root)
+            os.rmdir(folder)
         except FileNotFoundError:
             return
         except OSError as error:
             if time.monotonic() > deadline_s:
-                raise from_os_error(error, f"remove {root}") from error
+                raise from_os_error(error, f"remove {folder}") from error
             time.sleep(_USERS_PAUSE_S)
         else:
             return

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from hostprep.backing import GIB, MIB
 from hostprep.client.attach import Attachment, attach, join
@@ -28,7 +28,11 @@ from hostprep.cuda.gate import Gate
 from hostprep.cuda.registration import Registration
 from hostprep.cuda.turnstile import Turnstile
 from hostprep.errors import FailedError, HostprepError
+from hostprep.linux.threads import Stopped, shielded
 from hostprep.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from hostprep.linux.threads import Stop
 
 WORLD = 4
 DELAY_S_PER_GIB = 2.0
@@ -39,6 +43,7 @@ _STEP_S = 0.01
 _AFTER_STEPS = 20
 """Served after the gate is decided, to show that it goes on."""
 _LONGEST_S = 300.0
+_STOP_WITHIN_S = 0.1
 _OUT_OF_MEMORY = 2
 _FAILING_CALL = 2
 _CHUNKS = 4
@@ -96,15 +101,19 @@ def run_gate_demo(
 
 def _run_engine(title: str, attachment: Attachment, ranks: list[RankConfig]) -> _Run:
     run = _Run(title)
-    events: _Events = queue.Queue()
-    with contextlib.ExitStack() as stack:
-        processes = [stack.enter_context(_rank_process(events, config)) for config in ranks]
-        for _ in processes:
-            _, event = _next(events)
-            if event["event"] != "attached":
-                raise FailedError(f"a rank of the demo could not attach: {event.get('why')}")
-            run.simulated = bool(event["simulated"])
-        _serve(run, attachment, processes, events)
+
+    def work(stop: Stop) -> None:
+        events: _Events = queue.Queue()
+        with contextlib.ExitStack() as stack:
+            processes = [stack.enter_context(_rank_process(events, config)) for config in ranks]
+            for _ in processes:
+                _, event = _next(events, stop)
+                if event["event"] != "attached":
+                    raise FailedError(f"a rank of the demo could not attach: {event.get('why')}")
+                run.simulated = bool(event["simulated"])
+            _serve(run, attachment, processes, events, stop)
+
+    shielded(work)  # Ctrl-C while a process or thread starts would leave it behind
     return run
 
 
@@ -113,6 +122,7 @@ def _serve(
     attachment: Attachment,
     ranks: list[subprocess.Popen[str]],
     events: _Events,
+    stop: Stop,
 ) -> None:
     """Serve step by step, from before the ranks begin until after the gate is decided."""
     board = BoardReader(board_path(attachment), generation=attachment.lease_id)
@@ -125,6 +135,8 @@ def _serve(
             pipe.write("go\n")
             pipe.flush()
     while gate.state == "Closed":
+        if stop.is_set():
+            raise Stopped
         time.sleep(_STEP_S)  # a step of the engine
         run.served_before += 1
     decided_s = time.monotonic() - begin_s
@@ -132,7 +144,7 @@ def _serve(
     for _ in range(_AFTER_STEPS):
         time.sleep(_STEP_S)
         run.served_after += 1
-    moments += list(_moments_of_ranks(run, events, begin_s))
+    moments += list(_moments_of_ranks(run, events, begin_s, stop))
     board.close()
     words = "gate open: the host tier joins" if gate.is_open else f"gate stays closed: {run.why}"
     moments.append(_Moment(decided_s, "engine", words))
@@ -141,11 +153,11 @@ def _serve(
     run.moments = sorted(moments, key=lambda moment: moment.at_s)
 
 
-def _moments_of_ranks(run: _Run, events: _Events, begin_s: float) -> Iterator[_Moment]:
+def _moments_of_ranks(run: _Run, events: _Events, begin_s: float, stop: Stop) -> Iterator[_Moment]:
     """Yield what happens in the ranks, until each has come to an end."""
     ended = 0
     while ended < WORLD:
-        number, event = _next(events)
+        number, event = _next(events, stop)
         name, at_s = event["event"], event["at_s"] - begin_s
         if name == "started":
             run.start_blocked_s.append(event["blocked_s"])
@@ -195,11 +207,14 @@ def _rank_process(events: _Events, config: RankConfig) -> Iterator[subprocess.Po
             reader.join()
 
 
-def _next(events: _Events) -> tuple[int, dict[str, Any]]:
-    try:
-        return events.get(timeout=_LONGEST_S)
-    except queue.Empty as error:
-        raise FailedError(f"a rank of the demo said nothing for {_LONGEST_S:.0f} s") from error
+def _next(events: _Events, stop: Stop) -> tuple[int, dict[str, Any]]:
+    deadline_s = time.monotonic() + _LONGEST_S
+    while time.monotonic() < deadline_s:
+        if stop.is_set():
+            raise Stopped
+        with contextlib.suppress(queue.Empty):
+            return events.get(timeout=_STOP_WITHIN_S)
+    raise FailedError(f"a rank of the demo said nothing for {_LONGEST_S:.0f} s")
 
 
 def _show(run: _Run, size_bytes: int) -> None:

@@ -17,6 +17,7 @@ from tests.node.node_pools import NodePools, pool_object
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
 JsonObject = dict[str, Any]
+_ROOT = "/run/hostprep"
 _SHRINK = """
 import os, time
 import hostprep.attachment
@@ -30,6 +31,25 @@ import time
 import hostprep.attachment
 memory = hostprep.attachment.attach("kv", wait_timeout_s=600)
 print("attached", memory.region.name, memory.size_bytes, flush=True)
+time.sleep(9999)
+"""
+_FILL = """
+import errno, itertools, os, time
+import hostprep.attachment
+memory = hostprep.attachment.attach("kv", wait_timeout_s=600)
+folder = "/run/hostprep/kv/links"
+written = made = 0
+try:
+    with open(f"{folder}/heap", "wb", buffering=0) as file:
+        while True:
+            written += file.write(bytes(1 << 20))
+except OSError as error:
+    why = errno.errorcode[error.errno]
+try:
+    for made in itertools.count():
+        os.close(os.open(f"{folder}/{made}", os.O_CREAT | os.O_WRONLY))
+except OSError:
+    print("filled", why, written >> 20, made, flush=True)
 time.sleep(9999)
 """
 _OCCUPIED: JsonObject = {
@@ -78,6 +98,30 @@ def test_a_pod_that_shrinks_its_region_costs_that_region_only(
     assert len(pools.inodes("kv")) == 2
 
 
+def test_a_pod_that_fills_its_pools_folders_takes_no_room_from_the_node(
+    cluster: ControlPlane, node: VirtualNode, kv: JsonObject, engines: EnginePods
+) -> None:
+    """The root is a tmpfs of its own, which the agent mounted over the folder that kubelet made."""
+    wait_for(lambda: pool_status(cluster, "kv")["phase"] == "Ready", 60, every_s=0.5)
+    assert " tmpfs hostprep " in node.run(f"grep ' / {_ROOT} ' /proc/self/mountinfo")
+    free_kib = int(node.run("df --output=avail /run | tail -1"))
+    pools = NodePools(cluster.kubectl, node)
+    with engines.running([pod_of("filler", _FILL)]):
+        why, mib, files = engines.wait_line("filler", "^filled").split()[1:]
+        assert (why, int(mib) < 64, int(files) < 1 << 16) == ("ENOSPC", True, True)
+        assert free_kib - int(node.run("df --output=avail /run | tail -1")) < 8 << 10
+        with pools.held(pool_object("beside", "16Mi", gid=4343, backings=["Base"]), wait=False):
+            wait_for(
+                lambda: "no space is left" in pool_status(cluster, "beside").get("message", ""),
+                60,
+                every_s=0.5,
+            )
+            node.run(f"find {_ROOT}/kv/links -mindepth 1 -delete")
+            wait_for(
+                lambda: pool_status(cluster, "beside").get("phase") == "Ready", 120, every_s=0.5
+            )
+
+
 def test_a_file_in_a_pools_place_costs_that_pool_only(
     cluster: ControlPlane, node: VirtualNode, kv: JsonObject
 ) -> None:
@@ -110,20 +154,20 @@ def test_a_second_agent_on_the_node_does_not_fight_the_first(
     assert "ended with 2" in answer
 
 
-def test_a_full_disk_under_the_pools_stops_that_pool_until_there_is_room(
+def test_a_full_root_stops_that_pool_until_there_is_room(
     cluster: ControlPlane, node: VirtualNode, kv: JsonObject
 ) -> None:
     pools = NodePools(cluster.kubectl, node)
-    node.run("fallocate -l $(df --output=avail -B1 /run | tail -1) /run/full")
+    node.run(f"fallocate -l $(df --output=avail -B1 {_ROOT} | tail -1) {_ROOT}/.full")
     try:
         with pools.held(pool_object("late", "16Mi", gid=4242, backings=["Base"]), wait=False):
             wait_for(lambda: pool_status(cluster, "late").get("phase") == "Failed", 60, every_s=0.5)
             assert "no space is left" in pool_status(cluster, "late")["message"]
             assert pool_status(cluster, "kv")["phase"] == "Ready"
-            node.run("rm /run/full")
+            node.run(f"rm {_ROOT}/.full")
             wait_for(lambda: pool_status(cluster, "late").get("phase") == "Ready", 60, every_s=0.5)
     finally:
-        node.run("rm -f /run/full")
+        node.run(f"rm -f {_ROOT}/.full")
 
 
 def test_a_node_with_swap_keeps_its_pools_in_memory(

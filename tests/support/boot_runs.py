@@ -67,10 +67,17 @@ class BootHost:
     def mount_log(self) -> Path:
         return self.tree.parent / "mount.log"
 
+    @property
+    def memory_mounts(self) -> list[str]:
+        """The arguments of the mounts of pools, one line each."""
+        lines = self.mount_log.read_text().splitlines() if self.mount_log.exists() else []
+        return [line for line in lines if line.startswith("-t hugetlbfs")]
+
     def mount_sizes(self, pool: str = "kv") -> dict[str, int]:
         """The `size=` of each mount that was made, by folder, in bytes."""
-        lines = self.mount_log.read_text().splitlines() if self.mount_log.exists() else []
-        found = {line.split()[-1]: line.rpartition(",size=")[2].split()[0] for line in lines}
+        found = {
+            line.split()[-1]: line.rpartition(",size=")[2].split()[0] for line in self.memory_mounts
+        }
         return {path.rpartition(f"/{pool}/")[2]: int(size) for path, size in found.items()}
 
     def run(self, spec: PoolSpec) -> dict[str, Any]:

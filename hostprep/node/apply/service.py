@@ -14,7 +14,7 @@ from hostprep.cuda.turnstile_files import make_turnstiles, remove_turnstiles
 from hostprep.errors import BadInputError, BusyError, HostprepError, NotReadyError
 from hostprep.linux.threads import Stopped
 from hostprep.node.apply.cgroups import host_cgroup, remove_host_cgroup
-from hostprep.node.apply.exclusive import exclusive, remove_root
+from hostprep.node.apply.exclusive import exclusive
 from hostprep.node.apply.folder import (
     mount_shared_folder,
     remove_put_aside,
@@ -25,6 +25,7 @@ from hostprep.node.apply.hugepages import replay_ledger
 from hostprep.node.apply.limits import check_limits
 from hostprep.node.apply.publish import publish_zipapp, unused_versions
 from hostprep.node.apply.regions import mark_damaged
+from hostprep.node.apply.root import grow_root, remove_root
 from hostprep.node.apply.runner import (
     OnProgress,
     ProgressReporter,
@@ -195,6 +196,7 @@ class Node:
         """
         check_limits(wanted.actions)
         check_no_readers(self.root, wanted.actions)
+        grow_root(self.root, regions=_count_regions(wanted, facts))
         runner = Runner(self.root, facts, specs, progress, stop or threading.Event())
 
         def note_return_failed(why: str) -> None:
@@ -245,6 +247,11 @@ def _with_surplus(short: Shortfall, facts: Facts) -> Shortfall:
         " pages that are added make up for those first"
     )
     return replace(short, why=why)
+
+
+def _count_regions(wanted: Plan, facts: Facts) -> int:
+    added = sum(isinstance(action, CreateRegion) for action in wanted.actions)
+    return added + sum(len(pool.regions) for pool in facts.pools)
 
 
 def check_met(wanted: Plan, specs: Sequence[PoolSpec]) -> None:

@@ -85,9 +85,21 @@ write_result() {
     fi
 }
 
+# Gives an empty root a small tmpfs of its own, so that engines cannot fill the one below it. Without
+# that the pool is prepared all the same.
+mount_root() {
+    for entry in "$ROOT"/* "$ROOT"/.[!.]*; do
+        if [ -e "$entry" ] || [ -h "$entry" ]; then return; fi
+    done
+    mounted_here "$(cd -P "$ROOT" && pwd -P)"
+    [ -n "$fs_type" ] && return
+    mount -t tmpfs -o "$ROOT_OPTIONS" "$SOURCE" "$ROOT" || say "cannot mount a tmpfs at $ROOT"
+}
+
 make_folder() {
     [ -h "$ROOT" ] && say "$ROOT is a symbolic link: nothing done" && return 1
-    mkdir -p "$ROOT" && { [ -d "$STATE" ] || mkdir -m "$FOLDER_MODE" "$STATE"; }
+    mkdir -p "$ROOT" && mount_root
+    [ -d "$ROOT" ] && { [ -d "$STATE" ] || mkdir -m "$FOLDER_MODE" "$STATE"; }
 }
 
 main() {

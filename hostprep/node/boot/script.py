@@ -10,7 +10,14 @@ import re
 import shlex
 from importlib import resources
 
-from hostprep.api.pool_spec import MOUNT_FLAGS, MOUNT_SOURCE, PoolSpec, PoolState, mount_options
+from hostprep.api.pool_spec import (
+    MOUNT_FLAGS,
+    MOUNT_SOURCE,
+    PoolSpec,
+    PoolState,
+    mount_options,
+    root_options,
+)
 from hostprep.backing import KIB, MIB, Backing
 from hostprep.errors import BadInputError
 from hostprep.paths import check_pool_name
@@ -101,6 +108,7 @@ def _settings(spec: PoolSpec, root: str) -> dict[str, str | int]:
         "COUNT": spec.region_count or 1,
         "OPTIONS_2MI": _options(Backing.HUGETLB_2MI, spec),
         "OPTIONS_1GI": _options(Backing.HUGETLB_1GI, spec),
+        "ROOT_OPTIONS": ",".join([*MOUNT_FLAGS, "mode=0755", root_options()]),
         "SOURCE": MOUNT_SOURCE,
         "FOLDER_MODE": "0755" if spec.gid is None else "0750",
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from hostprep.api.pool_spec import PoolSpec
+from hostprep.api.pool_spec import MOUNT_SOURCE, PoolSpec
 from hostprep.backing import GIB, MIB
 from hostprep.known_issues import LONG_TERM_PIN_BUG, known_issues_of
 from hostprep.node.doctor.finding import NOTHING_TO_DO, Finding, Severity, all_well, worst_first
@@ -194,6 +194,10 @@ def _orphaned_mounts(facts: Facts) -> Iterator[Finding]:
             whose = f"pool {pool}" if is_pools else "pool"
             what = f"{mount.path} is mounted ({mount.fs_type}), and there is no {whose}"
             yield Finding(Severity.WARNING, "pools", what, f"umount {mount.path}")
+        elif mount.path == facts.root.path and mount.source == MOUNT_SOURCE and not known:
+            what = f"{mount.path} is mounted ({mount.fs_type}), and there is no pool"
+            remedy = f"keep it for an agent, or: umount {mount.path}"
+            yield Finding(Severity.INFO, "pools", what, remedy)
 
 
 def _of_pool(facts: Facts, pool: PoolFacts) -> Iterator[Finding]:

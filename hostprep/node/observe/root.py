@@ -7,7 +7,7 @@ import stat
 
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.linux.files import open_own_folder
-from hostprep.node.facts import RootFacts
+from hostprep.node.facts import Mount, RootFacts
 from hostprep.node.observe.host import Warn, fs_type_of, nearest_existing, read_mounts
 
 
@@ -39,6 +39,19 @@ def _refusal(root: str) -> BadInputError | None:
     except BadInputError as error:
         return error
     return None
+
+
+def own_mount(root: str) -> Mount | None:
+    """Return what is mounted at the root itself, if it is a whole file system.
+
+    In a container the root is a mount in any case: of a folder of /run, where it has no own.
+    """
+    path = os.path.realpath(root)
+    found = None
+    for entry in read_mounts():
+        if entry.path == path:
+            found = entry
+    return found if found is not None and found.fs_root == "/" else None
 
 
 def parents(root: str) -> list[str]:

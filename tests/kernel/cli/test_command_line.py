@@ -270,11 +270,11 @@ def test_a_read_only_root_is_refused(tmp_path: Path) -> None:
 
 def test_a_full_root_is_not_ready_and_nothing_looks_ready(tmp_path: Path) -> None:
     pool = ("--name", "kv", "--size", "8Mi", "--backing", "Base")
-    options = "size=64k,nr_inodes=4"
+    options = "mode=0755,size=64k,nr_inodes=4"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "full", tmp_path], check=True)
     try:
-        assert "no space" in _bad("prepare", *pool, "--root", f"{tmp_path}/root", code=1)
-        assert not (tmp_path / "root/kv/handoff.json").exists()
+        assert "no space" in _bad("prepare", *pool, "--root", str(tmp_path), code=1)
+        assert not (tmp_path / "kv/handoff.json").exists()
     finally:
         subprocess.run(["umount", tmp_path], check=True)
 

@@ -56,7 +56,7 @@ def _demo(*options: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def _wait_for_its_pool(demo: subprocess.Popen[str]) -> None:
-    pattern = f"hostprep-demo-{demo.pid}-*/demo/handoff.json"
+    pattern = f"hostprep-demo-{demo.pid}-*/root/demo/handoff.json"
     wait_for(lambda: list(PARENT.glob(pattern)), 60, why="the demo prepared nothing")
 
 
@@ -120,7 +120,7 @@ def test_memory_that_a_process_still_has_is_given_back_when_it_ends() -> None:
         _wait_for_its_pool(killed)
         killed.kill()
         killed.wait()
-        (region,) = PARENT.glob(f"hostprep-demo-{killed.pid}-*/demo/mem*/*")
+        (region,) = PARENT.glob(f"hostprep-demo-{killed.pid}-*/root/demo/mem*/*")
         code = "import sys, time; f = open(sys.argv[1]); print(flush=True); time.sleep(3)"
         command = [sys.executable, "-c", code, str(region)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:

@@ -162,12 +162,13 @@ def test_the_doctor_finds_what_a_removed_root_left(node: Node) -> None:
         remedies = [each["remedy"] for each in found["findings"]]
         assert f"umount {mem}" in remedies
         assert f"umount {turnstile}" in remedies
+        assert f"keep it for an agent, or: umount {node.root}" in remedies
         (give_back,) = (each for each in remedies if each.startswith("if nobody needs them: echo "))
         left, _, knob = give_back.removeprefix("if nobody needs them: echo ").partition(" > ")
         assert int(left) <= before
         assert os.path.exists(knob)
     finally:
-        for mount in (mem, turnstile):
+        for mount in (mem, turnstile, node.root):
             subprocess.run(["umount", mount], check=True)
         Path("/proc/sys/vm/nr_hugepages").write_text(str(before))
     assert huge_pages_total() == before

@@ -29,7 +29,7 @@ def test_a_fifo_in_place_of_the_claim_lock_holds_up_no_other_pool(pools: Pools) 
 
 
 def test_a_second_name_of_a_foreign_file_as_the_claim_lock_keeps_its_access(pools: Pools) -> None:
-    foreign = Path(pools.root).parent / "foreign"
+    foreign = Path(pools.root, ".foreign")  # no link leads to another file system
     foreign.write_text("years")
     foreign.chmod(0o604)
     os.unlink(pools.attacked.claim_lock)

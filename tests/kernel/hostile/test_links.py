@@ -101,7 +101,7 @@ def test_a_state_folder_of_another_user_keeps_its_access(pools: Pools) -> None:
 def test_a_file_linked_in_place_of_users_keeps_its_access(pools: Pools) -> None:
     """A hard link, to any file that the engine may write: its group would become the pool's."""
     users = pools.attacked.users_lock(REGION)
-    shared = Path(pools.root).parent / "shared"
+    shared = Path(pools.root, ".shared")  # no link leads to another file system
     shared.write_text("of the engine's user and another group")
     os.chown(shared, 1000, 4321)
     shared.chmod(0o640)

@@ -17,7 +17,7 @@ import pytest
 from hostprep.api.pool_resource import spec_from_options
 from hostprep.api.pool_spec import mount_options
 from hostprep.backing import MIB, Backing
-from hostprep.linux.mounts import mount, unmount
+from hostprep.linux.mounts import detach, mount, unmount
 from hostprep.node.apply.service import Node
 from hostprep.node.boot import boot_script
 from hostprep.node.facts import Mount
@@ -74,9 +74,9 @@ def booting(request: pytest.FixtureRequest) -> Iterator[Booting]:
     with machine_lock():  # nobody else counts or changes pages meanwhile
         before = _pages()
         yield Booting(root, request.param, before)
-        for entry in read_mounts():
-            if entry.path == f"{root}/kv/mem":
-                unmount(entry.path)
+        for path in (f"{root}/kv/mem", root):
+            if os.path.ismount(path):
+                detach(path)
         for node, pages in before.items():
             _pool_file(node).write_text(str(pages))
         after = _pages()
@@ -107,6 +107,7 @@ def test_running_it_again_adds_neither_pages_nor_mounts(booting: Booting) -> Non
     assert booting.run() == first
     assert _pages() == pages
     assert len(booting.mounts()) == 1
+    assert os.path.ismount(booting.root)
 
 
 def test_the_mount_is_the_one_that_the_agent_would_make(booting: Booting) -> None:

@@ -93,22 +93,22 @@ def test_of_two_agents_at_a_fresh_root_one_has_it(node: Node) -> None:
     first, second = AgentLock(node.root), AgentLock(node.root)
     first.hold()
     second.hold()
-    first.hold(make_root=True)
+    first.hold(make=True)
     with pytest.raises(BadInputError, match=f"process {os.getpid()}"):
-        second.hold(make_root=True)
+        second.hold(make=True)
     node.prepare([pool_of()])
     node.release(["kv"])
-    second.hold(make_root=True)
+    second.hold(make=True)
     with pytest.raises(BadInputError):
-        first.hold(make_root=True)
+        first.hold(make=True)
     second.close()
     assert not os.path.exists(node.root)
 
 
 def test_a_root_that_cannot_be_made_is_the_workers_to_say(node: Node) -> None:
     Path(node.root).write_text("somebody's")
-    AgentLock(node.root).hold(make_root=True)
-    AgentLock(f"{node.root}/below").hold(make_root=True)
+    AgentLock(node.root).hold(make=True)
+    AgentLock(f"{node.root}/below").hold(make=True)
     os.unlink(node.root)
 
 

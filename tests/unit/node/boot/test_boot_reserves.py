@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hostprep.api.pool_resource import spec_from_options
-from hostprep.api.pool_spec import PoolSpec, mount_options, reserve_of
+from hostprep.api.pool_spec import PoolSpec, mount_options, reserve_of, root_options
 from hostprep.backing import GIB, MIB, Backing
 from hostprep.node.observe import HostRoot, observe
 from hostprep.node.plan import plan
@@ -64,10 +64,38 @@ def test_the_mount_has_the_agents_options_and_flags(make_host: MakeHost) -> None
     host.run(_spec(gid=1234))
     agents = mount_options(Backing.HUGETLB_2MI, gid=1234, size_bytes=64 * GIB)
     assert agents == f"mode=0750,gid=1234,pagesize=2097152,size={64 * GIB}"
-    assert host.mount_log.read_text() == (
-        f"-t hugetlbfs -o nosuid,nodev,noexec,{agents} hostprep {host.root}/kv/mem\n"
-    )
+    assert host.memory_mounts == [
+        f"-t hugetlbfs -o nosuid,nodev,noexec,{agents} hostprep {host.root}/kv/mem"
+    ]
     assert (host.root / "kv").stat().st_mode & 0o777 == 0o750
+
+
+def test_an_empty_root_gets_a_file_system_of_its_own_once(make_host: MakeHost) -> None:
+    host = make_host("two_socket_8gpu")
+    host.run(_spec())
+    first, *others = host.mount_log.read_text().splitlines()
+    own = f"nosuid,nodev,noexec,mode=0755,{root_options()}"
+    assert first == f"-t tmpfs -o {own} hostprep {host.root}"
+    assert others == host.memory_mounts
+    host.run(replace(_spec(), name="second"))
+    assert host.mount_log.read_text().count("-t tmpfs") == 1
+
+
+@pytest.mark.parametrize("name", [".kept", "kept"])
+def test_a_root_in_use_keeps_its_file_system(make_host: MakeHost, name: str) -> None:
+    host = make_host("two_socket_8gpu")
+    host.root.mkdir(parents=True, exist_ok=True)
+    (host.root / name).symlink_to("nowhere")
+    assert host.run(_spec())["mounted"] is True
+    assert "-t tmpfs" not in host.mount_log.read_text()
+
+
+def test_a_root_with_a_mount_keeps_it(make_host: MakeHost) -> None:
+    host = make_host("two_socket_8gpu")
+    with (host.tree / "proc/self/mountinfo").open("a") as file:
+        file.write(f"99 1 0:9 / {host.root} rw - tmpfs mine rw\n")
+    assert host.run(_spec())["mounted"] is True
+    assert "-t tmpfs" not in host.mount_log.read_text()
 
 
 @pytest.mark.parametrize("regions", ["PerNUMANode", "PerGPU", "Single", 1, 3, 11])
@@ -135,7 +163,7 @@ def test_running_it_again_changes_nothing(make_host: MakeHost) -> None:
     assert host.run(_spec()) == first
     assert [host.pages_file(node).stat().st_mtime_ns for node in (0, 1)] == before
     assert host.pages(0, 1) == [16484, 16484]
-    assert len(host.mount_log.read_text().splitlines()) == 1
+    assert len(host.memory_mounts) == 1
 
 
 def test_free_pages_that_are_there_already_count(make_host: MakeHost) -> None:
@@ -178,7 +206,7 @@ def test_1_gib_pages_that_come_short_go_back_before_2_mib_ones_are_taken(
         {"backing": "HugeTLB1Gi", "why": "node 1 gave 2 of 32 pages of 1048576 KiB"}
     ]
     assert [entry["backing"] for entry in result["nodes"]] == ["HugeTLB1Gi", "HugeTLB2Mi"]
-    mounts = [line.split()[-1] for line in host.mount_log.read_text().splitlines()]
+    mounts = [line.split()[-1] for line in host.memory_mounts]
     assert mounts == [f"{host.root}/kv/mem", f"{host.root}/kv/mem-hugetlb2mi"]
     assert host.mount_sizes() == {"mem": 32 * GIB, "mem-hugetlb2mi": 32 * GIB}
 
@@ -191,7 +219,7 @@ def test_a_second_run_keeps_what_each_node_settled_on(make_host: MakeHost) -> No
     again = host.run(wanted)
     assert again | {"passed_over": []} == first | {"passed_over": []}
     assert (host.pages(0, kib=1 << 20), host.pages(0, 1)) == ([32], [0, 16384])
-    assert len(host.mount_log.read_text().splitlines()) == 2
+    assert len(host.memory_mounts) == 2
 
 
 def test_an_interleaved_region_gets_the_same_pages_on_all_nodes(make_host: MakeHost) -> None:
@@ -217,9 +245,7 @@ def test_the_agent_plans_onto_what_the_script_has_mounted(
     host.gives_none(1, short_kib)
     order = "HugeTLB1Gi,HugeTLB2Mi" if short_kib > 2048 else "HugeTLB2Mi,HugeTLB1Gi"
     host.run(_spec(backings=order))
-    mounts = [
-        line.split()[-1].rpartition("/")[2] for line in host.mount_log.read_text().split("\n")[:-1]
-    ]
+    mounts = [line.split()[-1].rpartition("/")[2] for line in host.memory_mounts]
     facts = observe(host=HostRoot(host.tree), root=str(host.root))
     short = Shortfall("kv", Backing(order.split(",", maxsplit=1)[0]), "as the script saw", 1)
     made = plan([_spec(backings=order)], facts, shortfalls=[short])

@@ -1,0 +1,190 @@
+"""The root folder: made with a small tmpfs of its own, and removed once no pool is left in it.
+
+Engines may write to some folders of their pool. Those lie in the root's file system, by default
+/run, which kubelet, the container runtime and systemd need as well: a tmpfs of its own bounds what
+an engine can take. It is the root itself that is mounted, no folder in it: mounts below a volume
+are out of reach for pods with `hostUsers: false`, and not read-only with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+
+from hostprep.api.pool_spec import MOUNT_SOURCE, ROOT_INODES, root_options
+from hostprep.errors import BadInputError, HostprepError, NotReadyError
+from hostprep.linux.files import closing_fd, from_os_error, open_folder, open_own_folder
+from hostprep.linux.locks import lies_at, try_lock
+from hostprep.linux.mounts import detach, mount, open_below_mounts, remount
+from hostprep.node.apply.folder import clear_debris, is_debris
+from hostprep.node.facts import WITHOUT_ROOT
+from hostprep.node.observe.root import check_parents, own_mount, parents
+
+LOCK = ".lock"
+AGENT_LOCK = ".agent.lock"
+MADE = ".made"
+"""Marks a root that we made, and so may remove; below its mount, where it has one."""
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_TRIES = 10
+_FOR_REGIONS = 128
+"""As many regions as that has ample room for: each has some files of a page, and clutter."""
+
+
+def make_root(root: str, *, mount_existing: bool = False) -> None:
+    """Make the root if need be, on a tmpfs of its own where this process may mount.
+
+    A folder that was there before is mounted over only with `mount_existing`: it is another's, who
+    could not remove it then. Raises BadInputError for a root that cannot be used, HostprepError
+    where it cannot be made.
+    """
+    if not root.startswith("/"):
+        raise BadInputError(
+            f"root {root!r} is not an absolute path", reason="BadRoot", remedy="begin it with /"
+        )
+    check_parents(root)
+    try:
+        if not os.path.lexists(root):
+            # One by one: os.makedirs gives those in between whatever mode the umask leaves.
+            for folder in parents(root):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder, mode=0o755)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(root, mode=0o755)
+                with open(f"{root}/{MADE}", "ab"):
+                    pass
+    except OSError as error:
+        raise from_os_error(error, f"create {root}", permission_remedy=WITHOUT_ROOT) from error
+    with contextlib.suppress(NotReadyError):  # another process removed it since
+        os.close(open_own_folder(root))
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError, HostprepError):  # without the right, a plain folder
+            if mount_existing or os.path.lexists(f"{root}/{MADE}"):
+                _mount_once(root)
+
+
+def try_root_lock(root: str) -> int | None:
+    """Return the root's lock file, locked; None where another process has it or removed it.
+
+    Raises OSError where it cannot be opened.
+    """
+    path = f"{root}/{LOCK}"
+    try:
+        fd = os.open(path, LOCK_FLAGS, 0o600)
+    except FileNotFoundError:
+        return None
+    if try_lock(fd, exclusive=True) and lies_at(path, fd):
+        return fd
+    os.close(fd)
+    return None
+
+
+def _mount_once(root: str) -> None:
+    """Mount a tmpfs at a root that is empty. Raises OSError, HostprepError.
+
+    One in use stays as it is: pods may have folders of it mounted, and would not see new ones.
+    """
+    if not _may_be_mounted(root):
+        return
+    with closing_fd(open_folder(root)) as below:
+        fd = try_root_lock(root)
+        if fd is None:
+            return
+        with closing_fd(fd):
+            if _may_be_mounted(root):
+                status = os.fstat(below)
+                mode = f"mode={stat.S_IMODE(status.st_mode):o}"
+                options = f"{mode},uid={status.st_uid},gid={status.st_gid},{root_options()}"
+                mount("tmpfs", root, options)
+                # Whoever has it open, to wait for us, sees that the path leads elsewhere now.
+                os.unlink(LOCK, dir_fd=below)
+
+
+def _may_be_mounted(root: str) -> bool:
+    return set(os.listdir(root)) <= {LOCK, MADE} and own_mount(root) is None
+
+
+def grow_root(root: str, *, regions: int) -> None:
+    """Make room for the files of that many regions, in a tmpfs that we mounted."""
+    factor = -(-regions // _FOR_REGIONS)
+    if factor > 1 and os.statvfs(root).f_files < factor * ROOT_INODES:
+        entry = own_mount(root)
+        if entry is not None and (entry.fs_type, entry.source) == ("tmpfs", MOUNT_SOURCE):
+            with contextlib.suppress(HostprepError):  # without the right: what is there must do
+                remount("tmpfs", root, root_options(factor))
+
+
+def remove_root(root: str, names: tuple[str, ...]) -> None:
+    """Remove the root, once no pool is left in it; to be called while holding it.
+
+    `names` are files beside the pools that go with it. A root that we did not make stays, mounted
+    as it is: containers that wait for a pool may have it.
+    """
+    ours = (*names, LOCK, MADE, AGENT_LOCK)
+    for name in os.listdir(root):
+        path = f"{root}/{name}"
+        if name in names or _is_left_of_mounts(path):
+            clear_debris(path)
+    entries = set(os.listdir(root))
+    if entries - set(ours):
+        return
+    for name in (*names, AGENT_LOCK):
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+            os.unlink(f"{root}/{name}")
+    # The lock's file stays until the folder goes: in one without, the next process would be at work
+    # already.
+    with contextlib.suppress(OSError, HostprepError):
+        if _was_made_below_mount(root):
+            detach(root)
+            fd = try_root_lock(root)  # else another process is at work there already
+            if fd is not None:
+                with closing_fd(fd):
+                    _remove_made(root)
+        elif MADE in entries:
+            _remove_made(root)
+        else:
+            os.unlink(f"{root}/{LOCK}")
+
+
+def _remove_made(root: str) -> None:
+    """Remove a folder that we made, in one step: the next process makes another one."""
+    parent, name = os.path.split(root)
+    removed = f"{parent}/.{name}.removed"
+    for _ in range(_TRIES):
+        if set(os.listdir(root)) <= {LOCK, MADE}:
+            with contextlib.suppress(OSError):  # that of another process, or of a killed one
+                os.rename(root, removed)
+                break
+            _remove_emptied(removed)
+    _remove_emptied(removed)
+
+
+def _remove_emptied(folder: str) -> None:
+    for name in (LOCK, MADE):
+        with contextlib.suppress(OSError):
+            os.unlink(f"{folder}/{name}")
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+
+
+def _was_made_below_mount(root: str) -> bool:
+    """Return whether the folder that the root's mount lies on is one that we made.
+
+    In a container it is another folder, and this mount is all that the container has of the root.
+    """
+    if own_mount(root) is None:
+        return False
+    parent, name = os.path.split(root)
+    with contextlib.suppress(OSError), closing_fd(open_below_mounts(parent)) as fd:
+        os.stat(f"{name}/{MADE}", dir_fd=fd, follow_symlinks=False)
+        return True
+    return False
+
+
+def _is_left_of_mounts(folder: str) -> bool:
+    """Return whether containers with regions left it: each has a view below `devices` mounted.
+
+    One without may be what kubelet made for a pod that waits for its pool, and has it mounted.
+    """
+    return is_debris(f"{folder}/devices") and is_debris(folder)
