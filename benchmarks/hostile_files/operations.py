@@ -119,7 +119,7 @@ def operations(root: str, pools_file: str, backing: str) -> list[Operation]:
         command("exec", BYSTANDER, "--", "/bin/true", must_work=True),
         command("exec", ATTACKED, "--link", "/tmp/{pool}-{lease}", "--", "/bin/true"),
         Operation("claim bystander", _claim(root, BYSTANDER), must_work=True),
-        Operation("claim attacked", _claim(root, ATTACKED)),
+        Operation("claim attacked", _claim(root, ATTACKED), may_get_sigbus=True),
         Operation("claim attacked", _claim(root, ATTACKED), user=NEIGHBOUR, may_get_sigbus=True),
         Operation("take a turn", _take_turn(root), user=BYSTANDERS_ENGINE, must_work=True),
         Operation("agent's lock", _agent_lock(root), must_work=True),

@@ -48,6 +48,7 @@ class Outcome:
     out: str
     err: str
     took_s: float
+    """Less the time that it had to wait for a CPU: the machine has other work."""
     peak_bytes: int
     timed_out: bool
 
@@ -60,11 +61,13 @@ def run_child(work: Callable[[], int], *, user: User | None, limit_s: float) -> 
         if pid == 0:
             _child(work, user, out, err)
         timed_out = False
+        queued_s = 0.0
         try:
             timed_out = not _ends_within(pid, limit_s)
             if timed_out:  # where it hangs
                 os.kill(pid, signal.SIGABRT)
                 _ends_within(pid, 1.0)
+            queued_s = _queued_s(pid)
         finally:
             # Of a group that has ended nothing is left to kill, unless a grandchild stayed.
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -74,7 +77,7 @@ def run_child(work: Callable[[], int], *, user: User | None, limit_s: float) -> 
             os.waitstatus_to_exitcode(status),
             _text(out),
             _text(err),
-            time.monotonic() - begin_s,
+            time.monotonic() - begin_s - queued_s,
             usage.ru_maxrss * 1024,
             timed_out,
         )
@@ -117,6 +120,15 @@ def _ends_within(pid: int, limit_s: float) -> bool:
         return bool(select.select([fd], [], [], limit_s)[0])
     finally:
         os.close(fd)
+
+
+def _queued_s(pid: int) -> float:
+    """Return how long a child that has ended waited for a CPU (schedstat, in nanoseconds)."""
+    try:
+        with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def _text(file: IO[bytes]) -> str:

@@ -85,8 +85,8 @@ def write_pid(fd: int) -> None:
 
 def holder_at(path: str, who: str = "hostprep") -> str:
     """Return who holds a lock, as far as its file says."""
-    with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
-        pid = file.read(20).strip()
+    with contextlib.suppress(OSError), closing_fd(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
+        pid = os.read(fd, 20).decode("ascii", "replace").strip()
         if pid:
             return f"another {who} (process {pid})"
     return f"another {who}"
@@ -120,6 +120,8 @@ class AgentLock:
                 self._fd = os.open(self._path, LOCK_FLAGS, 0o600)
             except FileNotFoundError:
                 continue  # the root went in between
+            except BlockingIOError as error:
+                raise self._held_by_another() from error
             except (HostprepError, OSError):
                 return  # the worker meets the same error, and reports it
             self._lock(self._fd)
@@ -127,13 +129,15 @@ class AgentLock:
     def _lock(self, fd: int) -> None:
         if not try_lock(fd, exclusive=True):
             self._drop()
-            raise BadInputError(
-                f"{holder_at(self._path, 'agent')} works below {self._root}",
-                reason="AlreadyRunning",
-                remedy="end it first; two nodes on one machine need a --root and a --state-dir"
-                " each",
-            )
+            raise self._held_by_another()
         write_pid(fd)
+
+    def _held_by_another(self) -> BadInputError:
+        return BadInputError(
+            f"{holder_at(self._path, 'agent')} works below {self._root}",
+            reason="AlreadyRunning",
+            remedy="end it first; two nodes on one machine need a --root and a --state-dir each",
+        )
 
     def close(self) -> None:
         """Release the lock; where nothing else is left below the root, remove it."""

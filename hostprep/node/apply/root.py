@@ -25,7 +25,8 @@ LOCK = ".lock"
 AGENT_LOCK = ".agent.lock"
 MADE = ".made"
 """Marks a root that we made, and so may remove; below its mount, where it has one."""
-LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Who has a lease (F_SETLEASE) on a lock file holds it, and is not waited for: EAGAIN."""
 
 _TRIES = 10
 _FOR_REGIONS = 128
@@ -72,7 +73,7 @@ def try_root_lock(root: str) -> int | None:
     path = f"{root}/{LOCK}"
     try:
         fd = os.open(path, LOCK_FLAGS, 0o600)
-    except FileNotFoundError:
+    except (FileNotFoundError, BlockingIOError):
         return None
     if try_lock(fd, exclusive=True) and lies_at(path, fd):
         return fd

@@ -19,10 +19,14 @@ from pathlib import Path
 import pytest
 
 from hostprep.deviceplugin.views import make_view, refresh_views, view_name
+from hostprep.errors import BadInputError
+from hostprep.node.apply.exclusive import AgentLock
+from hostprep.node.apply.root import AGENT_LOCK, LOCK
 from hostprep.node.observe.pools import observe_pools
 from hostprep.paths import PoolPaths
 from tests.kernel.hostile.attackers import ATTACKED, BYSTANDER, ENGINE, REGION, Attacker, Pools
 from tests.support.processes import forked
+from tests.support.processes import hostprep as run_hostprep
 
 pytestmark = pytest.mark.kernel
 
@@ -31,8 +35,6 @@ ROOT = Attacker(0, 0)
 
 AT_ONCE = os.O_NONBLOCK | os.O_EXCL | os.O_DIRECTORY | os.O_PATH
 """With one of these open(2) waits for nobody: what is new, and a folder, has no lease."""
-
-_ROOTS_OWN = (".lock", ".agent.lock", ".made")
 
 
 def _lease(path: str) -> int:
@@ -113,6 +115,17 @@ def test_an_engines_lease_on_what_it_put_beside_a_region_delays_no_other_pool(
     assert os.path.exists(pools.attacked.clean_mark(REGION))
 
 
+def test_a_leased_lock_of_the_root_counts_as_held(pools: Pools) -> None:
+    with ROOT.keeps(lambda: [_lease(f"{pools.root}/{name}") for name in (LOCK, AGENT_LOCK)]):
+        release = ("release", BYSTANDER, "--wait", "0.1", "--root", pools.root)
+        done = run_hostprep(*release, timeout_s=20)
+        assert (done.returncode, "is at work below" in done.stderr) == (1, True), done
+        begin_s = time.monotonic()
+        with pytest.raises(BadInputError, match="another agent"):
+            AgentLock(pools.root).hold()
+        assert time.monotonic() - begin_s < 20, "the agent had to wait"
+
+
 def test_every_file_below_the_root_is_opened_without_waiting(pools: Pools, tmp_path: Path) -> None:
     """By all that root does: what the tests above do not think of included."""
     found = tmp_path / "found"
@@ -129,6 +142,11 @@ def test_every_file_below_the_root_is_opened_without_waiting(pools: Pools, tmp_p
         refresh_views(pools.attacked)
         pools.node.release([ATTACKED])
         pools.node.prepare(pools.specs)
+        lock = AgentLock(pools.root)
+        lock.hold()
+        with pytest.raises(BadInputError):
+            AgentLock(pools.root).hold()
+        lock.close()
         ready()
 
     with forked(work):
@@ -141,8 +159,6 @@ def _note(event: str, args: tuple[object, ...], root: str, found: Path) -> None:
         return
     path, _, flags = args
     if not isinstance(path, str) or not isinstance(flags, int) or flags & AT_ONCE:
-        return
-    if os.path.basename(path) in _ROOTS_OWN:
         return
     if path.startswith(root) or not path.startswith("/"):
         with os.fdopen(os.open(found, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK), "w") as file:
