@@ -77,8 +77,8 @@ def _node_is_as_it_was(cluster: ControlPlane, node: VirtualNode) -> None:
     wait_for(lambda: not _pods(cluster), 90, every_s=0.5, why="pods are left")
     # Those of the boot script as well, where the node was rebooted before.
     assert int(node.run("cat /proc/sys/vm/nr_hugepages")) == 0
-    # The folder is kubelet's (DirectoryOrCreate). Its own file system stays, since pods that wait for
-    # memory may have it mounted; all in it went with the last pool.
+    # The folder is kubelet's (DirectoryOrCreate). Its own file system stays, since pods that wait
+    # for memory may have it mounted; all in it went with the last pool.
     assert node.run("ls -A /run/hostprep") == ""
     node.run("umount /run/hostprep")
     assert "hostprep" not in node.run("cat /proc/mounts").replace("/run/hostprep-", "")
