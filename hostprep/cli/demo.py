@@ -28,6 +28,7 @@ from hostprep.errors import BadInputError, BusyError, FailedError, HostprepError
 from hostprep.linux.files import closing_fd, from_os_error, open_folder
 from hostprep.linux.locks import hold_own_lock, try_lock
 from hostprep.linux.processes import sees_all_processes
+from hostprep.node.apply.root import clear_removed
 from hostprep.node.apply.service import Node
 from hostprep.node.facts import Facts
 from hostprep.node.observe.pools import observe_pools
@@ -271,9 +272,14 @@ def _give_back_undisturbed(folder: str) -> None:
 def _give_back(folder: str) -> None:
     """Give everything back; what a process still uses, such as one just killed, once it ends."""
     deadline_s = time.monotonic() + _USERS_TIMEOUT_S
+    root = _root_in(folder)
     while True:
-        if os.path.lexists(_root_in(folder)):
-            _release_all(_root_in(folder))
+        if os.path.lexists(root):
+            _release_all(root)
+        # A demo may have been killed before it marked its root, or while it removed that.
+        with contextlib.suppress(OSError):
+            os.rmdir(root)
+        clear_removed(root)
         try:
             os.rmdir(folder)
         except FileNotFoundError:

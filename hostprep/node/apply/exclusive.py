@@ -21,6 +21,7 @@ from hostprep.node.apply.root import (
     try_root_lock,
 )
 from hostprep.node.facts import WITHOUT_ROOT
+from hostprep.paths import canonical_root
 
 _PAUSE_S = 0.05
 
@@ -99,8 +100,8 @@ class AgentLock:
     """
 
     def __init__(self, root: str) -> None:
-        self._root = root
-        self._path = f"{root}/{AGENT_LOCK}"
+        self._root = canonical_root(root)
+        self._path = f"{self._root}/{AGENT_LOCK}"
         self._fd: int | None = None
 
     def hold(self, *, make: bool = False) -> None:

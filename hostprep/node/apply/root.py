@@ -13,12 +13,12 @@ import os
 import stat
 
 from hostprep.api.pool_spec import MOUNT_SOURCE, ROOT_INODES, root_options
-from hostprep.errors import BadInputError, HostprepError, NotReadyError
+from hostprep.errors import BadInputError, FailedError, HostprepError, NotReadyError
 from hostprep.linux.files import closing_fd, from_os_error, open_folder, open_own_folder
 from hostprep.linux.locks import lies_at, try_lock
 from hostprep.linux.mounts import detach, mount, open_below_mounts, remount
 from hostprep.node.apply.folder import clear_debris, is_debris
-from hostprep.node.facts import WITHOUT_ROOT
+from hostprep.node.facts import WITHOUT_ROOT, Mount
 from hostprep.node.observe.root import check_parents, own_mount, parents
 
 LOCK = ".lock"
@@ -37,8 +37,8 @@ def make_root(root: str, *, mount_existing: bool = False) -> None:
     """Make the root if need be, on a tmpfs of its own where this process may mount.
 
     A folder that was there before is mounted over only with `mount_existing`: it is another's, who
-    could not remove it then. Raises BadInputError for a root that cannot be used, HostprepError
-    where it cannot be made.
+    could not remove it then. Raises BadInputError for a root that cannot be used, FailedError for
+    one that was removed and is mounted here, HostprepError where it cannot be made.
     """
     if not root.startswith("/"):
         raise BadInputError(
@@ -47,6 +47,7 @@ def make_root(root: str, *, mount_existing: bool = False) -> None:
     check_parents(root)
     try:
         if not os.path.lexists(root):
+            clear_removed(root)
             # One by one: os.makedirs gives those in between whatever mode the umask leaves.
             for folder in parents(root):
                 with contextlib.suppress(FileExistsError):
@@ -58,11 +59,22 @@ def make_root(root: str, *, mount_existing: bool = False) -> None:
     except OSError as error:
         raise from_os_error(error, f"create {root}", permission_remedy=WITHOUT_ROOT) from error
     with contextlib.suppress(NotReadyError):  # another process removed it since
-        os.close(open_own_folder(root))
+        _check_not_removed(root)
     if os.geteuid() == 0:
         with contextlib.suppress(OSError, HostprepError):  # without the right, a plain folder
             if mount_existing or os.path.lexists(f"{root}/{MADE}"):
                 _mount_once(root)
+
+
+def _check_not_removed(root: str) -> None:
+    """Raise FailedError for a mount of a folder that is gone: nothing can be made in it again."""
+    with closing_fd(open_own_folder(root)) as fd:
+        if os.fstat(fd).st_nlink == 0 and lies_at(root, fd):
+            raise FailedError(
+                f"{root} is mounted here from a folder that was removed since",
+                reason="BadRoot",
+                remedy="start this container again",
+            )
 
 
 def try_root_lock(root: str) -> int | None:
@@ -109,18 +121,22 @@ def _may_be_mounted(root: str) -> bool:
 def grow_root(root: str, *, regions: int) -> None:
     """Make room for the files of that many regions, in a tmpfs that we mounted."""
     factor = -(-regions // _FOR_REGIONS)
-    if factor > 1 and os.statvfs(root).f_files < factor * ROOT_INODES:
-        entry = own_mount(root)
-        if entry is not None and (entry.fs_type, entry.source) == ("tmpfs", MOUNT_SOURCE):
-            with contextlib.suppress(HostprepError):  # without the right: what is there must do
-                remount("tmpfs", root, root_options(factor))
+    is_small = factor > 1 and os.statvfs(root).f_files < factor * ROOT_INODES
+    if is_small and _is_ours(own_mount(root)):
+        with contextlib.suppress(HostprepError):  # without the right: what is there must do
+            remount("tmpfs", root, root_options(factor))
+
+
+def _is_ours(entry: Mount | None) -> bool:
+    return entry is not None and (entry.fs_type, entry.source) == ("tmpfs", MOUNT_SOURCE)
 
 
 def remove_root(root: str, names: tuple[str, ...]) -> None:
     """Remove the root, once no pool is left in it; to be called while holding it.
 
     `names` are files beside the pools that go with it. A root that we did not make stays, mounted
-    as it is: containers that wait for a pool may have it.
+    as it is: containers that wait for a pool may have it. So does one with another process's agent:
+    in its container it may be a mount of its own, in which it would prepare what nobody sees.
     """
     ours = (*names, LOCK, MADE, AGENT_LOCK)
     for name in os.listdir(root):
@@ -130,13 +146,16 @@ def remove_root(root: str, names: tuple[str, ...]) -> None:
     entries = set(os.listdir(root))
     if entries - set(ours):
         return
-    for name in (*names, AGENT_LOCK):
+    has_agent = _has_other_agent(root)
+    for name in names if has_agent else (*names, AGENT_LOCK):
         with contextlib.suppress(FileNotFoundError, IsADirectoryError):
             os.unlink(f"{root}/{name}")
     # The lock's file stays until the folder goes: in one without, the next process would be at work
     # already.
     with contextlib.suppress(OSError, HostprepError):
-        if _was_made_below_mount(root):
+        if has_agent:
+            os.unlink(f"{root}/{LOCK}")
+        elif _was_made_below_mount(root):
             detach(root)
             fd = try_root_lock(root)  # else another process is at work there already
             if fd is not None:
@@ -151,30 +170,45 @@ def remove_root(root: str, names: tuple[str, ...]) -> None:
 def _remove_made(root: str) -> None:
     """Remove a folder that we made, in one step: the next process makes another one."""
     parent, name = os.path.split(root)
-    removed = f"{parent}/.{name}.removed"
     for _ in range(_TRIES):
-        if set(os.listdir(root)) <= {LOCK, MADE}:
+        # An agent may have locked a file of its own here before the root was mounted.
+        if set(os.listdir(root)) <= {LOCK, MADE, AGENT_LOCK}:
             with contextlib.suppress(OSError):  # that of another process, or of a killed one
-                os.rename(root, removed)
+                os.rename(root, f"{parent}/.{name}.removed")
                 break
-            _remove_emptied(removed)
-    _remove_emptied(removed)
+            clear_removed(root)
+    clear_removed(root)
 
 
-def _remove_emptied(folder: str) -> None:
-    for name in (LOCK, MADE):
-        with contextlib.suppress(OSError):
-            os.unlink(f"{folder}/{name}")
-    with contextlib.suppress(OSError):
+def clear_removed(root: str) -> None:
+    """Remove what this process or a killed one made of a root that it removed."""
+    parent, name = os.path.split(root)
+    folder = f"{parent}/.{name}.removed"
+    with contextlib.suppress(OSError, HostprepError):  # in /dev/shm it may be another user's
+        with closing_fd(open_own_folder(folder)) as fd:
+            for name in (LOCK, MADE, AGENT_LOCK):
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=fd)
         os.rmdir(folder)
+
+
+def _has_other_agent(root: str) -> bool:
+    """Return whether an agent that is not this process holds the root."""
+    try:
+        fd = os.open(f"{root}/{AGENT_LOCK}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    with closing_fd(fd):
+        return not try_lock(fd, exclusive=True) and os.read(fd, 20) != str(os.getpid()).encode()
 
 
 def _was_made_below_mount(root: str) -> bool:
     """Return whether the folder that the root's mount lies on is one that we made.
 
     In a container it is another folder, and this mount is all that the container has of the root.
+    A mount that others made over it is not ours to remove.
     """
-    if own_mount(root) is None:
+    if not _is_ours(own_mount(root)):
         return False
     parent, name = os.path.split(root)
     with contextlib.suppress(OSError), closing_fd(open_below_mounts(parent)) as fd:

@@ -130,3 +130,17 @@ def test_memory_that_a_process_still_has_is_given_back_when_it_ends() -> None:
                 _, err = following.communicate(timeout=120)
             assert following.returncode == 0, err
             assert not any(f"-{killed.pid}-" in path for path in _left())
+
+
+def test_a_demo_gives_back_what_one_left_that_was_killed_in_a_system_call() -> None:
+    """Before it marked its root, or after it took that out of the way to remove it."""
+    made = PARENT / "hostprep-demo-1-made"
+    removed = PARENT / "hostprep-demo-1-removed"
+    made.joinpath("root").mkdir(parents=True)
+    removed.joinpath(".root.removed").mkdir(parents=True)
+    removed.joinpath(".root.removed", ".made").touch()
+    with _demo() as demo:
+        _, err = demo.communicate(timeout=120)
+    assert demo.returncode == 0, err
+    assert not made.exists()
+    assert not removed.exists()

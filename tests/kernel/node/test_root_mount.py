@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from hostprep.api.pool_spec import ROOT_BYTES, ROOT_INODES
-from hostprep.linux.mounts import unmount
-from hostprep.node.apply.exclusive import AgentLock
+from hostprep.errors import FailedError
+from hostprep.linux.files import closing_fd
+from hostprep.linux.mounts import open_below_mounts, unmount
+from hostprep.node.apply.exclusive import AGENT_LOCK, LOCK, MADE, AgentLock
 from hostprep.node.apply.root import grow_root
 from hostprep.node.apply.service import Node
 from hostprep.node.observe.host import read_mounts
@@ -103,6 +105,112 @@ def test_a_mount_that_was_there_is_used_as_it_is(node: Node) -> None:
         assert _mounts_of(node.root) == 1
     finally:
         subprocess.run(["umount", node.root], check=True)
+
+
+def test_a_mount_that_others_made_over_a_root_of_ours_stays(node: Node) -> None:
+    os.makedirs(node.root)
+    Path(node.root, MADE).touch()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "mine", node.root], check=True)
+    try:
+        node.prepare([pool_of()])
+        node.release([POOL])
+        assert [entry.source for entry in read_mounts() if entry.path == node.root] == ["mine"]
+    finally:
+        subprocess.run(["umount", node.root], check=False)
+        node.clear_if_empty(wait_timeout_s=10)
+
+
+def test_it_goes_with_a_lock_that_an_agent_made_before_it_was_mounted(node: Node) -> None:
+    node.prepare([pool_of()])
+    parent, name = os.path.split(node.root)
+    with closing_fd(open_below_mounts(parent)) as fd:
+        os.close(os.open(f"{name}/{AGENT_LOCK}", os.O_CREAT | os.O_WRONLY, dir_fd=fd))
+    node.release([POOL])
+    assert not os.path.lexists(node.root)
+
+
+def test_it_goes_with_its_agent_whatever_way_its_path_is_written(node: Node) -> None:
+    parent, name = os.path.split(node.root)
+    link = f"{parent}/link"
+    os.symlink(".", link)
+    for root in (f"{node.root}/", f"{link}/{name}", f"{parent}/./{name}"):
+        agent = AgentLock(root)
+        agent.hold(make=True)
+        assert os.path.lexists(f"{node.root}/{AGENT_LOCK}")
+        assert _mounts_of(node.root) == 1
+        agent.close()
+        assert not os.path.lexists(node.root)
+    os.unlink(link)
+
+
+def test_it_stays_while_an_agent_has_it_and_goes_with_that(node: Node) -> None:
+    """The agent's container would keep a mount of a root that is gone, and prepare in it."""
+    node.prepare([pool_of()])
+    code = """if 1:
+        import sys
+        from hostprep.node.apply.exclusive import AgentLock
+        agent = AgentLock(sys.argv[1])
+        agent.hold()
+        print(flush=True)
+        sys.stdin.readline()
+        agent.hold()
+        agent.close()
+    """
+    command = [sys.executable, "-c", code, node.root]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == "\n"
+        node.release([POOL])
+        assert _mounts_of(node.root) == 1
+        assert os.listdir(node.root) == [AGENT_LOCK]
+        agent.communicate("\n", timeout=60)
+        assert agent.returncode == 0
+    assert not os.path.lexists(node.root)
+
+
+def test_in_a_container_that_has_a_removed_root_the_error_says_so(node: Node) -> None:
+    """Not for ever busy: neither a file nor a folder can be made in it."""
+    inside = Path(node.root).parent / "inside"
+    inside.mkdir()
+    os.mkdir(node.root)
+    subprocess.run(["mount", "--bind", node.root, str(inside)], check=True)
+    # As another mount namespace would keep it: in one's own the folder of a bind may be removed.
+    os.rmdir(node.root)
+    try:
+        AgentLock(str(inside)).hold(make=True)
+        with pytest.raises(FailedError, match="removed since"):
+            Node(str(inside)).prepare([pool_of()], wait_timeout_s=1)
+    finally:
+        unmount(str(inside))
+
+
+def test_what_a_killed_run_left_of_a_removed_root_goes_with_the_next(node: Node) -> None:
+    parent, name = os.path.split(node.root)
+    left = Path(parent, f".{name}.removed")
+    left.mkdir()
+    for file in (LOCK, MADE, AGENT_LOCK):
+        left.joinpath(file).touch()
+    node.prepare([pool_of()])
+    assert not left.exists()
+    node.release([POOL])
+
+
+def test_what_another_put_in_the_place_of_a_removed_root_is_not_touched(node: Node) -> None:
+    """In /dev/shm anybody may: following it would remove the lock of a root in use."""
+    parent, name = os.path.split(node.root)
+    victim = Path(parent, "victim")
+    victim.mkdir()
+    victim.joinpath(LOCK).touch()
+    Path(parent, f".{name}.removed").symlink_to(victim)
+    node.prepare([pool_of()])
+    node.release([POOL])
+    assert victim.joinpath(LOCK).exists()
+    assert not _mounts_of(node.root)
+    os.unlink(f"{parent}/.{name}.removed")
+    node.clear_if_empty(wait_timeout_s=10)
+    assert not os.path.lexists(node.root)
 
 
 def test_a_container_keeps_its_mount_of_a_root_that_was_made_outside(node: Node) -> None:
