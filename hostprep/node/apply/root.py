@@ -193,13 +193,18 @@ def clear_removed(root: str) -> None:
 
 
 def _has_other_agent(root: str) -> bool:
-    """Return whether an agent that is not this process holds the root."""
+    """Return whether an agent holds the root that is neither this process nor its parent.
+
+    The agent's worker is a process of its own.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        fd = os.open(f"{root}/{AGENT_LOCK}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(f"{root}/{AGENT_LOCK}", flags)
     except OSError:
         return False
+    ours = {str(pid).encode() for pid in (os.getpid(), os.getppid())}
     with closing_fd(fd):
-        return not try_lock(fd, exclusive=True) and os.read(fd, 20) != str(os.getpid()).encode()
+        return not try_lock(fd, exclusive=True) and os.read(fd, 20) not in ours
 
 
 def _was_made_below_mount(root: str) -> bool:
