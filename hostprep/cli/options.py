@@ -162,7 +162,7 @@ def specs_from(options: dict[str, Any]) -> tuple[PoolSpec, ...]:
             "no pool is named", remedy="give -f pool.yaml, or a name and a size: kv --size 8Gi"
         )
     if "size" not in given:
-        raise BadInputError(f"how large is pool {name}?", remedy="give it as --size 8Gi")
+        raise BadInputError(f"the size of pool {name} is missing", remedy="give it as --size 8Gi")
     return (spec_from_options(name=name, **given),)
 
 

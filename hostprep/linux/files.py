@@ -21,12 +21,21 @@ _REMOUNT = (
     " container again where the pool was made again"
 )
 
+_FREE_SOME = "free some (see `hostprep doctor`), or choose another --root"
 _MEANINGS = {
     errno.EACCES: ("NoPermission", "no permission", "run it as root, or as the pool's group"),
     errno.EPERM: ("NoPermission", "not permitted", "run it as root"),
     errno.EROFS: ("ReadOnly", "the file system is read-only", _REMOUNT),
-    errno.ENOSPC: ("NoSpace", "no space is left there", "free some, or choose another --root"),
-    errno.EDQUOT: ("NoSpace", "the quota is used up", "free some, or choose another --root"),
+    errno.ENOSPC: (
+        "NoSpace",
+        "no space is left there",
+        _FREE_SOME,
+    ),
+    errno.EDQUOT: (
+        "NoSpace",
+        "the quota is used up",
+        _FREE_SOME,
+    ),
     errno.ENOTDIR: ("BadRoot", "a part of the path is no folder", "choose another --root"),
     errno.ENAMETOOLONG: ("BadRoot", "the path is too long", "choose another --root"),
 }

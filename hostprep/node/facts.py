@@ -13,7 +13,7 @@ from hostprep.backing import GIB, KIB, MIB, Backing
 NVIDIA_VENDOR = 0x10DE
 WITHOUT_ROOT = (
     "run it as root; without root, give --root a folder of your own below /dev/shm, "
-    "such as --root /dev/shm/mine"
+    "such as --root $(mktemp -d -p /dev/shm)"
 )
 """What to do where only root may prepare or release; whom the pool's group lets in may not."""
 _SUFFIXES = {"K": KIB, "M": MIB, "G": GIB}

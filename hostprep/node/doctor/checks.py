@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hostprep.api.pool_spec import MOUNT_SOURCE, PoolSpec
-from hostprep.backing import GIB, MIB
+from hostprep.backing import GIB, KIB, MIB
 from hostprep.known_issues import LONG_TERM_PIN_BUG, known_issues_of
 from hostprep.node.doctor.finding import NOTHING_TO_DO, Finding, Severity, all_well, worst_first
 from hostprep.node.doctor.gpus import check_gpus
@@ -22,6 +22,8 @@ _UNEVEN = 0.9
 _CMA_WORTH_SAYING_BYTES = 256 * MIB
 _THP_FOLDER = "/sys/kernel/mm/transparent_hugepage"
 _MEMORY_FS = ("tmpfs", "ramfs")
+_ROOT_FREE_BYTES = 64 * KIB
+"""A claim or a handoff takes some pages."""
 _COSTLY_PAGE_TABLES_BYTES = GIB
 
 
@@ -154,6 +156,12 @@ def _check_root(facts: Facts) -> Iterator[Finding]:
         where = root.path if root.exists else f"{root.nearest_path or '/'} ({root.path} is missing)"
         what = f"cannot write {where}"
         remedy = "run it as root, or give --root a folder of your own below /dev/shm"
+        yield Finding(Severity.ERROR, name, what, remedy)
+    elif not root.exists and facts.process.euid == 0 and facts.process.can_mount:
+        yield all_well(name, f"{root.path} will be made, on a small tmpfs of its own")
+    elif root.exists and root.free_bytes < _ROOT_FREE_BYTES:
+        what = f"{root.path} is full: nothing is claimed or published in any pool"
+        remedy = f"see who fills it (du -s {root.path}/*/*), clear that, or release that pool"
         yield Finding(Severity.ERROR, name, what, remedy)
     elif root.fs_type not in _MEMORY_FS:
         what = f"{root.path} is on {root.fs_type}: it outlives a reboot, the memory does not"

@@ -33,7 +33,7 @@ def run(*arguments: str) -> int:
         (["attach", "kv", "--wait=-1"], "--wait: give seconds", "`hostprep attach --help`"),
         (["release"], "no pool is named", "`hostprep status` lists"),
         (["plan"], "no pool is named", "kv --size 8Gi"),
-        (["plan", "kv"], "how large is pool kv?", "--size 8Gi"),
+        (["plan", "kv"], "the size of pool kv is missing", "--size 8Gi"),
         (
             ["plan", "kv", "--gid", "no such"],
             "no group 'no such'",

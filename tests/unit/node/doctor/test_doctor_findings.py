@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -299,21 +300,16 @@ def test_a_container_of_its_own_pids_cannot_scrub(new: Facts) -> None:
         ({"refused": "/run/hostprep belongs to user 1000"}, Severity.ERROR),
         ({"writable": False}, Severity.ERROR),
         ({"fs_type": "ext4"}, Severity.WARNING),
+        ({"fs_type": "ext4", "exists": False}, Severity.OK),  # it gets a tmpfs of its own
+        ({"free_bytes": 4096}, Severity.ERROR),
         ({}, Severity.OK),
     ],
 )
-def test_the_root_folder_is_judged(
-    new: Facts, change: dict[str, bool | str], severity: Severity
-) -> None:
-    known = {"exists": True, "fs_type": "tmpfs", "writable": True, "refused": "", **change}
-    root = RootFacts(
-        path="/run/hostprep",
-        exists=bool(known["exists"]),
-        fs_type=str(known["fs_type"]),
-        writable=bool(known["writable"]),
-        free_bytes=0,
-        refused=str(known["refused"]),
+def test_the_root_folder_is_judged(new: Facts, change: dict[str, Any], severity: Severity) -> None:
+    usual = RootFacts(
+        path="/run/hostprep", exists=True, fs_type="tmpfs", writable=True, free_bytes=1 << 20
     )
+    root = replace(usual, **change)
     assert _of(replace(new, root=root), "root-folder")[0].severity is severity
 
 
