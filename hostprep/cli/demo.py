@@ -253,6 +253,8 @@ def _clear_leftovers() -> None:
             continue
         folder = f"{_parent()}/{name}"
         try:
+            if os.lstat(folder).st_uid != os.geteuid():  # which need not be open to us
+                continue
             with closing_fd(open_folder(folder)) as lock:
                 if os.fstat(lock).st_uid == os.geteuid() and try_lock(lock, exclusive=True):
                     _give_back(folder)

@@ -12,7 +12,7 @@ import contextlib
 import os
 import stat
 
-from hostprep.api.pool_spec import MOUNT_SOURCE, ROOT_INODES, root_options
+from hostprep.api.pool_spec import MOUNT_SOURCE, ROOT_BYTES, ROOT_INODES, root_options
 from hostprep.errors import BadInputError, FailedError, HostprepError, NotReadyError
 from hostprep.linux.files import closing_fd, from_os_error, open_folder, open_own_folder
 from hostprep.linux.locks import lies_at, try_lock
@@ -120,9 +120,13 @@ def _may_be_mounted(root: str) -> bool:
 
 def grow_root(root: str, *, regions: int) -> None:
     """Make room for the files of that many regions, in a tmpfs that we mounted."""
-    factor = -(-regions // _FOR_REGIONS)
-    is_small = factor > 1 and os.statvfs(root).f_files < factor * ROOT_INODES
-    if is_small and _is_ours(own_mount(root)):
+    factor = max(1, -(-regions // _FOR_REGIONS))
+    if factor == 1:
+        return
+    room = os.statvfs(root)
+    # Both, or an administrator's own size would be made smaller.
+    is_small = room.f_blocks * room.f_frsize < factor * ROOT_BYTES
+    if is_small and room.f_files < factor * ROOT_INODES and _is_ours(own_mount(root)):
         with contextlib.suppress(HostprepError):  # without the right: what is there must do
             remount("tmpfs", root, root_options(factor))
 

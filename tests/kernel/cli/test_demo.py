@@ -144,3 +144,17 @@ def test_a_demo_gives_back_what_one_left_that_was_killed_in_a_system_call() -> N
     assert demo.returncode == 0, err
     assert not made.exists()
     assert not removed.exists()
+
+
+def test_another_users_demo_is_neither_opened_nor_named() -> None:
+    theirs = Path(PARENT, "hostprep-demo-1-theirs")
+    theirs.mkdir(mode=0o700)
+    try:
+        os.chown(theirs, 4321, 4321)
+        with _demo() as ours:
+            _, err = ours.communicate(timeout=120)
+        assert ours.returncode == 0, err
+        assert "theirs" not in err
+        assert theirs.is_dir()
+    finally:
+        theirs.rmdir()

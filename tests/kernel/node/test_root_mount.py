@@ -280,8 +280,21 @@ def test_it_grows_with_the_regions(node: Node) -> None:
     room = os.statvfs(node.root)
     assert (room.f_blocks * room.f_frsize, room.f_files) == (8 * ROOT_BYTES, 8 * ROOT_INODES)
     grow_root(node.root, regions=1)
+    grow_root(node.root, regions=0)
     assert os.statvfs(node.root).f_files == 8 * ROOT_INODES
     assert Path(node.root, POOL, "links", "kept").read_text() == "x"
+
+
+def test_an_administrators_larger_size_is_not_made_smaller(node: Node) -> None:
+    os.makedirs(node.root)
+    options = "mode=0755,size=1G,nr_inodes=1000"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "hostprep", node.root], check=True)
+    try:
+        grow_root(node.root, regions=200)
+        room = os.statvfs(node.root)
+        assert room.f_blocks * room.f_frsize == 1 << 30
+    finally:
+        subprocess.run(["umount", node.root], check=True)
 
 
 def _start(node: Node, turns: int) -> subprocess.Popen[str]:
