@@ -26,16 +26,8 @@ _MEANINGS = {
     errno.EACCES: ("NoPermission", "no permission", "run it as root, or as the pool's group"),
     errno.EPERM: ("NoPermission", "not permitted", "run it as root"),
     errno.EROFS: ("ReadOnly", "the file system is read-only", _REMOUNT),
-    errno.ENOSPC: (
-        "NoSpace",
-        "no space is left there",
-        _FREE_SOME,
-    ),
-    errno.EDQUOT: (
-        "NoSpace",
-        "the quota is used up",
-        _FREE_SOME,
-    ),
+    errno.ENOSPC: ("NoSpace", "no space is left there", _FREE_SOME),
+    errno.EDQUOT: ("NoSpace", "the quota is used up", _FREE_SOME),
     errno.ENOTDIR: ("BadRoot", "a part of the path is no folder", "choose another --root"),
     errno.ENAMETOOLONG: ("BadRoot", "the path is too long", "choose another --root"),
 }
