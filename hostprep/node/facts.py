@@ -318,6 +318,8 @@ class RegionFacts:
     """Dirty with the bytes of an owner who may come back for them, while no claim waits."""
     damage: str | None = None
     """Why it may not be handed out, if it may not."""
+    has_bad_pages: bool = False
+    """Pages that the hardware reported do not come back to its mount when the file goes."""
     place_bytes: int = 0
     """Of a damaged one: the size that it was published with, and has the place of."""
     layout: str = ""

@@ -381,7 +381,8 @@ class _Folder:
         kept = not clean and sidecar is not None and sidecar.owner is not None
         published = self.handoff.region(region.name) if self.handoff else None
         same = published if published and published.st_ino == region.inode else None
-        damage = _damage(region, published) or read_bad_mark(self.paths, region.name)
+        bad_mark = read_bad_mark(self.paths, region.name)
+        damage = _damage(region, published) or bad_mark
         place_bytes = 0
         if damage:
             place_bytes = same.size_bytes if same else read_bad_size(self.paths, region.name)
@@ -392,6 +393,7 @@ class _Folder:
             scrubbable=scrubbable,
             retained=kept and not self.waits(),
             damage=damage,
+            has_bad_pages=bad_mark is not None,
             place_bytes=place_bytes,
             layout=layout_text(same.layout) if same and same.layout is not None else "",
         )

@@ -59,8 +59,8 @@ def _rooms(changes: Changes, pool: PoolFacts | None) -> dict[str, int]:
     """Return the bytes that each folder of limited size has for new regions after the removals.
 
     A half-made region has reserved all its pages, or will: only the kernel knows which. Neither
-    more than what is free now and comes back, for removed files may be kept by processes, nor
-    more than what those that stay leave.
+    more than what is free now and comes back, for removed files may be kept by processes, and the
+    kernel keeps bad pages, nor more than what those that stay leave.
     """
     gone = [removal.region for removal in changes.removed]
     rooms: dict[str, int] = {}
@@ -68,7 +68,9 @@ def _rooms(changes: Changes, pool: PoolFacts | None) -> dict[str, int]:
         if pool is None or mount.limit_bytes is None:
             continue
         here = [region for region in pool.regions if region.mount_dir == _mount_dir(mount)]
-        back = sum(_taken_bytes(region) for region in here if region in gone)
+        back = sum(
+            _taken_bytes(region) for region in here if region in gone and not region.has_bad_pages
+        )
         stay = sum(_taken_bytes(region) for region in here if region not in gone)
         rooms[_mount_dir(mount)] = min(mount.free_bytes + back, mount.limit_bytes - stay)
     return rooms

@@ -93,10 +93,18 @@ def test_room_that_removed_regions_left_is_used_again() -> None:
 
 def test_a_rebuilt_region_goes_back_to_its_place() -> None:
     """Containers that have mem/ alone mounted see it again."""
-    broken = region("node0-0", 4 * GIB, damage="poisoned")
+    broken = region("node0-0", 4 * GIB, damage="resized")
     there = pool(broken, region("node0-1", 4 * GIB, leased=True), limits={"mem": 8 * GIB})
     made = plan([spec(8 * GIB, count=2)], with_pool(there))
     assert placed(made) == {"node0-0": "mem"}
+
+
+def test_bad_pages_leave_no_room_for_the_region_that_is_made_again() -> None:
+    """The kernel keeps them charged to the mount: planned there, the region would fall short."""
+    broken = replace(region("node0-0", 4 * GIB, damage="has a bad page"), has_bad_pages=True)
+    there = pool(broken, region("node0-1", 4 * GIB, leased=True), limits={"mem": 8 * GIB})
+    made = plan([spec(8 * GIB, count=2)], with_pool(there))
+    assert placed(made) == {"node0-0": FURTHER}
 
 
 def test_a_larger_region_in_the_place_of_a_removed_one_gets_a_new_mount() -> None:
