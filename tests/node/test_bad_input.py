@@ -194,25 +194,39 @@ def test_containerd_dies_while_the_agent_populates(
 ) -> None:
     pools = NodePools(cluster.kubectl, node)
     before, agent = pools.inodes("kv"), agent_pod(cluster)
-    with pools.held(pool_object("large", "768Mi", gid=4242, backings=["Base"]), wait=False):
-        wait_for(lambda: _is_populating(node), 60, every_s=0.1, why="nothing was populated")
-        node.run("systemctl kill --signal=KILL containerd")
-        wait_for(lambda: pool_status(cluster, "large").get("phase") == "Ready", 120, every_s=0.5)
-        assert pools.inodes("kv") == before
-        node.wait(
-            lambda: node.run("systemctl is-active containerd || true").strip() == "active",
-            "containerd to run again",
-            timeout_s=60,
-        )
+    large = pool_object("large", "768Mi", gid=4242, backings=["Base"])
+    # Populated between two looks, if this machine is slow and the guest is not: it is made again.
+    for _ in range(5):
+        with pools.held(large, wait=False):
+            wait_for(
+                lambda: _resident_bytes(node) > 0, 60, every_s=0.1, why="nothing was populated"
+            )
+            if _resident_bytes(node) < 768 << 20:
+                node.run("systemctl kill --signal=KILL containerd")
+                _wait_ready(cluster, "large")
+                assert pools.inodes("kv") == before
+                node.wait(
+                    lambda: node.run("systemctl is-active containerd || true").strip() == "active",
+                    "containerd to run again",
+                    timeout_s=60,
+                )
+                break
+            _wait_ready(cluster, "large")
+    else:
+        pytest.fail("it was never seen populating")
     assert agent_pod(cluster) == agent
     # The runtime is there again as well: it can run a program in the agent's container.
     wait_for(lambda: _version(cluster, agent), 60, every_s=1, why="containerd does not serve")
 
 
-def _is_populating(node: VirtualNode) -> bool:
-    """Whether region files of pool `large` have some of their pages, and not all."""
+def _resident_bytes(node: VirtualNode) -> int:
+    """Return what the region files of pool `large` have in memory."""
     blocks = node.run("stat -c %b /run/hostprep/large/mem/* 2>/dev/null || true").split()
-    return 0 < sum(map(int, blocks)) * 512 < 768 << 20
+    return sum(map(int, blocks)) * 512
+
+
+def _wait_ready(cluster: ControlPlane, pool: str) -> None:
+    wait_for(lambda: pool_status(cluster, pool).get("phase") == "Ready", 120, every_s=0.5)
 
 
 def _version(cluster: ControlPlane, agent: str) -> str:

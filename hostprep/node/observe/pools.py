@@ -393,7 +393,8 @@ class _Folder:
             scrubbable=scrubbable,
             retained=kept and not self.waits(),
             damage=damage,
-            has_bad_pages=bad_mark is not None,
+            # As handoff.check_pages words it: marks of other damage look the same.
+            has_bad_pages="bad page" in (bad_mark or ""),
             place_bytes=place_bytes,
             layout=layout_text(same.layout) if same and same.layout is not None else "",
         )

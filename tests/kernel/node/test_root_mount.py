@@ -16,8 +16,8 @@ from hostprep.api.pool_spec import ROOT_BYTES, ROOT_INODES
 from hostprep.errors import FailedError
 from hostprep.linux.files import closing_fd
 from hostprep.linux.mounts import open_below_mounts, unmount
-from hostprep.node.apply.exclusive import AGENT_LOCK, LOCK, MADE, AgentLock
-from hostprep.node.apply.root import grow_root
+from hostprep.node.apply.exclusive import AgentLock
+from hostprep.node.apply.root import AGENT_LOCK, LOCK, MADE, grow_root
 from hostprep.node.apply.service import Node
 from hostprep.node.observe.host import read_mounts
 from hostprep.node.observe.pools import pool_names
