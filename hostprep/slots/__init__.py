@@ -4,6 +4,7 @@ For connectors of any engine; standard library only. See docs/slots.md.
 """
 
 from hostprep.layout import ATTENTION, RECURRENT, Group, Layout
+from hostprep.slots.directory import Directory
 from hostprep.slots.pool import BatchClaim, Claim, GroupUsage, SlotPool, over
 from hostprep.slots.request import (
     OUTSIDE,
@@ -30,6 +31,7 @@ __all__ = [
     "BatchClaim",
     "Claim",
     "Counts",
+    "Directory",
     "Group",
     "GroupUsage",
     "GroupUse",

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from hostprep.layout import ATTENTION, Group
+from hostprep.slots.directory import Kept
 from hostprep.slots.eviction import EvictionOrder
 from hostprep.slots.index import HashIndex, Keys
 from hostprep.slots.rows import FreeSlots, Listed, in_a_row, marks_of, runs, set_marks
@@ -123,6 +124,19 @@ class SlotGroup:
         self.index.settle(slots)
         self.mark(slots, READY)
 
+    def restore(self, kept: Kept) -> None:
+        """Fill an empty group with contents that are there.
+
+        Slots that were being written are neither handed out nor matched: give them back to `free`.
+        """
+        slots = in_a_row(kept.slots)
+        self.free.withhold(slots)
+        self.free.withhold(Listed(kept.writing))
+        self.index.restore(Keys(kept.keys, self.index.key_bytes), slots)
+        self.mark(slots, READY)
+        self.order.append(kept.order)
+        self.gapless = self.gapless and not slots
+
     def mark(self, slots: Sequence[int], state: int) -> None:
         """Set the slots' state."""
         set_marks(self.state, slots, state)
@@ -139,6 +153,15 @@ class SlotGroup:
         self.order.append([s for s, state in zip(idle, states) if state == READY])
         self.empty([s for s, state in zip(idle, states) if state != READY])
         self.gapless = self.gapless and not self._may_gap
+
+    def touch(self, slots: Sequence[int]) -> None:
+        """Make these the newest, the first of them newest of all; -1 and claimed ones stay."""
+        refs, state = self.refs, self.state
+        idle = [s for s in slots if s >= 0 and not refs[s] and state[s] == READY]
+        if idle:
+            self.order.unlink(in_a_row(idle))
+            self.order.append(reversed(idle))
+            self.gapless = False  # a block may now be evicted before those behind it
 
     def note_gaps(self, blocks: Sequence[int]) -> None:
         """Note the order of a claim's blocks, before it releases their slots."""

@@ -162,7 +162,10 @@ class HashIndex:
     def insert(self, keys: Keys, slots: Sequence[int]) -> None:
         """Give each slot, which must have none, its key, which no slot has."""
         self._young.update(zip(keys.keys, slots))
+        self._put(keys, slots)
         set_marks(self._held, slots, _YOUNG)
+
+    def _put(self, keys: Keys, slots: Sequence[int]) -> None:
         content, width, done = self._keys, self._width, 0
         rows = runs(slots)
         if rows is None:
@@ -173,13 +176,24 @@ class HashIndex:
             begin, done = done, done + (end - first) * width
             content[first * width : end * width] = keys.joined[begin:done]
 
+    def restore(self, keys: Keys, slots: Sequence[int]) -> None:
+        """Fill an empty index with keys that are there to stay, each at one slot.
+
+        As `insert` and `settle`, without what they do about earlier contents.
+        """
+        self._put(keys, slots)
+        self._link(list(map(hash, keys.keys)), slots)
+
     def settle(self, slots: Sequence[int]) -> None:
         """Make entries for keys that were inserted and are there to stay."""
         self._unlink(slots)
         keys = self.keys(slots)
         deque(map(self._young.pop, keys, repeat(None)), 0)
+        self._link(list(map(hash, keys)), slots)
+
+    def _link(self, digests: Sequence[int], slots: Sequence[int]) -> None:
+        """Make the slots' entries; they must have none."""
         heads, links, mask = self._heads, self._chain, self._mask
-        digests = list(map(hash, keys))
         buckets = [digest & mask for digest in digests]
         for slot, bucket, digest in zip(slots, buckets, digests):
             before = heads[bucket]

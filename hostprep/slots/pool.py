@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hostprep.errors import BadInputError, BusyError, FailedError
 from hostprep.layout import RECURRENT, Layout
 from hostprep.slots.batch import Draft, allocate, check_shortage, claim_matches, evict, take_over
+from hostprep.slots.directory import Directory
 from hostprep.slots.group import ABANDONED, READY, SlotGroup
+from hostprep.slots.index import Keys
 from hostprep.slots.matching import PartialMatches
 from hostprep.slots.request import (
+    REUSED,
+    STORED,
     WRITE,
     Counts,
     GroupUse,
@@ -23,7 +28,7 @@ from hostprep.slots.request import (
     ShortageError,
     check_request,
 )
-from hostprep.slots.rows import Listed
+from hostprep.slots.rows import Listed, in_a_row
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,6 +59,8 @@ class Claim:
         """By group, in the layout's order."""
         self.counts: Counts = draft.counts()
         self._unwritten: list[list[int]] | None = None
+        self.generation = 0
+        """Of its records in the pool's directory; 0: what it writes is not recorded."""
         copied = self.partial.slots if self.partial else ()
         self.copied_from = [copied[i : i + 1] for i in range(len(self.uses))]
 
@@ -138,9 +145,11 @@ class SlotPool:
         partial: bool = False,
         keep_evicted: bool = False,
         spare: float = SPARE,
+        directory: Directory | None = None,
     ) -> None:
-        """All slots are empty. `partial` also keeps each block's tokens (4 bytes each).
+        """All slots are empty; with a `directory`, until `recover`.
 
+        `partial` also keeps each block's tokens (4 bytes each).
         With `keep_evicted` a claim reports the hashes of the blocks that it displaced, at 0.1 µs
         each. `spare` is the share of each group's slots that is kept free while there is anything
         to evict: blocks then lie in rows, which are found and claimed, and copied, at once.
@@ -164,6 +173,65 @@ class SlotPool:
         self._pid = os.getpid()
         self._totals = Counts()
         self._open: set[Claim] = set()
+        if directory is not None and (directory.layout, directory.key_bytes) != (
+            layout,
+            hash_bytes,
+        ):
+            raise BadInputError(
+                f"the directory is of another layout, or of keys of {directory.key_bytes} bytes: "
+                f"this pool's have {hash_bytes}"
+            )
+        self._directory = directory
+        self._quarantine: list[tuple[SlotGroup, Sequence[int]]] = []
+        self._quarantined_until_s = 0.0
+        self._recovered: list[bytes] | None = None
+
+    def recover(self, quarantine_s: float = 60.0) -> int:
+        """Fill the pool with the blocks that its directory records. Returns how many.
+
+        To be called once, before the first claim, by who judged `directory.identity` equal to its
+        own, or has `reset` the directory. Slots that were being written are not handed out for
+        `quarantine_s` seconds: copies of a dead engine may still land there. Raises BadInputError
+        for a pool without a directory, or one that is in use.
+        """
+        with self._lock:
+            self._check_process()
+            if self._directory is None:
+                raise BadInputError("this pool has no directory to recover from")
+            if self._recovered is not None or self._totals.requests:
+                raise BadInputError(
+                    "recover: the pool is in use", remedy="call it once, before the first claim"
+                )
+            self._recovered = []
+            for slots, kept in zip(self._groups, self._directory.read()):
+                slots.restore(kept)
+                self._recovered += kept.keys
+                if kept.writing:
+                    self._quarantine.append((slots, kept.writing))
+            self._quarantined_until_s = time.monotonic() + quarantine_s
+            return len(self._recovered)
+
+    def recovered_hashes(self) -> list[bytes]:
+        """Return the hashes of the blocks that `recover` found, group by group."""
+        with self._lock:
+            return list(self._recovered or ())
+
+    def _end_quarantine(self) -> None:
+        if self._quarantine and time.monotonic() >= self._quarantined_until_s:
+            for slots, held_back in self._quarantine:
+                slots.free.give(held_back)
+            self._quarantine.clear()
+
+    def _begin(self, claims: Sequence[Claim]) -> None:
+        """Void the records of what the claims will write, before anybody learns the slots."""
+        directory = self._directory
+        if directory is None:
+            return
+        for claim in claims:
+            claim.generation = directory.new_generation() if claim.request.keep else 0
+            for index, (use, blocks) in enumerate(zip(claim.uses, claim.unwritten)):
+                slots = in_a_row([use.slots[block] for block in blocks])
+                directory.begin(index, slots, claim.generation)
 
     def claim_batch(
         self, requests: Sequence[Request], *, token_budget: int | None = None
@@ -184,6 +252,7 @@ class SlotPool:
         """
         with self._lock:
             self._check_process()
+            self._end_quarantine()
             drafts, lacking = self._first_phase(requests, token_budget)
             allocate(
                 self._groups,
@@ -193,6 +262,7 @@ class SlotPool:
                 keep_evicted=self._keep_evicted,
             )
             claims = tuple(Claim(self, draft) for draft in drafts)
+            self._begin(claims)
             self._totals = self._totals.plus(*[claim.counts for claim in claims])
             self._open.update(claims)
         return BatchClaim(claims, tuple(requests[len(drafts) :]))
@@ -242,10 +312,14 @@ class SlotPool:
     def _commit_some(self, claim: Claim, blocks: int | None) -> bool:
         """Commit the next of a claim's blocks in each group; return whether there are more."""
         left = False
-        for slots, use, unwritten in zip(self._groups, claim.uses, claim.unwritten):
+        for index, slots in enumerate(self._groups):
+            use, unwritten = claim.uses[index], claim.unwritten[index]
             ready = len(unwritten) if blocks is None else bisect_left(unwritten, blocks)
             done = unwritten[: min(ready, _COMMITTED_AT_ONCE)]
             places = Listed([use.slots[i] for i in done])
+            if self._directory is not None and claim.generation:
+                keys = [claim.request.hashes[i] for i in done]
+                self._directory.finish(index, places, keys, claim.generation)
             slots.written(places)
             if self._partial is not None and self._partial.leads(slots):
                 self._partial.learn(claim.request, done, places)
@@ -263,9 +337,14 @@ class SlotPool:
             self._check_open(claim)
             moved = Counts()
             for index, slots in enumerate(self._groups):
+                before = set(claim.unwritten[index])
                 claim.uses[index], more = take_over(
                     slots, claim.uses[index], claim.unwritten[index]
                 )
+                if self._directory is not None:
+                    blocks = [block for block in claim.unwritten[index] if block not in before]
+                    taken = [claim.uses[index].slots[block] for block in blocks]
+                    self._directory.begin(index, taken, claim.generation)
                 moved = moved.plus(more)
             claim.counts = claim.counts.plus(moved)
             self._totals = self._totals.plus(moved)
@@ -285,8 +364,35 @@ class SlotPool:
             ):
                 slots.mark([use.slots[i] for i in unwritten], ABANDONED)
                 held = [slot for slot in use.slots if slot >= 0]
+                self._touch(slots, use, held)
                 slots.note_gaps(held)
                 slots.settle(slots.unclaim([*copied, *reversed(held)]))
+
+    def touch(self, hashes: Iterable[bytes], group: int = 0) -> None:
+        """Note these blocks as used just now, the first of them last: they are evicted last.
+
+        What is claimed, not there or not a hash of this pool's is passed by.
+        """
+        width, slots = self.hash_bytes, self._groups[group]
+        wanted = [one for one in dict.fromkeys(hashes) if len(one) == width]
+        with self._lock:
+            self._check_process()
+            found = slots.index.find(Keys(wanted, width))
+            slots.touch(found)
+            if self._directory is not None:
+                self._directory.touch(group, [slot for slot in found if slot >= 0], again=True)
+
+    def _touch(self, group: SlotGroup, use: GroupUse, held: Sequence[int]) -> None:
+        if self._directory is None:
+            return
+        index = self._groups.index(group)
+        if REUSED not in use.kinds and STORED not in use.kinds:
+            self._directory.touch(index, in_a_row(held), again=False)
+            return
+        known = {REUSED, STORED}
+        for again in (False, True):
+            some = [s for s, k in zip(use.slots, use.kinds) if s >= 0 and (k in known) == again]
+            self._directory.touch(index, in_a_row(some), again=again)
 
     def holds(self, block_hash: bytes, group: int = 0) -> bool:
         """Whether a block is there and written. It may be gone at the next call: claim it."""
@@ -301,7 +407,11 @@ class SlotPool:
         """Empty every unclaimed slot (the model's weights changed). Returns how many.
 
         In steps, between which others may claim. Claimed blocks stay, and match: release first.
+        A directory's records are void, all of them, and what is written from here on is recorded
+        after its `reset` only: who forgets knows what the new contents are of.
         """
+        if self._directory is not None:
+            self._directory.void()
         forgotten = 0
         for slots in self._groups:
             left = slots.order.count  # what is released from here on may be of the new weights
@@ -371,8 +481,14 @@ def over(
     partial: bool = False,
     keep_evicted: bool = False,
     spare: float = SPARE,
+    keep: Mapping[str, str] | None = None,
 ) -> SlotPool:
     """Return a pool over a region's slots, all empty; see SlotPool for what is named alike.
+
+    With `keep`, the identity of what will be stored (model, weights, types: all that the bytes
+    depend on beside the hashes), blocks are recorded in the region's last bytes, and those that an
+    earlier process recorded under an equal identity are there from the start. The bytes outlive the
+    process where the region was claimed with an `Owner`. The pool then keeps the mapping open.
 
     `layout` stands in for the handoff's, where the pool was not sized for a model. The process
     that leads the region's lease keeps the one index; those that joined it (other ranks) receive
@@ -397,6 +513,7 @@ def over(
         )
     chosen = layout or Layout.parse(region.layout or {}, region.size_bytes)
     chosen.check_fits(region.size_bytes)
+    directory = None if keep is None else _directory(attachment, chosen, hash_bytes)
     with _lock:
         earlier = _pools.get(attachment)
         if earlier is not None and earlier() is not None:
@@ -411,6 +528,26 @@ def over(
             partial=partial,
             keep_evicted=keep_evicted,
             spare=spare,
+            directory=directory,
         )
+        if directory is not None and keep is not None:
+            if directory.identity != keep:
+                directory.reset(keep)
+            pool.recover()
         _pools[attachment] = weakref.ref(pool)
     return pool
+
+
+def _directory(attachment: Attachment, layout: Layout, hash_bytes: int) -> Directory:
+    """Return the directory in a region's last bytes. Raises BadInputError where slots lie there."""
+    slots = sum(group.slots for group in layout.groups)
+    size_bytes = Directory.size_bytes_for(slots, hash_bytes)
+    room_bytes = attachment.region.size_bytes - max(group.end_bytes for group in layout.groups)
+    if room_bytes < size_bytes:
+        raise BadInputError(
+            f"the directory of {slots} slots takes the last {size_bytes} bytes of region "
+            f"{attachment.region.name}, and its layout leaves {room_bytes}",
+            reason="NoRoomForDirectory",
+            remedy="give a layout of fewer slots, or a larger region",
+        )
+    return Directory(attachment.buffer[-size_bytes:], layout, key_bytes=hash_bytes)

@@ -42,6 +42,8 @@ class Request:
     """From token 0 on; only needed for partial matches."""
     store: bool = True
     """False: claim what can be reused, and no slots for the rest."""
+    keep: bool = True
+    """False: what it writes is not recorded in the pool's directory, and ends with the process."""
 
 
 @dataclass(frozen=True)

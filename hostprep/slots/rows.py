@@ -103,6 +103,11 @@ class FreeSlots:
         self.count += len(slots)
         set_marks(self._free, slots, _FREE[0])
 
+    def withhold(self, slots: Sequence[int]) -> None:
+        """Take these out; all must be in."""
+        self.count -= len(slots)
+        set_marks(self._free, slots, _TAKEN[0])
+
     def take(self, count: int) -> Listed:
         """Take out and return that many, of which there must be as many, in ascending order."""
         taken = Listed()

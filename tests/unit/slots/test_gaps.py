@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -83,6 +83,15 @@ def later_blocks_loaded_alone() -> None:
     _check_found(pool, 1, WRITE, STORED, STORED)
 
 
+def later_blocks_touched_alone() -> None:
+    pool = _pool(6)
+    _store(pool, _request("a", 4))
+    pool.touch(_hashes("a", 4)[2:])
+    _store(pool, _request("b", 3))
+    assert [pool.holds(key) for key in _hashes("a", 4)] == [True, False, True, True]
+    _check_found(pool, 1, WRITE, STORED, STORED)
+
+
 def a_block_given_up_whose_followers_were_written() -> None:
     pool = _pool()
     writer = _claim(pool, _request("a", 2))
@@ -96,6 +105,7 @@ def a_block_given_up_whose_followers_were_written() -> None:
 SCENES: list[Scene] = [
     later_blocks_held_alone,
     later_blocks_loaded_alone,
+    later_blocks_touched_alone,
     a_block_given_up_whose_followers_were_written,
 ]
 
@@ -116,13 +126,30 @@ def _loads_are_whole(patch: Patch) -> None:
     patch.setattr(batch, "Draft", draft)
 
 
+def _touches_are_harmless(patch: Patch) -> None:
+    touch = SlotGroup.touch
+
+    def only_moved(self: SlotGroup, slots: Sequence[int]) -> None:
+        before = self.gapless
+        touch(self, slots)
+        self.gapless = before
+
+    patch.setattr(SlotGroup, "touch", only_moved)
+
+
 def _nothing_is_noted(patch: Patch) -> None:
     patch.setattr(SlotGroup, "note_gaps", lambda self, blocks: None)
 
 
 @pytest.mark.parametrize(
     ("mutant", "scene"),
-    [*zip((_all_are_whole, _loads_are_whole, _nothing_is_noted), SCENES, strict=True)],
+    [
+        *zip(
+            (_all_are_whole, _loads_are_whole, _touches_are_harmless, _nothing_is_noted),
+            SCENES,
+            strict=True,
+        )
+    ],
 )
 def test_a_pool_that_takes_no_note_of_it_is_found(
     mutant: Callable[[Patch], None], scene: Scene, monkeypatch: Patch
@@ -186,3 +213,20 @@ def test_a_partial_match_of_a_whole_sequence_leaves_no_gap() -> None:
         claim.commit()
         claim.release()
     assert _gapless(pool)
+
+
+def test_what_is_touched_is_evicted_last_the_first_of_it_last_of_all() -> None:
+    """What is claimed, not there, or no hash of this pool's is passed by."""
+    pool = _pool(6)
+    a, b = _hashes("a", 3), _hashes("b", 3)
+    _store(pool, _request("a", 3))
+    _store(pool, _request("b", 3))
+    held = _claim(pool, _request("b", 1))
+    pool.touch([a[1], a[2], b[0], *_hashes("c", 1), b"short", a[1]])
+    held.release()
+    evicted = []
+    for name in "defghi":
+        before = {key for key in (*a, *b) if pool.holds(key)}
+        _store(pool, _request(name, 1))
+        evicted += [key for key in before if not pool.holds(key)]
+    assert evicted == [a[0], b[2], b[1], a[2], a[1], b[0]]
