@@ -14,7 +14,7 @@ TURNSTILE = "turnstile"
 POOL_MARKS = ("claim.lock", "agent.json", "boot.json", "boot.ledger")
 """Any of these files makes a folder a pool's; no other folder is ever taken for one."""
 
-_DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 
 
 def default_root() -> str:
@@ -35,7 +35,7 @@ def check_pool_name(name: str, field: str = "") -> str:
             reason="BadPoolName",
             remedy="choose another name, such as kv",
         )
-    if _DNS_LABEL.fullmatch(name) is None:
+    if DNS_LABEL.fullmatch(name) is None:
         shown = name if len(name) <= 70 else name[:67] + "..."
         raise BadInputError(
             f"{where}pool name {shown!r} is not a DNS label",
@@ -148,6 +148,14 @@ class PoolPaths:
     def sidecar(self, region: str) -> str:
         """Who holds, or last held, the region. Advisory, except for the lease's id."""
         return f"{self.state_of(region)}/lease"
+
+    def warm_report(self, region: str) -> str:
+        """Where the engine reports, for people, on the blocks that it keeps in the region."""
+        return f"{self.state_of(region)}/warm"
+
+    def kept_mark(self, region: str) -> str:
+        """Since when the region is kept for its owner without a holder, as root first saw it."""
+        return f"{self.state_of(region)}/kept"
 
     def board(self, region: str) -> str:
         """Where the ranks of the engine that leases the region report how far they are."""

@@ -118,8 +118,8 @@ class Worker:
                 for pool in request.pools
                 # A waiting pod cannot scrub by itself: it is done here.
                 if pool.leave_dirty and not _has_waiters(PoolPaths(self.node.root, pool.spec.name))
-            }
-            | resting,
+            },
+            resting=resting,
             held=frozenset(request.held) | _damaged(request, found, resting),
             stop=self._stop,
             on_progress=self._report_progress,

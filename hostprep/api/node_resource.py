@@ -67,6 +67,7 @@ POLICY_FIELDS = (
     "access",
     "lease",
     "scrub",
+    "retention",
     "attach",
     "boot",
     "deletionPolicy",

@@ -82,6 +82,12 @@ class Scrub(_Model):
     when: Annotated[str, constraints("spec.scrub.when")]
 
 
+class Retention(_Model):
+    """How long a region keeps its contents for an owner who may come back."""
+
+    max_age_seconds: Annotated[_Whole | None, constraints("spec.retention.maxAgeSeconds")]
+
+
 class Attach(_Model):
     """How pods reach the regions. Used by the cluster only."""
 
@@ -191,6 +197,7 @@ class PolicyModel(_Model):
     access: Annotated[Access, default("spec.access")]
     lease: Annotated[Lease | None, default("spec.lease")]
     scrub: Annotated[Scrub, default("spec.scrub")]
+    retention: Annotated[Retention | None, default("spec.retention")]
     attach: Annotated[Attach, default("spec.attach")]
     boot: Annotated[str, constraints("spec.boot")]
     deletion_policy: Annotated[str, constraints("spec.deletionPolicy")]

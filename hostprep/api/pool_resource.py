@@ -217,6 +217,7 @@ def _node_half(name: str, uid: str, policy: PolicyModel) -> PoolSpec:
         reserve_bytes=policy.reserve,
         gid=policy.access.gid,
         mode=policy.access.mode,
+        max_kept_s=policy.retention.max_age_seconds if policy.retention else None,
     )
 
 

@@ -152,6 +152,8 @@ class PoolSpec:
     gid: int | None = None
     """Group of the region files; None leaves the preparing user's."""
     mode: int = 0o660
+    max_kept_s: int | None = None
+    """Seconds for which a region keeps an owner's contents; None: until somebody waits."""
     force: bool = False
     """With ABSENT: release even what is leased."""
 

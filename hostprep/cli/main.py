@@ -27,6 +27,7 @@ _MODULES = {
     "agent": "agent",
     "boot": "prepare",
     "size": "size",
+    "purge": "purge",
 }
 """Each command's module below hostprep.cli."""
 

@@ -13,6 +13,7 @@ import click
 
 from hostprep.cli.options import output_option, pool_alias_option, pool_argument, root_option
 from hostprep.client.handoff import Region, read_handoff, verify_handoff
+from hostprep.client.kept import KeptContents, kept_contents
 from hostprep.client.sidecar import NO_PROCESS, current_command, mark_bad, read_sidecar
 from hostprep.console import elide, print_json, print_table, say, warn
 from hostprep.cuda.board_layout import READY
@@ -25,6 +26,7 @@ from hostprep.paths import PoolPaths, check_pool_name
 from hostprep.units import format_bytes, format_seconds
 
 _COMMAND_LENGTH = 50
+_KEPT_COLUMNS = ("POOL", "REGION", "KEPT", "SIZE", "SINCE", "RECOVERED", "BLOCKS", "REFUSED")
 _GATE_COLUMNS = ("POOL", "REGION", "GATE", "RANKS", "REGISTERED", "SINCE", "WHY")
 
 
@@ -50,6 +52,10 @@ def status(pool: str | None, pool_option: str | None, root: str, output: str) ->
             flexible=("STATE",),
             elided="HOLDER",
         )
+        kept = [row for pool in documents for row in _kept_rows(pool)]
+        if kept:
+            say("")
+            print_table("", _KEPT_COLUMNS, kept, flexible=("REFUSED",))
         if gates:
             say("")
             print_table("", _GATE_COLUMNS, [_gate_row(gate) for gate in gates], flexible=("WHY",))
@@ -104,6 +110,7 @@ def _region_document(paths: PoolPaths, pool: PoolFacts, region: RegionFacts) -> 
         "clean": region.clean,
         "damage": region.damage,
         "sized_for": _sized_for(region),
+        "kept": _kept(paths, region) if is_known and region.finished else None,
         "holder": None
         if holder is None or holder.holder == NO_PROCESS
         else {
@@ -113,6 +120,41 @@ def _region_document(paths: PoolPaths, pool: PoolFacts, region: RegionFacts) -> 
             "since_s": round(time.time() - holder.claimed_at_s, 1),
         },
     }
+
+
+def _kept(paths: PoolPaths, region: RegionFacts) -> dict[str, Any] | None:
+    """Return what the region keeps for an owner; of a leased one, too: a kill would leave it."""
+    kept: KeptContents | None = None if region.clean else kept_contents(paths, region.name)
+    if kept is None:
+        return None
+    report = kept.report
+    return {
+        "name": kept.name,
+        "since_s": round(max(0.0, time.time() - kept.since_s), 1),
+        "size_bytes": region.size_bytes,
+        "recovered_blocks": report and report.recovered_blocks,
+        "recovered_bytes": report and report.recovered_bytes,
+        "kept_blocks": report and report.kept_blocks,
+        "refused": dict(report.refused) if report else {},
+    }
+
+
+def _kept_rows(pool: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for region in pool["regions"]:
+        kept = region["kept"]
+        if kept is None:
+            continue
+        refused = (f"{key}: {now}, kept {was}" for key, (was, now) in kept["refused"].items())
+        blocks = (kept["recovered_blocks"], kept["kept_blocks"])
+        yield (
+            pool["name"],
+            region["name"],
+            kept["name"],
+            format_bytes(kept["size_bytes"]),
+            format_seconds(kept["since_s"]),
+            *("" if count is None else str(count) for count in blocks),
+            "; ".join(refused),
+        )
 
 
 def _sized_for(region: RegionFacts) -> str | None:

@@ -131,6 +131,30 @@ def join(
     return Attachment(join_lease(paths, handoff, chosen, lease_id or ""))
 
 
+def join_end(size_bytes: int, *, region: str) -> memoryview:
+    """Map the last `size_bytes` of a region of the surrounding `hostprep exec`, and no more.
+
+    For what a scheduler keeps in a region whose slots other processes copy. The mapping, and with
+    it this process's share of the lease, lasts as long as any view of it. Raises as `join` does.
+    """
+    lease = LeaseEnvironment.read()
+    paths = PoolPaths.of(lease.pool, lease.root)
+    handoff = read_handoff(paths)
+    chosen = handoff.region(region)
+    if chosen is None:
+        raise NotReadyError(f"pool {paths.pool} has no region {region}", reason="NoSuchRegion")
+    joined = join_lease(paths, handoff, chosen, lease.lease_id)
+    try:
+        begin = (chosen.size_bytes - size_bytes) // chosen.page_bytes * chosen.page_bytes
+        mapping = map_shared(joined.fd, chosen.size_bytes - begin, offset_bytes=begin)
+    except BaseException:
+        joined.retire()
+        joined.close()
+        raise
+    _keep(mapping, joined)
+    return memoryview(mapping)[-size_bytes:]
+
+
 def wait(
     pool: str,
     *,

@@ -9,7 +9,17 @@ import time
 from dataclasses import dataclass, replace
 
 from hostprep.client.handoff import Handoff, Region, access_remedy, check_region, read_handoff
-from hostprep.client.lease import DIRTY, Held, Lease, Request, Taken, new_lease_id, take_all
+from hostprep.client.lease import (
+    DIRTY,
+    Held,
+    Lease,
+    Request,
+    Taken,
+    new_lease_id,
+    owner_record,
+    take_all,
+)
+from hostprep.client.owner import Owner, OwnerRecord
 from hostprep.client.scrub import LastUsers, may_scrub_pool
 from hostprep.client.sidecar import forget_members, read_sidecar, short_command, write_sidecar
 from hostprep.client.untrusted import first_names, is_text, open_file, parse_json, wrong_kind
@@ -20,7 +30,7 @@ from hostprep.errors import (
     NotReadableError,
     NotReadyError,
 )
-from hostprep.linux.files import closing_fd, from_os_error, read_limited
+from hostprep.linux.files import closing_fd, from_os_error, read_limited, remove_file
 from hostprep.linux.lock_holders import describe_holder
 from hostprep.linux.locks import hold_lock, try_lock
 from hostprep.paths import PoolPaths
@@ -171,7 +181,7 @@ class _PendingClaim:
         if not taken.held and may_queue and self.ticket is None:
             # Without a place it goes on trying, behind all that have one.
             with contextlib.suppress(NotReadyError):
-                self.ticket = draw_ticket(self.paths, names)
+                self.ticket = draw_ticket(self.paths, names, self.request.owner)
         return taken
 
     def _finish(self, handoff: Handoff, taken: Taken, lease_id: str) -> list[Lease]:
@@ -250,7 +260,7 @@ def _lease(
     if held.must_scrub:
         begin_s = time.perf_counter()
         try:
-            _scrub(lease, request)
+            _scrub(lease, owner_record(request, held))
             lease = replace(lease, zeroed_s=time.perf_counter() - begin_s)
         except BaseException:
             lease.retire()
@@ -258,15 +268,16 @@ def _lease(
     return lease
 
 
-def _scrub(lease: Lease, request: Request) -> None:
+def _scrub(lease: Lease, owner: OwnerRecord | None) -> None:
     from hostprep.client.scrub import scrub_file
 
     scrub_file(lease.region, lease.fd)
     forget_members(lease.paths, lease.region.name)
+    remove_file(lease.paths.warm_report(lease.region.name))
     sidecar = read_sidecar(lease.paths, lease.region.name)
-    if request.owner is not None and sidecar is not None:
+    if owner is not None and sidecar is not None:
         gid = os.fstat(lease.fd).st_gid
-        owned = replace(sidecar, owner=request.owner.record())
+        owned = replace(sidecar, owner=owner)
         write_sidecar(lease.paths, lease.region.name, owned, gid=gid)
 
 
@@ -287,8 +298,8 @@ class Ticket:
         os.close(self.fd)
 
 
-def draw_ticket(paths: PoolPaths, candidates: frozenset[str]) -> Ticket:
-    """Take the last place in the queue.
+def draw_ticket(paths: PoolPaths, candidates: frozenset[str], owner: Owner | None = None) -> Ticket:
+    """Take the last place in the queue. The owner's own regions do not give way to it.
 
     Raises BadInputError without the right to write there, NotReadyError without room, or where
     there is no place behind the last one: numbers start again once the queue is empty, only
@@ -314,7 +325,11 @@ def draw_ticket(paths: PoolPaths, candidates: frozenset[str]) -> Ticket:
     try:
         try_lock(fd, exclusive=True)
         os.fchmod(fd, 0o660)  # despite the umask: the rest of the group must be able to read it
-        os.write(fd, json.dumps(sorted(candidates)).encode())
+        wanted: list[object] = [*sorted(candidates)]
+        if owner is not None:
+            record = owner.record()
+            wanted.append({"token_sha256": record.token_sha256, "name": record.name})
+        os.write(fd, json.dumps(wanted).encode())
     except OSError as error:
         ticket.give_up()  # an empty one would count as a wish for every region
         raise from_os_error(error, f"wait in {paths.tickets}") from error
@@ -341,18 +356,46 @@ def left_by_earlier(
 
 def has_waiters(paths: PoolPaths) -> bool:
     """Tell whether a living process waits in this pool."""
-    return any(_wanted_by(path) is not None for _, path in _numbers(paths))
+    return bool(waiters(paths))
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """A living process that waits, as its ticket names it."""
+
+    regions: frozenset[str] = frozenset()
+    """Those that it could use; empty: any."""
+    token_sha256: str = ""
+    name: str = ""
+
+    def could_take(self, region: str, owner: OwnerRecord) -> bool:
+        """Tell whether it would take the region from its owner; never if it is that owner."""
+        if (owner.token_sha256, owner.name) == (self.token_sha256, self.name):
+            return False
+        return not self.regions or region in self.regions
+
+
+def waiters(paths: PoolPaths) -> list[Waiter]:
+    """Return the living processes that wait in this pool, in order of arrival."""
+    found = (_waiter(path) for _, path in _numbers(paths))
+    return [waiter for waiter in found if waiter is not None]
 
 
 def _wanted_by(path: str) -> frozenset[str] | None:
     """Return the regions a living waiter can use (empty if unreadable: all); None if it is dead."""
+    waiter = _waiter(path)
+    return None if waiter is None else waiter.regions
+
+
+def _waiter(path: str) -> Waiter | None:
+    """Return who waits; None if that process is dead. Who cannot be read wants any region."""
     try:
         fd = open_file(path)
     except FileNotFoundError:
         return None
     except NotReadableError:
         if wrong_kind(path) is None:
-            return frozenset()  # another user's, who may live
+            return Waiter()  # another user's, who may live
         with contextlib.suppress(OSError):
             (os.rmdir if os.path.isdir(path) else os.unlink)(path)
         return None
@@ -364,9 +407,15 @@ def _wanted_by(path: str) -> frozenset[str] | None:
         try:
             names = parse_json(read_limited(fd, _MAX_TICKET_BYTES))
         except (HostprepError, OSError):
-            return frozenset()
+            return Waiter()
     names = names if isinstance(names, list) else []
-    return frozenset(name for name in names[:_MOST_NAMES] if is_text(name))
+    who = names[-1] if names and isinstance(names[-1], dict) else {}
+    token, name = who.get("token_sha256"), who.get("name")
+    return Waiter(
+        frozenset(name for name in names[:_MOST_NAMES] if is_text(name)),
+        str(token) if is_text(token) else "",
+        str(name) if is_text(name) else "",
+    )
 
 
 def _numbers(paths: PoolPaths) -> list[tuple[int, str]]:

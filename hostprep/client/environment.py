@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from hostprep.client.lease import Lease
 
 
+WARM = "HOSTPREP_WARM"
+"""The name under which the engine's contents are kept; unset: nothing is kept."""
+
+
 @dataclass(frozen=True)
 class LeaseEnvironment:
     """A lease as HOSTPREP_* variables. Lists are separated by colons, regions in one order."""

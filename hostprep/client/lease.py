@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hostprep.client.handoff import Handoff, Region, check_region, open_region
-from hostprep.client.owner import Owner
+from hostprep.client.owner import Owner, OwnerRecord
 from hostprep.client.scrub import LastUsers, remove_stale_links, why_locked, why_not_quiescent
 from hostprep.client.sidecar import (
     add_member,
@@ -16,6 +18,7 @@ from hostprep.client.sidecar import (
     is_clean,
     mark_dirty,
     new_sidecar,
+    read_kept_mark,
     read_sidecar,
     retire,
     write_sidecar,
@@ -155,6 +158,10 @@ class Held:
     must_scrub: bool
     contents_kept: bool = False
     discarded: str | None = None
+    index: int = 0
+    """Its place in the batch."""
+    kept_since_s: float = 0.0
+    """Where its contents are kept: when its owner first claimed it."""
 
 
 class Taken:
@@ -202,6 +209,7 @@ def take_all(
             else:
                 taken.refusals[region.name] = outcome
         if len(taken.held) == request.wanted:
+            taken.held = _all_kept_or_none(paths, taken.held)
             for held in taken.held:
                 _record_lease(paths, request, held, lease_id)
     except BaseException:
@@ -213,15 +221,23 @@ def take_all(
 
 
 def _in_order(paths: PoolPaths, request: Request, candidates: Sequence[Region]) -> list[Region]:
-    """Sort candidates: the owner's own bytes, clean ones, dirty ones, bytes kept for others."""
+    """Sort candidates: the owner's own bytes, clean ones, dirty ones, bytes kept for others.
 
-    def rank(region: Region) -> int:
+    The owner's own in the order of its last batch, so that each of its ranks gets the region that
+    it had; of what is kept for others the oldest gives way first.
+    """
+
+    def rank(region: Region) -> tuple[float, ...]:
         if is_clean(paths, region):
-            return 1
+            return (1,)
         sidecar = read_sidecar(paths, region.name)
         if sidecar is None or sidecar.owner is None:
-            return 2
-        return 0 if request.owner and request.owner.is_same_as(sidecar.owner) else 3
+            return (2,)
+        if request.owner and request.owner.is_same_as(sidecar.owner):
+            return 0, sidecar.owner.index
+        since_s = read_kept_mark(paths, region.name, sidecar.lease_id)
+        # One without a mark was let go in this moment, or no agent looks at this pool.
+        return 3, math.inf if since_s is None else since_s, sidecar.claimed_at_s
 
     return sorted(candidates, key=rank)
 
@@ -282,6 +298,47 @@ def _own_bytes(paths: PoolPaths, request: Request, region: Region) -> tuple[bool
     return difference is None, difference
 
 
+def _all_kept_or_none(paths: PoolPaths, taken: Sequence[Held]) -> list[Held]:
+    """Return the batch with each region's place; its contents are kept only if all of them are.
+
+    Where a region of the last batch is missing, the others' bytes would meet the wrong ranks or a
+    rank without any: they are zeroed. That goes without the right to scrub as well: whoever may
+    have the bytes and holds both locks may also zero them.
+    """
+    batch = [replace(held, index=index) for index, held in enumerate(taken)]
+    if not any(held.contents_kept for held in batch):
+        return batch
+    records = [_owner_record(paths, held.region.name) for held in batch]
+    whole = len(batch) == 1 or all(
+        held.contents_kept and record is not None and record.index == held.index
+        for held, record in zip(batch, records)
+    )
+    if whole:
+        return [
+            replace(held, kept_since_s=record.since_s if record else 0.0)
+            for held, record in zip(batch, records)
+        ]
+    why = "not all regions of the last batch can be had: all are kept, or none"
+    return [
+        replace(held, contents_kept=False, must_scrub=True, discarded=why)
+        if held.contents_kept
+        else held
+        for held in batch
+    ]
+
+
+def _owner_record(paths: PoolPaths, region: str) -> OwnerRecord | None:
+    sidecar = read_sidecar(paths, region)
+    return sidecar.owner if sidecar else None
+
+
+def owner_record(request: Request, held: Held) -> OwnerRecord | None:
+    """Return what the region's sidecar is to say of the claimer as its contents' owner."""
+    if request.owner is None:
+        return None
+    return request.owner.record(since_s=held.kept_since_s or time.time(), index=held.index)
+
+
 def _record_lease(paths: PoolPaths, request: Request, held: Held, lease_id: str) -> None:
     """Write the lease beside the region, while no process of an earlier lease can join.
 
@@ -291,7 +348,7 @@ def _record_lease(paths: PoolPaths, request: Request, held: Held, lease_id: str)
     scrubbed gets no owner: killed before the end, we would get another's bytes as our own the next
     time.
     """
-    owner = request.owner.record() if request.owner and not held.must_scrub else None
+    owner = None if held.must_scrub else owner_record(request, held)
     gid = os.fstat(held.fd).st_gid
     remove_stale_links(paths, held.region.name)
     write_sidecar(paths, held.region.name, new_sidecar(lease_id, owner), gid=gid)

@@ -234,6 +234,23 @@ def is_clean(paths: PoolPaths, region: Region) -> bool:
     return (fields.get("st_dev"), fields.get("st_ino")) == (region.st_dev, region.st_ino)
 
 
+def read_kept_mark(paths: PoolPaths, region: str, lease_id: str) -> float | None:
+    """Return when the region was first seen without that lease's holder; None where it was not."""
+    try:
+        fields = read_object(paths.kept_mark(region))
+        if fields.get("lease_id") != lease_id:
+            return None
+        return fields.number("since_s", most=_LAST_S)
+    except NotReadableError:
+        return None
+
+
+def mark_kept(paths: PoolPaths, region: str, lease_id: str, since_s: float, *, gid: int) -> None:
+    """State since when the region is kept: a holder that was killed wrote nothing."""
+    document = {"lease_id": lease_id, "since_s": since_s}
+    _write_json(paths.kept_mark(region), document, gid=gid)
+
+
 def mark_bad(paths: PoolPaths, region: str, why: str, *, size_bytes: int) -> None:
     """State that the region may not be handed out: it is rebuilt once no process uses it.
 

@@ -8,8 +8,9 @@ import sys
 from dataclasses import replace
 
 from hostprep.client.claim import claim
-from hostprep.client.environment import LeaseEnvironment
+from hostprep.client.environment import WARM, LeaseEnvironment
 from hostprep.client.lease import Lease, Request
+from hostprep.client.owner import Owner, check_owner_name, read_token_file
 from hostprep.engines.installation import find_program
 from hostprep.engines.links import check_paths, check_template, link_at, link_regions
 from hostprep.errors import BadInputError, NotReadyError
@@ -40,13 +41,18 @@ def run_exec(options: argparse.Namespace) -> NoReturn:
     paths = PoolPaths(options.root, options.pool)
     count = 1 if options.count is None else options.count
     request = Request(count, options.size_bytes, options.numa_node, tuple(options.region))
+    _check_warm(options)
     launcher, because = None, ""
     if options.engine is not None:
         from hostprep.engines import launching
         from hostprep.engines.catalogue import integration_of
 
-        asked = launching.Options(options.count, request.size_bytes, request.names)
+        asked = launching.Options(
+            options.count, request.size_bytes, request.names, warm=options.warm is not None
+        )
         integration = integration_of(options.engine)
+        if options.warm is not None and not integration.keeps:
+            raise _cannot_keep(options.engine)
         engine = launching.EngineStart(integration, command, os.environ, asked)
         launcher = launching.launcher_of(integration)
         required = launching.reconcile_options(asked, launcher.requirements(engine))
@@ -56,8 +62,14 @@ def run_exec(options: argparse.Namespace) -> NoReturn:
     _find_program(command[0])
     if options.link is not None:
         check_template(paths, options.link, request.wanted)
+    if options.warm is not None:
+        request = replace(request, owner=_owner(options))
     leases = _claim(paths, request, options.wait, because)
     variables = {**os.environ, **LeaseEnvironment.of(leases).to_variables()}
+    variables.pop(WARM, None)  # of a surrounding `exec`: these regions are not kept by that
+    if options.warm is not None:
+        variables[WARM] = options.warm
+        _say_what_was_kept(options.warm, leases)
     links: tuple[tuple[str, int], ...] = ()
     if launcher is not None:
         launch = launcher.complete(engine, leases)
@@ -69,6 +81,60 @@ def run_exec(options: argparse.Namespace) -> NoReturn:
         link_regions(leases, options.link)
     link_at(leases, links)
     _become(command, variables, leases)
+
+
+def _check_warm(options: argparse.Namespace) -> None:
+    """Raise BadInputError where only one of --warm and --owner-file is given, or a bad name."""
+    if options.warm is None and options.owner_file is None:
+        return
+    if options.warm is None:
+        raise BadInputError(
+            "--owner-file without --warm: under which name is the memory kept?",
+            reason="BadOwner",
+            remedy="add --warm NAME, such as --warm chat-70b, or leave --owner-file out",
+        )
+    check_owner_name(options.warm, "--warm")
+    if options.owner_file is None:
+        raise BadInputError(
+            "--warm without --owner-file: what shows that the next engine is the same one?",
+            reason="BadOwner",
+            remedy="add --owner-file FILE, on a volume of the engine's own; a file that is missing "
+            "is made",
+        )
+
+
+def _cannot_keep(engine: str) -> BadInputError:
+    from hostprep.engines.catalogue import INTEGRATIONS
+
+    keeps = ", ".join(each.name for each in INTEGRATIONS if each.keeps)
+    return BadInputError(
+        f"--warm: engine {engine} does not find its memory's contents again",
+        reason="CannotKeep",
+        remedy=f"leave --warm out; what can keep: {keeps}",
+    )
+
+
+def _owner(options: argparse.Namespace) -> Owner:
+    token, made = read_token_file(options.owner_file)
+    if made:
+        print(
+            f"hostprep: made {options.owner_file} with a random token: whoever has it gets what is"
+            " kept",
+            file=sys.stderr,
+            flush=True,
+        )
+    # Another kind of engine would not void the directory of what it overwrites.
+    return Owner(token, {"engine": options.engine or "none"}, options.warm)
+
+
+def _say_what_was_kept(name: str, leases: list[Lease]) -> None:
+    kept = [lease.region.name for lease in leases if lease.contents_kept]
+    why = next((lease.discarded for lease in leases if lease.discarded), None)
+    if kept:
+        text = f"{name}: {', '.join(kept)} as it was left"
+    else:
+        text = f"{name}: starts empty" + (f": {why}" if why else "")
+    print(f"hostprep: {text}", file=sys.stderr, flush=True)
 
 
 def _become(command: tuple[str, ...], variables: dict[str, str], leases: list[Lease]) -> NoReturn:

@@ -298,6 +298,17 @@ def _add_exec(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="Symbolic link to make; may hold {pool}, {lease}, {region} and {index}.",
     )
+    parser.add_argument(
+        "--warm",
+        metavar="NAME",
+        help="Keep the memory's contents under this name for the next start. They may hold "
+        "personal data: prompts.",
+    )
+    parser.add_argument(
+        "--owner-file",
+        metavar="FILE",
+        help="With --warm: the secret token of whom they are kept for; made where missing.",
+    )
     parser.set_defaults(count=None)
 
 

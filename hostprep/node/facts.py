@@ -315,7 +315,17 @@ class RegionFacts:
     scrubbable: bool = True
     """Whether this process can see that it is not in use, and may zero it."""
     retained: bool = False
-    """Dirty with the bytes of an owner who may come back for them, while no claim waits."""
+    """Dirty with the bytes of an owner who may come back for them, and need not give way."""
+    kept_s: float | None = None
+    """Seconds since it was first seen without a holder, kept for its owner; None for others."""
+    claimed_at_s: float = 0.0
+    """Of one that is kept: when it was last claimed, by the clock."""
+
+    @property
+    def kept_order(self) -> tuple[float, float]:
+        """Sorts regions that are kept: the one that was kept longest first."""
+        return -(self.kept_s or 0.0), self.claimed_at_s
+
     damage: str | None = None
     """Why it may not be handed out, if it may not."""
     has_bad_pages: bool = False

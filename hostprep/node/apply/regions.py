@@ -156,7 +156,8 @@ def _finish(paths: PoolPaths, action: CreateRegion, fd: int) -> None:
     gid = -1 if action.gid is None else action.gid
     make_state_folder(paths, action.region)
     users = paths.users_lock(action.region)
-    for path in (users, paths.bad_mark(action.region), paths.sidecar(action.region)):
+    marks = (paths.bad_mark, paths.sidecar, paths.warm_report, paths.kept_mark)
+    for path in (users, *(mark(action.region) for mark in marks)):
         remove_file(path)
     # Exclusive: the pool's group may write to this folder, and plant links for root to follow.
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
@@ -191,6 +192,8 @@ def scrub_region(
         # Before the first zero: a kill in between must leave no owner's name on half its bytes.
         remove_stale_links(paths, region.name)
         remove_file(paths.sidecar(region.name))
+        remove_file(paths.warm_report(region.name))
+        remove_file(paths.kept_mark(region.name))
         mark_dirty(paths, region.name)
         scrub_file(region, fd, on_done=on_done, stop=stop)
         forget_members(paths, region.name)

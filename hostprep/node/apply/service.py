@@ -311,7 +311,9 @@ class Reconciler:
     node: Node
     specs: Sequence[PoolSpec]
     leave_dirty: Collection[str] = ()
-    """Pools whose regions the next claim scrubs: none is scrubbed here."""
+    """Pools whose regions the next claim scrubs: here only those that were kept too long."""
+    resting: Collection[str] = ()
+    """Pools of which no region is scrubbed for now."""
     held: Collection[str] = ()
     """Pools that take part in the plan and are not changed."""
     stop: threading.Event = field(default_factory=threading.Event)
@@ -332,9 +334,14 @@ class Reconciler:
             actions=tuple(
                 action
                 for action in wanted.actions
-                if not (isinstance(action, ScrubRegion) and action.pool in self.leave_dirty)
+                if not (isinstance(action, ScrubRegion) and self._leaves_dirty(action))
             ),
         )
+
+    def _leaves_dirty(self, action: ScrubRegion) -> bool:
+        if action.pool in self.resting:
+            return True
+        return action.pool in self.leave_dirty and not action.why
 
     def run(self) -> None:
         """Bring every pool that is not held to its spec, and report each one's result.

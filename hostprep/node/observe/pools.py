@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import stat
 import sys
-from collections.abc import Callable
+import time
 from dataclasses import dataclass, replace
 
 from hostprep.api.pool_spec import Placement
 from hostprep.api.slot_layout import layout_text
 from hostprep.backing import Backing
-from hostprep.client.claim import claim_lock_briefly, has_waiters
+from hostprep.client.claim import Waiter, claim_lock_briefly, waiters
 from hostprep.client.handoff import Handoff, Region, access_remedy, read_handoff
 from hostprep.client.scrub import LastUsers, may_scrub_pool, why_locked, why_not_quiescent
-from hostprep.client.sidecar import is_clean, read_bad_mark, read_bad_size, read_sidecar
+from hostprep.client.sidecar import (
+    Sidecar,
+    is_clean,
+    mark_kept,
+    read_bad_mark,
+    read_bad_size,
+    read_kept_mark,
+    read_sidecar,
+)
 from hostprep.client.untrusted import first_names
 from hostprep.cuda.board_layout import OPEN, READY, generation_of
 from hostprep.cuda.board_view import BoardView, read_board
@@ -148,10 +155,9 @@ def observe_pool(
     handoff = try_read_handoff(paths)
     folders = _mem_folders(paths)
     _check_number(paths, folders)
-    last_users = LastUsers(paths)
+    last_users, now_s = LastUsers(paths), time.time()
     if may_scrub_pool(paths):
         last_users.look_up(name for folder in folders for name in _region_names(paths, folder))
-    waits = functools.cache(lambda: has_waiters(paths))
     with contextlib.ExitStack() as stack:
         # Probing a lock takes it for an instant: under the claim lock no claimer can notice. Where
         # one keeps that to itself, its own pool's claimers may notice.
@@ -161,9 +167,11 @@ def observe_pool(
             region
             for folder in folders
             for region in _Folder(
-                paths, folder, own_mounts, handoff, repair, last_users, waits
+                paths, folder, own_mounts, handoff, repair, last_users, now_s
             ).regions()
         )
+        if any(region.retained for region in regions):
+            regions = _give_way(paths, regions)
     ledger = read_ledger(paths)
     return PoolFacts(
         name=paths.pool,
@@ -177,6 +185,34 @@ def observe_pool(
         held_in=_held_in(paths),
         has_handoff=os.path.lexists(paths.handoff),
     )
+
+
+def _give_way(paths: PoolPaths, regions: tuple[RegionFacts, ...]) -> tuple[RegionFacts, ...]:
+    """Return the regions, of which the one that was kept longest gives way to who waits.
+
+    One at a time: the next look shows whether a claim still waits. None where another dirty region
+    is to be scrubbed anyway, and none to its own owner, who may wait for a rank's end.
+    """
+    waiting = waiters(paths)
+    if not waiting:
+        return regions
+    free = [region for region in regions if region.finished and not region.leased]
+    if any(not region.clean and not region.retained for region in free):
+        return regions
+    oldest = min(
+        (region for region in free if region.retained and _is_wanted(paths, region, waiting)),
+        key=lambda region: region.kept_order,
+        default=None,
+    )
+    return tuple(
+        replace(region, retained=False) if region is oldest else region for region in regions
+    )
+
+
+def _is_wanted(paths: PoolPaths, region: RegionFacts, waiting: list[Waiter]) -> bool:
+    sidecar = read_sidecar(paths, region.name)
+    owner = sidecar.owner if sidecar else None
+    return owner is None or any(waiter.could_take(region.name, owner) for waiter in waiting)
 
 
 def _with_room(mount: Mount) -> Mount:
@@ -350,8 +386,8 @@ class _Folder:
     handoff: Handoff | None
     repair: bool
     last_users: LastUsers
-    waits: Callable[[], bool]
-    """Whether a claim waits in this pool; called under the claim lock."""
+    now_s: float
+    """By the clock; one for all regions, so that those first seen together are equally old."""
 
     def regions(self) -> list[RegionFacts]:
         path = f"{self.paths.folder}/{self.name}"
@@ -391,13 +427,29 @@ class _Folder:
             leased=why is not None,
             clean=clean,
             scrubbable=scrubbable,
-            retained=kept and not self.waits(),
+            retained=kept,
+            kept_s=self._kept_s(region, sidecar) if kept and why is None and sidecar else None,
+            claimed_at_s=sidecar.claimed_at_s if kept and sidecar else 0.0,
             damage=damage,
             # As handoff.check_pages words it: marks of other damage look the same.
             has_bad_pages="bad page" in (bad_mark or ""),
             place_bytes=place_bytes,
             layout=layout_text(same.layout) if same and same.layout is not None else "",
         )
+
+    def _kept_s(self, region: RegionFacts, sidecar: Sidecar) -> float:
+        """Return for how long a region without a holder is kept; the first look begins to count.
+
+        Its holder may have been killed: nobody wrote when it let go. A time to come is no time.
+        """
+        since_s = read_kept_mark(self.paths, region.name, sidecar.lease_id)
+        if since_s is not None and since_s <= self.now_s:
+            return self.now_s - since_s
+        if self.repair and may_scrub_pool(self.paths):
+            with contextlib.suppress(HostprepError, OSError):
+                lease_id, gid = sidecar.lease_id, region.gid
+                mark_kept(self.paths, region.name, lease_id, self.now_s, gid=gid)
+        return 0.0
 
 
 def _damage(region: RegionFacts, published: Region | None) -> str | None:

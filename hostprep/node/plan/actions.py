@@ -166,8 +166,12 @@ class ScrubRegion(Action):
     """Zero a dirty region that is not in use."""
 
     kind: ClassVar[str] = "Scrub"
-    text: ClassVar[str] = "scrub {0.region}"
     region: str
+    why: str = ""
+    """Of one that was kept for its owner for as long as the pool allows."""
+
+    def describe(self) -> str:  # noqa: D102
+        return f"scrub {self.region}" + (f": {self.why}" if self.why else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

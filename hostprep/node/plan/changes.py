@@ -103,7 +103,7 @@ def compute_changes(
         there = [region for region in occupied if region.placement == placement]
         going, stuck = _surplus(there, count * share)
         blocked += [region.name for region in stuck if region.name not in blocked]
-        removed += [Removal(region, "the pool has become smaller") for region in going]
+        removed += [Removal(region, _smaller(region)) for region in going]
         kept = [region for region in kept if region not in going]
         rest = [region for region in there if region not in going]
         own = max((granule(r.backing) for r in rest), default=finest)
@@ -157,12 +157,24 @@ def _index(region: RegionFacts) -> int:
 def _surplus(
     there: Sequence[RegionFacts], target_bytes: int
 ) -> tuple[list[RegionFacts], list[RegionFacts]]:
-    """Return the unleased regions that go, newest first, and leased ones that should."""
+    """Return the unleased regions that go, and leased ones that should, each newest first.
+
+    Regions that are kept for an owner go last, the one that was kept longest first of them.
+    """
     excess = sum(region.size_bytes for region in there) - target_bytes
     newest = sorted(there, key=_index, reverse=True)
-    going = _enough([r for r in newest if not r.leased and damage_of(r) is None], excess)
+    free = sorted(
+        (r for r in newest if not r.leased and damage_of(r) is None),
+        key=lambda region: (region.kept_s is not None, region.kept_order),
+    )
+    going = _enough(free, excess)
     excess -= sum(region.size_bytes for region in going)
     return going, _enough([region for region in newest if region.leased], excess)
+
+
+def _smaller(region: RegionFacts) -> str:
+    what = ", with what it keeps for its owner" if region.kept_s is not None else ""
+    return f"the pool has become smaller{what}"
 
 
 def _enough(candidates: Sequence[RegionFacts], excess_bytes: int) -> list[RegionFacts]:

@@ -40,7 +40,7 @@ from hostprep.node.plan.budget import (
 from hostprep.node.plan.changes import Changes, PlannedRegion, damage_of
 from hostprep.node.plan.folders import choose_folders, emptied, folders
 from hostprep.node.plan.placement import Layout, eligible_nodes, lay_out, right_layouts
-from hostprep.units import format_bytes
+from hostprep.units import format_bytes, format_seconds
 
 _PlannedPool = tuple[PoolPlan, tuple[Action, ...], Budget]
 """One pool's outcome, its actions, and the budget that it leaves the next one."""
@@ -401,13 +401,22 @@ def _create(context: PlanContext, planned: PlannedRegion, mount_dir: str) -> Cre
 
 
 def _scrub(context: PlanContext, region: RegionFacts) -> tuple[Action, ...]:
-    if region.clean or region.leased or region.retained or not region.scrubbable:
+    if region.clean or region.leased or not region.scrubbable:
         return ()
+    why = ""
+    if region.retained:
+        most_s = context.spec.max_kept_s
+        if most_s is None or region.kept_s is None or region.kept_s < most_s:
+            return ()
+        why = f"kept for {format_seconds(region.kept_s)}, {format_seconds(most_s)} at most"
     nodes, process = context.layout.nodes, context.facts.process
     _, threads = estimate.cpus_and_threads(region.placement, nodes, process)
     name, size = context.spec.name, region.size_bytes
     seconds = estimate.scrub_s(size, threads)
-    return (ScrubRegion(pool=name, region=region.name, expected_bytes=size, expected_s=seconds),)
+    scrub = ScrubRegion(
+        pool=name, region=region.name, why=why, expected_bytes=size, expected_s=seconds
+    )
+    return (scrub,)
 
 
 def _release_actions(spec: PoolSpec, pool: PoolFacts, facts: Facts) -> tuple[Action, ...]:

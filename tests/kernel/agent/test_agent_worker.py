@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.backing import Backing
 from hostprep.client.attach import attach
 from hostprep.client.handoff import read_handoff
+from hostprep.client.owner import Owner
 from hostprep.errors import NotReadyError
 from hostprep.node.apply import hugepages
 from hostprep.node.apply.exclusive import AgentLock
@@ -237,6 +240,28 @@ def test_what_a_lease_left_dirty_is_scrubbed_unless_claims_do_it(
     assert isinstance(last, ReconcileResult)
     states = {region.state for region in last.observation.pools[0].regions}
     assert states == {"Free", state}
+
+
+@pytest.mark.parametrize("leave_dirty", [False, True])
+def test_what_was_kept_too_long_is_scrubbed_even_where_claims_scrub(
+    node: Node, worker: WorkerProcess, leave_dirty: bool
+) -> None:
+    limited = replace(KV, max_kept_s=3600)
+    worker.round(*wanted(limited, leave_dirty=leave_dirty))
+    with attach("kv", owner=Owner("a-secret-of-the-engine", name="chat"), root=node.root) as memory:
+        region = memory.region.name
+    mark = Path(PoolPaths(node.root, "kv").kept_mark(region))
+
+    def state_after_a_round() -> str:
+        worker.round(*wanted(limited, leave_dirty=leave_dirty))
+        last = worker.round(*wanted(limited, leave_dirty=leave_dirty))[-1]
+        assert isinstance(last, ReconcileResult)
+        return next(r.state for r in last.observation.pools[0].regions if r.name == region)
+
+    assert state_after_a_round() == "Retained"
+    document = json.loads(mark.read_text())
+    mark.write_text(json.dumps(document | {"since_s": document["since_s"] - 3700}))
+    assert state_after_a_round() == "Free"
 
 
 def test_a_pool_that_is_held_is_left_as_it_is(node: Node, worker: WorkerProcess) -> None:

@@ -34,6 +34,7 @@ spec:
   access: {gid: 4000, mode: "0640"}
   lease: {maxWaitSeconds: 30}
   scrub: {when: OnClaim}
+  retention: {maxAgeSeconds: 86400}
   attach: {mode: devicePlugin}
   readiness:
     required: true
@@ -92,6 +93,7 @@ def test_every_field_is_accepted_and_the_node_half_is_kept() -> None:
             reserve_bytes=32 * GIB,
             gid=4000,
             mode=0o640,
+            max_kept_s=86400,
         ),
     )
 
@@ -243,7 +245,8 @@ def test_options_make_the_same_spec_as_a_file() -> None:
         mode="0640",
         priority=7,
     )
-    (of_file,) = load_pools(FULL.replace("uid: 0a1b", ""), source="pool.yaml")
+    without_option = FULL.replace("  retention: {maxAgeSeconds: 86400}\n", "")
+    (of_file,) = load_pools(without_option.replace("uid: 0a1b", ""), source="pool.yaml")
     assert spec == of_file
 
 

@@ -134,6 +134,20 @@ def test_scale_down_may_move_it(example: str) -> None:
     assert sorted(metadata["annotations"][key].split(",")) == sorted(local)
 
 
+def test_the_token_of_what_is_kept_is_read_by_the_engine_alone() -> None:
+    (spec,) = pod_specs(documents("engine-warm.yaml"))
+    (secret,) = (volume["secret"] for volume in spec["volumes"] if volume["name"] == "owner")
+    assert secret["defaultMode"] == 0o400
+    # Its files are root's: without a group of the pod's the engine could not read them.
+    assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"]
+    engine = spec["containers"][0]
+    (mount,) = (mount for mount in engine["volumeMounts"] if mount["name"] == "owner")
+    assert mount["readOnly"] is True
+    (file,) = (word for word in engine["command"] if word.startswith("--owner-file="))
+    assert file == f"--owner-file={mount['mountPath']}/token"
+    assert not any(mount["name"] == "owner" for mount in spec["initContainers"][0]["volumeMounts"])
+
+
 def test_deployments_never_surge() -> None:
     (deployment,) = documents("engine.yaml")
     assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
