@@ -26,6 +26,8 @@ class Integration:
     """`configuration`: the engine as it is. `plugin`: the engine loads code of ours."""
     background: bool = False
     """Whether it serves while its memory is still being registered with CUDA."""
+    keeps: bool = False
+    """Whether its next process finds its blocks again: `hostprep exec --warm NAME`."""
 
     @property
     def takes_turns(self) -> bool:
@@ -71,6 +73,7 @@ INTEGRATIONS = (
         name="vllm-offloading",
         how="plugin",
         background=True,
+        keeps=True,
         example="hostprep exec kv --engine vllm-offloading -- vllm serve MODEL",
     ),
     replace(

@@ -39,6 +39,8 @@ class Options:
     count: int | None = None
     size_bytes: int = 1
     regions: tuple[str, ...] = ()
+    warm: bool = False
+    """Whether the engine's contents are kept for its next process."""
 
     @property
     def region_count(self) -> int:

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hostprep.client.attach import Attachment, attach, join
+from hostprep.client.attach import Attachment, attach, join, join_end
 from hostprep.client.environment import LeaseEnvironment
 from hostprep.client.handoff import Region, read_handoff
+from hostprep.client.owner import Owner, read_token_file
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.paths import PoolPaths, canonical_root, check_pool_name, default_root
 from hostprep.units import format_exact
@@ -93,6 +94,17 @@ def engine_region(
     return found
 
 
+def engine_region_end(config: Mapping[str, Any], size_bytes: int, *, index: int = 0) -> memoryview:
+    """Return the last bytes of the same region, mapped; the rest of it is not.
+
+    Raises as `engine_memory` does.
+    """
+    if _is_under_exec():
+        lease = _lease_for(config)
+        return join_end(size_bytes, region=lease.regions[index % len(lease.regions)])
+    return _claim(config, size_bytes, 1).buffer[-size_bytes:]
+
+
 def _is_under_exec() -> bool:
     return "HOSTPREP_LEASE" in os.environ
 
@@ -136,8 +148,28 @@ def _claim(config: Mapping[str, Any], size_bytes: int, processes: int) -> Attach
     if key not in _claimed or not _is_open(_claimed[key]):
         if region:  # before it is taken: a region that was claimed in vain has to be scrubbed
             _check(_region_of(PoolPaths(root, pool), region), pool, size_bytes)
-        _claimed[key] = attach(pool, region=region or None, size_bytes=size_bytes, root=root)
+        _claimed[key] = attach(
+            pool,
+            region=region or None,
+            size_bytes=size_bytes,
+            root=root,
+            owner=_owner(config),
+        )
     return _claimed[key]
+
+
+def _owner(config: Mapping[str, Any]) -> Owner | None:
+    path, name = config.get("hostprep.owner_file"), config.get("hostprep.warm")
+    if not path and not name:
+        return None
+    if not path or not isinstance(name, str):
+        raise BadInputError(
+            "hostprep.warm and hostprep.owner_file go together: a name, and the file of a token",
+            reason="BadOwner",
+            remedy='give both, such as "hostprep.warm": "chat-70b", or start the engine by '
+            "`hostprep exec --warm NAME --owner-file FILE`",
+        )
+    return Owner(read_token_file(str(path))[0], {"engine": "vllm-offloading"}, name)
 
 
 def _region_of(paths: PoolPaths, name: str) -> Region:

@@ -335,3 +335,4 @@ class Play:
             (usage,) = self.manager.pool.usage()
             assert (self.manager.pool.open_claims(), usage.claimed) == (0, 0)
             assert usage.cached == len(self.content)
+            assert not self.manager._reads._ended

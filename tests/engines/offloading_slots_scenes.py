@@ -12,8 +12,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.request import RequestStatus
 
+from hostprep.engines.vllm.offloading_slots import SlotsManager
 from tests.engines.offloading_world import HANG_S, leased, refusal, spec_of
 from tests.engines.simple_engine import BLOCK_TOKENS, LAYERS, ROW_BYTES, SmallEngine, configuration
 
@@ -120,7 +122,7 @@ def with_slots_it_loads_what_it_was_told() -> None:
         assert set(told) == {_TOKENS}, told
         (usage,) = engine.pool.usage()
         assert (engine.pool.open_claims(), usage.claimed) == (0, 0)
-        assert usage.free == _CHUNKS // 32  # to spare: all others were used
+        assert usage.free == 0  # none is kept free
 
 
 @scene
@@ -149,3 +151,36 @@ def what_slots_cannot_have_beside_them_is_refused() -> None:
         lambda: spec_of(**{"hostprep.slots": True, "eviction_policy": "arc"}),
         "hostprep.slots does not go with eviction_policy 'arc'",
     )
+
+
+def _keys(*names: int) -> list[Any]:
+    return [make_offload_key(bytes([name]) * 32, 0) for name in names]
+
+
+@scene
+def a_chunk_is_stored_when_it_was_offered_often_enough_however_many_are_offered() -> None:
+    manager = SlotsManager(8, store_threshold=2, max_tracker_size=3)
+    context = ReqContext("r")
+
+    def stored(*names: int) -> list[Any]:
+        taken: list[Any] = manager.prepare_store(_keys(*names), context).keys_to_store
+        manager.complete_store(set(taken), context)
+        return taken
+
+    assert stored(1, 2) == []
+    # 1 and 2 are offered again: neither is forgotten for the many that come with them.
+    assert stored(3, 4, 5, 6, 1, 2) == _keys(1, 2)
+    assert (list(manager.counts), manager.stores_skipped_in_current_batch) == (_keys(1, 2, 3), 6)
+
+
+@scene
+def what_another_manager_left_in_a_requests_context_is_not_believed() -> None:
+    context = ReqContext("r")
+    for _ in range(2):
+        manager = SlotsManager(4)
+        assert manager.lookup(_keys(1)[0], context) is LookupResult.MISS
+        stored = manager.prepare_store(_keys(1, 2), context).keys_to_store
+        assert stored == _keys(1, 2)
+        manager.complete_store(set(stored), context)
+        assert manager.lookup(_keys(1)[0], context) is LookupResult.HIT
+        assert manager.prepare_load(_keys(1), context).block_ids.tolist() == [0]

@@ -2,7 +2,7 @@
 
 With `--engine vllm` all of it is vLLM's, the Tiering spec and its regions as well. Left out is what
 its CPU platform has not: the copies by CUDA streams, which are plain ones here
-(tests/engines/vllm_plugins.py).
+(testbed/engines/vllm_plugins.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 
 import hostprep
 from testbed.engines.interpreters import engine_python
+from testbed.engines.vllm_plugins import plugin
 from testbed.engines.vllm_server import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
@@ -26,7 +27,6 @@ from testbed.engines.vllm_server import (
 )
 from testbed.machine import POOL
 from testbed.processes import wait_for
-from tests.engines.vllm_plugins import plugin
 from tests.engines.vllm_stage import Stage, staged
 from tests.support.processes import hostprep as command_line
 

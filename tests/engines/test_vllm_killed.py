@@ -18,11 +18,11 @@ import pytest
 
 import hostprep
 from testbed.engines.interpreters import engine_python
+from testbed.engines.vllm_plugins import plugin
 from testbed.engines.vllm_server import REPOSITORY, Server, serving
 from testbed.machine import POOL
 from testbed.processes import wait_for
 from tests.engines.crashes import moments
-from tests.engines.vllm_plugins import plugin
 from tests.engines.vllm_stage import Stage, staged
 from tests.support.processes import hostprep as command_line
 

@@ -77,6 +77,8 @@ SCENES = (
     "with_slots_it_loads_what_it_was_told",
     "one_that_waits_and_is_aborted_or_forgotten_leaves_nothing_claimed",
     "what_slots_cannot_have_beside_them_is_refused",
+    "a_chunk_is_stored_when_it_was_offered_often_enough_however_many_are_offered",
+    "what_another_manager_left_in_a_requests_context_is_not_believed",
 )
 
 

@@ -199,8 +199,8 @@ def test_behind_what_is_missing_nothing_is_stored_again_that_is_there(play: Play
     """A store's keys are of several groups, and from anywhere in a sequence."""
     again = [["new", "abcd"], ["look", 0, True], ["loaded", 0], ["run", 0, 4]]
     seen = play([*_stored("abcd", "x"), *again], "slots", room=8, windows=True)
-    assert seen["evicted"][:2] == ["abcd/0", "abc/0"]
-    assert seen["stored"][-2:] == ["abc/0", "abcd/0"]
+    assert seen["evicted"][:2] == ["abcd/1", "abcd/0"]  # the last tokens' of all groups first
+    assert seen["stored"][-2:] == ["abcd/0", "abcd/1"]
 
 
 def test_waiting_requests_never_keep_others_from_storing_and_the_latest_gives_way_first(
@@ -240,6 +240,42 @@ def test_a_finished_requests_last_chunks_are_evicted_first(play: Play, inner: st
     turn = [["run", 0, 1], ["end"], ["stored", 0]]
     steps = [["new", "aaaa"], ["look", 0, True], *turn * 4, ["finish", 0], *_stored("bb")]
     assert sorted(play(steps, inner, room=4)["evicted"]) == ["aaa/0", "aaaa/0"]
+
+
+@INNER
+def test_nor_is_it_otherwise_while_its_last_chunks_are_being_copied(play: Play, inner: str) -> None:
+    """They can be loaded last of all, and are no more recent for that."""
+    turn = [["run", 0, 2], ["end"]]
+    steps = [["new", "aaaa"], ["look", 0, True], *turn, ["stored", 0], *turn, ["finish", 0]]
+    steps += [["stored", 0], *_stored("bb")]
+    assert sorted(play(steps, inner, room=4)["evicted"]) == ["aaa/0", "aaaa/0"]
+
+
+@INNER
+def test_a_copy_that_ends_late_makes_no_request_younger_than_one_that_ended_later(
+    play: Play, inner: str
+) -> None:
+    steps = [["new", "aa"], ["look", 0, True], ["run", 0, 2], ["end"], ["finish", 0]]
+    steps += [["new", "bb"], ["look", 0, True], ["run", 0, 2], ["end"], ["stored", 1]]
+    steps += [["finish", 0], ["stored", 0], *_stored("cc")]
+    assert sorted(play(steps, inner, room=4)["evicted"]) == ["a/0", "aa/0"]
+
+
+def test_a_copy_that_a_reset_forgot_is_waited_for_by_no_finished_request(play: Play) -> None:
+    """Each play ends with a look at what is noted of finished requests."""
+    turn = [["look", 0, True], ["run", 0, 2], ["end"]]
+    play([["new", "aa"], *turn, ["reset"], ["finish", 0]], "slots", room=4)
+
+
+@INNER
+def test_what_a_finished_request_neither_loaded_nor_offered_is_not_refreshed(
+    play: Play, inner: str
+) -> None:
+    """A window's chunks that it passed by: it was looked up from the third chunk on."""
+    steps = [*_stored("aaaa", "bb"), ["new", "aaaa"], ["look", 0, True, 2], ["loaded", 0]]
+    steps += [["finish", 0], *_stored("cc")]
+    seen = play(steps, inner, room=6)
+    assert sorted(seen["evicted"]) == ["a/0", "aa/0"]
 
 
 @INNER

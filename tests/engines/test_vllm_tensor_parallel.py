@@ -16,10 +16,10 @@ import pytest
 
 import hostprep
 from testbed.engines.interpreters import engine_python
+from testbed.engines.vllm_plugins import plugin
 from testbed.engines.vllm_server import BLOCK_BYTES, BLOCK_TOKENS, REPOSITORY, prompt_of, serving
 from testbed.machine import POOL
 from testbed.processes import wait_for
-from tests.engines.vllm_plugins import plugin
 from tests.engines.vllm_stage import Stage, staged
 
 pytestmark = [pytest.mark.engines, pytest.mark.long, pytest.mark.timeout(1800)]

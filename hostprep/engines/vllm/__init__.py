@@ -9,10 +9,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from hostprep.engines.vllm.connector import HostprepOffloadingConnector
     from hostprep.engines.vllm.offloading import HostprepOffloadingSpec
     from hostprep.engines.vllm.simple import HostprepSimpleConnector
 
-__all__ = ["HostprepOffloadingSpec", "HostprepSimpleConnector"]
+__all__ = ["HostprepOffloadingConnector", "HostprepOffloadingSpec", "HostprepSimpleConnector"]
+_HOMES = {
+    "HostprepOffloadingConnector": "connector",
+    "HostprepOffloadingSpec": "offloading",
+    "HostprepSimpleConnector": "simple",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -20,5 +26,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'hostprep.engines.vllm' has no attribute {name!r}")
     from importlib import import_module
 
-    home = "offloading" if name == "HostprepOffloadingSpec" else "simple"
-    return getattr(import_module(f"hostprep.engines.vllm.{home}"), name)
+    return getattr(import_module(f"hostprep.engines.vllm.{_HOMES[name]}"), name)

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hostprep.engines.catalogue import integration_of
 from hostprep.engines.installation import installed_version, python_path, release_notes
@@ -33,7 +33,7 @@ from hostprep.engines.vllm.command_parser import (
     read_command,
     worker_count,
 )
-from hostprep.engines.vllm.settings import has_slots
+from hostprep.engines.vllm.settings import SLOTS, WARM, has_slots
 from hostprep.errors import BadInputError
 from hostprep.units import format_bytes
 
@@ -94,6 +94,13 @@ OFFLOADING = Connector(
     spec_module="hostprep.engines.vllm",
     replaces_spec=("CPUOffloadingSpec",),
 )
+KEEPING = replace(
+    OFFLOADING,
+    name="HostprepOffloadingConnector",
+    replaces=("OffloadingConnector",),
+    module="hostprep.engines.vllm",
+)
+"""In place of OFFLOADING where blocks are kept: it sees what they depend on."""
 SIMPLE = Connector(
     integration="vllm-simple",
     name="HostprepSimpleConnector",
@@ -106,8 +113,12 @@ _CONNECTORS = {each.integration: each for each in (TIERING, OFFLOADING, SIMPLE)}
 
 def requirements(start: EngineStart) -> Requirements:
     """Return what a vLLM command needs. Raises BadInputError; reads, and changes nothing."""
+    return connector_requirements(_connector(start), start.command, start.environ)
+
+
+def _connector(start: EngineStart) -> Connector:
     connector = _CONNECTORS[start.integration.name]
-    return connector_requirements(connector, start.command, start.environ)
+    return KEEPING if connector is OFFLOADING and start.options.warm else connector
 
 
 def connector_requirements(
@@ -133,7 +144,7 @@ def connector_requirements(
 
 def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
     """Return the command completed for these leases, one for each data-parallel rank."""
-    connector, environ = _CONNECTORS[start.integration.name], start.environ
+    connector, environ = _connector(start), start.environ
     line = read_command(start.command)
     config = parse_config(line)
     first = leases[0]
@@ -196,6 +207,13 @@ def check_config(config: dict[str, Any], connector: Connector) -> None:
             "leave it out",
         )
     has_slots(extra, can_have=connector.spec_module is not None)
+    for key in (SLOTS, WARM) if connector is KEEPING else ():
+        if extra.get(key) is False:
+            raise _contradicts(
+                f"{key} false",
+                "--warm keeps what Hostprep's slots hold",
+                f"leave {key} out, or --warm",
+            )
     tiers = extra.get("secondary_tiers", [])
     if connector.is_tiering and not isinstance(tiers, list):
         raise _contradicts("secondary_tiers", "it is no list", "give a list, or leave it out")

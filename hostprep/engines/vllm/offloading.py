@@ -8,8 +8,10 @@ vLLM, and is imported by no other module of ours.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
+import vllm
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import LookupResult, PrepareStoreOutput
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
@@ -17,7 +19,9 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from hostprep.cuda.board_view import BoardReader
 from hostprep.cuda.gate import Gate
-from hostprep.engines.memory import engine_memory, engine_region
+from hostprep.engines.memory import engine_memory, engine_region, engine_region_end
+from hostprep.engines.vllm.identity import engine_identity, packages_identity
+from hostprep.engines.vllm.keeping import KEY_BYTES, Keeper
 from hostprep.engines.vllm.offloading_compat import (
     LOG,
     Forwarding,
@@ -26,11 +30,17 @@ from hostprep.engines.vllm.offloading_compat import (
     shares_process,
     warn_if_untested,
 )
-from hostprep.engines.vllm.offloading_region import Layout, RankRegistration, layout_of
-from hostprep.engines.vllm.offloading_slots import SlotsManager
+from hostprep.engines.vllm.offloading_region import (
+    LAYOUT_VERSION,
+    Layout,
+    RankRegistration,
+    layout_of,
+)
+from hostprep.engines.vllm.offloading_slots import SlotsManager, slots_layout
 from hostprep.engines.vllm.offloading_worker import HostprepWorker
 from hostprep.engines.vllm.settings import Settings
 from hostprep.errors import BadInputError
+from hostprep.slots.directory import Directory
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -62,13 +72,19 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
         # Ranks that have bytes of their own: one where the base class says so (MLA).
         is_replicated = config.replicated_layout and self._uses_shared_region()
         copies = 1 if is_replicated else int(parallel.world_size)
-        self._layout = layout_of(
-            settings.size_bytes or region.size_bytes,
+        divide = functools.partial(
+            layout_of,
             page_bytes=region.page_bytes,
             chunk_bytes=config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk,
             slices=copies,
             region=f"region {region.name}",
         )
+        usable_bytes = settings.size_bytes or region.size_bytes
+        self._layout = divide(usable_bytes)
+        if settings.warm is not None:  # the directory of what is kept: the region's last bytes
+            end = Directory.size_bytes_for(self._layout.rows, KEY_BYTES)
+            self._layout = divide(min(usable_bytes, region.size_bytes - end))
+        self._copies = copies
         super().__init__(_sized(config, self._layout, copies, self.BLOCK_SIZE_ALIGNMENT))
         self._gated: GatedManager | None = None
         self._copier: HostprepWorker | None = None
@@ -76,8 +92,9 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
     def get_manager(self) -> Any:
         """Return vLLM's own manager, or ours over slots, behind the gate."""
         if self._gated is None:
-            inner = self._slots() if self._settings.slots else super().get_manager()
-            self._gated = GatedManager(inner, self._gate())
+            keeper = self._keeper()
+            inner = self._slots(keeper) if self._settings.slots else super().get_manager()
+            self._gated = GatedManager(inner, self._gate(), keeper)
         return self._gated
 
     def get_worker(self, kv_caches: Any) -> Any:
@@ -92,12 +109,45 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
                 raise
         return self._copier
 
-    def _slots(self) -> SlotsManager:
+    def _keeper(self) -> Keeper | None:
+        """Return who decides on what is kept, over the region's directory; None: nothing is."""
+        if self._settings.warm is None:
+            return None
+        layout, region = self._layout, self._region.region
+        end = engine_region_end(
+            self.config.extra_config,
+            Directory.size_bytes_for(self.num_chunks, KEY_BYTES),
+            index=self.config.parallel.data_parallel_index,
+        )
+        geometry = {
+            "rows": layout.rows,
+            "row_bytes": layout.row_bytes,
+            "slice_bytes": layout.slice_bytes,
+            "slices": self._copies,
+            "region_bytes": region.size_bytes,
+            "format": LAYOUT_VERSION,
+        }
+        return Keeper(
+            self._settings.warm,
+            Directory(end, slots_layout(self.num_chunks, layout.row_bytes), key_bytes=KEY_BYTES),
+            engine=engine_identity(vllm.__version__, current_platform.device_name, geometry).joined(
+                packages_identity()
+            ),
+            paths=self._region.paths,
+            region=region.name,
+            chunk_bytes=layout.row_bytes * self._copies,
+            deadline_s=self._settings.deadline_s,
+        )
+
+    def _slots(self, keeper: Keeper | None) -> SlotsManager:
         return SlotsManager(
             self.num_chunks,
+            keeper=keeper,
             chunk_bytes=self._layout.row_bytes,
             has_events=self.kv_events_config.enable_kv_cache_events,
             config_info=config_info_of(self),
+            store_threshold=int(self.extra_config.get("store_threshold") or 0),
+            max_tracker_size=int(self.extra_config.get("max_tracker_size", 64_000) or 0),
         )
 
     def _gate(self) -> Gate:
@@ -167,9 +217,10 @@ class GatedManager(Forwarding):  # type: ignore[misc]
     would have later blocks in host memory without the ones before, which no lookup ever reaches.
     """
 
-    def __init__(self, inner: Any, gate: Gate) -> None:
+    def __init__(self, inner: Any, gate: Gate, keeper: Keeper | None = None) -> None:
         super().__init__(inner)
         self.gate = gate
+        self.keeper = keeper
         self._has_stepped = False
 
     def on_new_request(self, req_context: Any) -> Any:
@@ -195,6 +246,7 @@ class GatedManager(Forwarding):  # type: ignore[misc]
         """Note that the ranks were polled."""
         self._has_stepped = True
         self.inner.on_schedule_end(context)
+        self._is_recovered()
 
     def has_pending_work(self) -> bool:
         """Make the engine take one step by itself once it is up, with or without a request.
@@ -208,10 +260,17 @@ class GatedManager(Forwarding):  # type: ignore[misc]
         self.gate.close()
         self.inner.shutdown()
 
+    def _is_recovered(self) -> bool:
+        """Tell whether all that is to be recovered was."""
+        if self.keeper is None:
+            return True
+        self.keeper.poll()
+        return self.keeper.is_open
+
     def _is_inside(self, req_context: Any) -> bool:
         side: _Side | None = req_context.get_state(_Side)
         if side is None:
-            side = _Side(self.gate.is_open)
+            side = _Side(self.gate.is_open and self._is_recovered())
             req_context.set_state(side)
         return side.is_inside
 

@@ -26,7 +26,7 @@ except ImportError:  # before 0.32.0
     CacheHitSource = None
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from typing import Any
 
 # Below vLLM's own logger, whose handler and level are the ones that people have set.
@@ -80,18 +80,21 @@ def keys_from(key: bytes, req_context: Any) -> list[bytes]:
     gives a manager the position of a key but no list: that is read from where it is kept. Without
     it there is only the key itself, and all that follow are looked up one by one.
     """
-    for keys in keys_by_group(req_context):
-        if key in keys:
-            return keys[keys.index(key) :]
-    return [key]
+    noted = list(getattr(req_context, "_offload_key_positions", ()))
+    group = group_of(key)
+    following = noted[noted.index(key) :] if key in noted else [key]
+    return [one for one in following if one.endswith(group)]
 
 
-def keys_by_group(req_context: Any) -> list[list[bytes]]:
-    """Return a request's keys, each group's in order, as far as vLLM has noted them."""
-    groups: dict[bytes, list[bytes]] = {}
-    for key in getattr(req_context, "_offload_key_positions", ()):
-        groups.setdefault(group_of(key), []).append(key)
-    return list(groups.values())
+def in_order(keys: Collection[bytes], req_context: Any) -> list[bytes]:
+    """Return a request's keys from its beginning to its end, all groups of layers together.
+
+    As they are given where vLLM has not noted the position of each.
+    """
+    positions = getattr(req_context, "_offload_key_positions", {})
+    if all(key in positions for key in keys):
+        return sorted(keys, key=positions.__getitem__)
+    return list(keys)
 
 
 def group_of(key: bytes) -> bytes:

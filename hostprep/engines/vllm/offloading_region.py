@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from hostprep.cuda.registration import Registration
     from hostprep.engines.vllm.settings import Settings
 
+LAYOUT_VERSION = 1
+"""Of where a chunk's bytes lie in its row, and rows in slices: what is kept rests on it."""
 _SMALLEST_ALIGNMENT = 512
 _STEP_BYTES = 256 * MIB
 _STEP_PAGES = 8

@@ -16,8 +16,8 @@ what it looks up otherwise (windows of attention, from their end) is noted and c
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import chain, takewhile
+from collections import Counter, OrderedDict
+from itertools import chain, dropwhile, takewhile
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
@@ -36,7 +36,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec, CPUOffloadingMetrics
 from hostprep.engines.vllm.offloading_compat import (
     LOAD_SOURCE,
     group_of,
-    keys_by_group,
+    in_order,
     keys_from,
 )
 from hostprep.errors import FailedError
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
     from typing import Any
 
+    from hostprep.engines.vllm.keeping import Keeper
+
 _KEY_BYTES = 36
 """vLLM's keys by default: a SHA-256, and the number of a group."""
 
@@ -53,8 +55,9 @@ _KEY_BYTES = 36
 class _Store:
     """A store that is being copied: its claim, and the chunks that are not reported yet."""
 
-    def __init__(self, claim: Claim, keys: list[Any]) -> None:
+    def __init__(self, claim: Claim, keys: list[Any], req_context: Any) -> None:
         self.claim = claim
+        self.req_context = req_context
         self.keys = keys
         self.left = set(keys)
         self.has_failed = False
@@ -63,29 +66,56 @@ class _Store:
 class SlotsManager(OffloadingManager):  # type: ignore[misc]
     """vLLM's interface over a SlotPool."""
 
+    medium = Medium.CPU
+
     def __init__(
         self,
         chunks: int,
         *,
         chunk_bytes: int = 1,
+        keeper: Keeper | None = None,
         has_events: bool = False,
         config_info: Sequence[Any] = ({},),
+        store_threshold: int = 0,
+        max_tracker_size: int = 64_000,
     ) -> None:
         """All chunks are empty. Raises BadInputError where there are none.
 
-        `config_info`: what vLLM's own manager would say of itself.
+        `config_info`: what vLLM's own manager would say of itself. `keeper`: who decides what of
+        an earlier engine is recovered, and whose directory records what is stored.
+        `store_threshold`: how often a chunk has to be offered until it is stored; the latest
+        `max_tracker_size` chunks that were offered are remembered for that.
         """
-        self._layout = Layout(1, (Group("chunks", chunks, chunk_bytes),))
+        self._layout = slots_layout(chunks, chunk_bytes)
+        self._keeper = keeper
         self._chunks = chunks
         self._config_info = config_info
         self._events: list[Any] | None = [] if has_events else None
         self._sizes: list[int] = []
+        self._threshold = store_threshold
+        self._most_counts = max_tracker_size
+        self.counts: OrderedDict[bytes, int] = OrderedDict()
+        """How often each chunk was offered, the latest one last; empty without a threshold."""
+        self.stores_skipped_in_current_batch = 0
         self._writing: dict[bytes, _Store] = {}
         self._open(_KEY_BYTES)
 
     def _open(self, key_bytes: int) -> None:
-        self.pool = SlotPool(self._layout, hash_bytes=key_bytes, keep_evicted=True)
+        # Nothing is kept free: 1/32 less to hit costs up to one point of a full tier's hit rate,
+        # and a store's few chunks gain little from lying in a row.
+        directory = self._keeper.directory if self._keeper is not None else None
+        if directory is not None and directory.key_bytes != key_bytes:
+            directory = None  # of a hash that nothing is kept of
+        self.pool = SlotPool(
+            self._layout, hash_bytes=key_bytes, keep_evicted=True, spare=0, directory=directory
+        )
         self._reads = ReadClaims(self.pool)
+
+    def recover(self) -> SlotPool:
+        """Fill the index with what the directory records, and announce it, before all requests."""
+        self.pool.recover()
+        self._record_event(self.pool.recovered_hashes(), is_removed=False)
+        return self.pool
 
     def on_new_request(self, req_context: Any) -> Any:
         """Let chunks be stored as they come, as vLLM's manager does."""
@@ -107,6 +137,11 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         """Return where chunks are. Raises FailedError where one is not, as vLLM's asserts."""
         return CPULoadStoreSpec(self._reads.load(keys, req_context))
 
+    def touch(self, keys: Collection[Any], req_context: Any) -> None:
+        """Note chunks as used just now, the first of them last."""
+        del req_context
+        self.pool.touch(keys)
+
     def complete_load(self, keys: Collection[Any], req_context: Any) -> None:
         """Let a request's chunks be evicted again."""
         del keys  # a request has one load at a time
@@ -117,10 +152,12 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
 
         None where there are not slots for all of them: vLLM offers them again, with later ones.
         """
-        self._reads.end_waiting(req_context)
         keys = list(keys)
         if keys and len(keys[0]) != self.pool.hash_bytes and not self.pool.totals().requests:
             self._open(len(keys[0]))
+        self._reads.end_waiting(keys, req_context)
+        if self._threshold > 1:
+            keys = self._admitted(keys)
         claim = self._claim(keys, req_context.req_id)
         if claim is None:
             return None
@@ -130,7 +167,8 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         if new:
             self._sizes.append(len(new))
             self._record_event(evicted, is_removed=True)
-            self._writing.update(dict.fromkeys(new, _Store(claim, new)))
+            self._writing.update(dict.fromkeys(new, _Store(claim, new, req_context)))
+            self._reads.stores(req_context)
         else:
             claim.release()
         return PrepareStoreOutput(
@@ -157,6 +195,8 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
     def on_request_finished(self, req_context: Any) -> None:
         """End what it claimed, unless that is being copied; its chunks are the last used."""
         self._reads.finish(req_context)
+        if self._keeper is not None:
+            self._keeper.finished(req_context.req_id)
 
     def on_schedule_end(self, context: Any) -> None:
         """Note a step, and the requests that it began with."""
@@ -173,6 +213,8 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         """Empty all slots, claimed ones as well: vLLM forgets its jobs, and drains its workers."""
         self._end_claims()
         self.pool.forget_unclaimed()
+        if self._keeper is not None:
+            self._keeper.renew()
 
     def get_stats(self) -> Any:
         """Return vLLM's gauges of its CPU tier, and sizes of stores since the last call.
@@ -191,6 +233,9 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         for size in self._sizes:
             stats.observe_histogram(CPUOffloadingMetrics.CPU_ALLOCATION_SIZE, size)
         self._sizes.clear()
+        if self._threshold > 1:
+            skipped, self.stores_skipped_in_current_batch = self.stores_skipped_in_current_batch, 0
+            stats.increase_counter(CPUOffloadingMetrics.STORES_SKIPPED, skipped)
         return stats
 
     def config_info(self) -> Sequence[Any]:
@@ -205,12 +250,41 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         self._reads.clear()
         for store in set(self._writing.values()):
             store.claim.release()
+            self._reads.stored(store.req_context)
         self._writing.clear()
+
+    def _admitted(self, offered: list[Any]) -> list[Any]:
+        """Count an offer; return what is stored, being stored, or was offered often enough.
+
+        What was offered longest ago is forgotten for new chunks, never what is offered again now:
+        an offer of more chunks than are remembered is stored in the end.
+        """
+        counts = self.counts
+        new = []
+        for key in offered:
+            if key in counts:
+                counts[key] += 1
+                counts.move_to_end(key)
+            else:
+                new.append(key)
+        room = self._most_counts - (len(offered) - len(new))
+        for key in new[: max(0, room)]:
+            if len(counts) >= self._most_counts:
+                counts.popitem(last=False)
+            counts[key] = 1
+        admitted = [
+            key
+            for key in offered
+            if counts.get(key, 0) >= self._threshold or key in self._writing or self.pool.holds(key)
+        ]
+        self.stores_skipped_in_current_batch += len(offered) - len(admitted)
+        return admitted
 
     def _claim(self, keys: list[Any], request_id: str) -> Claim | None:
         """Claim what is there of these and slots for the rest; None where they are short."""
         self._reads.claim_noted()
-        request = _request(request_id, keys, store=True)
+        keep = self._keeper is not None and self._keeper.may_keep(request_id)
+        request = _request(request_id, keys, store=True, keep=keep)
         while True:
             try:
                 return self.pool.claim_batch([request]).claims[0]
@@ -227,6 +301,7 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
             store.claim.commit()
             self._record_event(store.keys, is_removed=False)
         store.claim.release()
+        self._reads.stored(store.req_context)
 
     def _record_event(self, keys: list[Any], *, is_removed: bool) -> None:
         if keys and self._events is not None:
@@ -236,8 +311,10 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
 class _Reads:
     """What one request has claimed; kept in its context, and gone with it."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, owner: ReadClaims) -> None:
         self.request_id = request_id
+        self.owner = owner
+        """A context that another manager has seen begins again."""
         self.claims: list[Claim] = []
         self.slots: dict[bytes, int] = {}
         """Of everything that is claimed."""
@@ -247,8 +324,11 @@ class _Reads:
         """By group: in which step its chunks were last claimed in order."""
         self.loads = 0
         """Being copied to the GPU."""
-        self.has_run = False
-        """Loaded or stored something."""
+        self.stores = 0
+        """Being copied from the GPU."""
+        self.used: dict[bytes, None] = {}
+        """Keys that it loaded or offered. What vLLM neither loads nor stores of it, such as chunks
+        that a window has left behind, it did not use: others are to stay for longer than those."""
 
 
 class ReadClaims:
@@ -261,6 +341,9 @@ class ReadClaims:
         """By request, in the order of their first hits."""
         self._loading: dict[_Reads, None] = {}
         self._noted: dict[_Reads, None] = {}
+        self._ended: dict[_Reads, list[bytes]] = {}
+        """What requests used, in the order in which they ended: of the first one that is still
+        being stored, and of those after it."""
 
     @property
     def chunks(self) -> int:
@@ -270,11 +353,11 @@ class ReadClaims:
     def has(self, key: bytes, req_context: Any) -> bool:
         """Tell whether a chunk is there, to be loaded. If it is, it stays."""
         reads = req_context.get_state(_Reads)
-        if reads is not None and (key in reads.slots or key in reads.notes):
+        if reads is not None and reads.owner is self and (key in reads.slots or key in reads.notes):
             return True
         if len(key) != self._pool.hash_bytes or not self._pool.holds(key):
             return False
-        reads = _reads_of(req_context)
+        reads = self._of(req_context)
         if not reads.loads:
             self._keep(key, reads, req_context)
         return True
@@ -284,7 +367,7 @@ class ReadClaims:
 
         Raises FailedError where a chunk is not there: it was not looked up in this step.
         """
-        reads = _reads_of(req_context)
+        reads = self._of(req_context)
         if reads.slots.keys() != set(keys):
             before, reads.claims, reads.slots = reads.claims, [], {}
             self._claim(reads, list(keys))
@@ -300,19 +383,19 @@ class ReadClaims:
         self._waiting.pop(reads.request_id, None)
         self._loading[reads] = None
         reads.loads += 1
-        reads.has_run = True
+        reads.used.update(dict.fromkeys(keys))
         return [reads.slots[key] for key in keys]
 
     def loaded(self, req_context: Any) -> None:
         """End a load. One from before `clear` no longer counts."""
-        reads = _reads_of(req_context)
+        reads = self._of(req_context)
         reads.loads = max(0, reads.loads - 1)
         self._leave(reads)
 
-    def end_waiting(self, req_context: Any) -> None:
-        """End what a request claimed that runs without loading it."""
-        reads = _reads_of(req_context)
-        reads.has_run = True
+    def end_waiting(self, offered: Iterable[bytes], req_context: Any) -> None:
+        """End what a request claimed that runs without loading it, and offers chunks now."""
+        reads = self._of(req_context)
+        reads.used.update(dict.fromkeys(offered))
         self._leave(reads)
 
     def finish(self, req_context: Any) -> None:
@@ -321,11 +404,33 @@ class ReadClaims:
         Then have its last chunks evicted before its first ones, without which they are of no use:
         they were stored a few at a time, the first ones first.
         """
-        reads = _reads_of(req_context)
+        reads = self._of(req_context)
         self._leave(reads)
-        if reads.has_run:
-            groups = keys_by_group(req_context)
-            self._pool.claim_batch([_request(reads.request_id, keys) for keys in groups]).release()
+        self._ended[reads] = used = in_order(reads.used, req_context)
+        self._pool.touch(used)
+        self._forget_ended()
+
+    def stores(self, req_context: Any) -> None:
+        """Note a store that has begun."""
+        self._of(req_context).stores += 1
+
+    def stored(self, req_context: Any) -> None:
+        """Note that a store's chunks were released: they are the newest of all now.
+
+        If the request has ended meanwhile, its end is when they were used last: put them back
+        behind its first ones, and those of requests that ended later behind its own.
+        """
+        reads = self._of(req_context)
+        reads.stores -= 1
+        if reads in self._ended:
+            for _, used in dropwhile(lambda one: one[0] is not reads, self._ended.items()):
+                self._pool.touch(used)
+            self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """Forget the requests that ended before every one that is still being stored."""
+        for reads in list(takewhile(lambda one: not one.stores, self._ended)):
+            del self._ended[reads]
 
     def end_step(self, scheduled: Iterable[str]) -> None:
         """Note a step, and the requests that wait no longer.
@@ -375,6 +480,14 @@ class ReadClaims:
         for reads in (*self._waiting.values(), *self._loading):
             reads.loads = 0
             self._end(reads)
+        self._ended.clear()
+
+    def _of(self, req_context: Any) -> _Reads:
+        reads: _Reads | None = req_context.get_state(_Reads)
+        if reads is None or reads.owner is not self:
+            reads = _Reads(req_context.req_id, self)
+            req_context.set_state(reads)
+        return reads
 
     def _keep(self, key: bytes, reads: _Reads, req_context: Any) -> None:
         before = self._waiting.setdefault(reads.request_id, reads)
@@ -429,15 +542,14 @@ def _release(claims: Iterable[Claim]) -> None:
         claim.release()
 
 
-def _reads_of(req_context: Any) -> _Reads:
-    reads: _Reads | None = req_context.get_state(_Reads)
-    if reads is None:
-        reads = _Reads(req_context.req_id)
-        req_context.set_state(reads)
-    return reads
+def slots_layout(chunks: int, chunk_bytes: int) -> Layout:
+    """Return the one group of slots that all of vLLM's groups share: a chunk is a slot."""
+    return Layout(1, (Group("chunks", chunks, chunk_bytes),))
 
 
-def _request(request_id: str, keys: list[bytes], *, store: bool = False) -> Request:
+def _request(
+    request_id: str, keys: list[bytes], *, store: bool = False, keep: bool = False
+) -> Request:
     """Return the request for all of these chunks, to store or to load; a chunk is one token.
 
     They may be from anywhere in a sequence: not from its first block on.
@@ -451,4 +563,5 @@ def _request(request_id: str, keys: list[bytes], *, store: bool = False) -> Requ
         first_block=1,
         reuse_limit_tokens=0 if store else end,
         store=store,
+        keep=keep,
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
+from hostprep.client import environment
+from hostprep.client.owner import check_owner_name
 from hostprep.engines.memory import MEMORY_KEYS
 from hostprep.errors import BadInputError
 from hostprep.units import parse_quantity
@@ -18,7 +21,9 @@ _REGISTER = ("auto", "always", "never")
 _MODES = ("background", "sync")
 _DEADLINE_S = 1800.0
 
-_KEYS = (*MEMORY_KEYS, "hostprep.register", "hostprep.mode", "hostprep.deadline_s", SLOTS)
+WARM = "hostprep.warm"
+_OWN_KEYS = ("hostprep.register", "hostprep.mode", "hostprep.deadline_s", SLOTS, WARM)
+_KEYS = (*MEMORY_KEYS, *_OWN_KEYS, "hostprep.owner_file")
 """All keys of ours; what else begins with "hostprep." is a slip of the pen."""
 
 
@@ -36,6 +41,8 @@ class Settings:
     """vLLM's own cpu_bytes_to_use; None: the whole region."""
     slots: bool = False
     """Hostprep's slots in place of vLLM's own manager."""
+    warm: str | None = None
+    """Under which name blocks are kept for the next process; None: they are not."""
 
     @classmethod
     def read(cls, config: Mapping[str, Any], *, can_have_slots: bool = False) -> Settings:
@@ -51,17 +58,51 @@ class Settings:
                 reason="UnknownKey",
                 remedy=f"known are {', '.join(_KEYS)}",
             )
+        warm = warm_name(config, can_keep=can_have_slots)
         return cls(
+            warm=warm,
             register=_one_of(config, "hostprep.register", _REGISTER),
             mode=_one_of(config, "hostprep.mode", _MODES),
             deadline_s=_deadline_s(config),
             size_bytes=_size_bytes(config.get("cpu_bytes_to_use")),
-            slots=has_slots(config, can_have=can_have_slots),
+            slots=has_slots({SLOTS: warm is not None, **config}, can_have=can_have_slots),
         )
 
     def registers(self, *, is_cuda: bool) -> bool:
         """Tell whether this engine registers its memory."""
         return is_cuda if self.register == "auto" else self.register == "always"
+
+
+def warm_name(config: Mapping[str, Any], *, can_keep: bool) -> str | None:
+    """Return under which name the engine's blocks are kept; None where they are not.
+
+    `hostprep exec --warm NAME` says so, or the configuration of an engine that claims by itself.
+    Raises BadInputError for what is neither true, false nor a name, and where nothing can be kept.
+    """
+    given, name = config.get(WARM), os.environ.get(environment.WARM)
+    if name is None and given in (None, False):
+        return None
+    if not can_keep or config.get(SLOTS) is False:
+        raise BadInputError(
+            "blocks are kept by Hostprep's slots alone, in HostprepOffloadingSpec",
+            reason="CannotKeep",
+            remedy=f"leave {WARM} (--warm) out, or use --engine vllm-offloading with {SLOTS}",
+        )
+    if name is not None and given in (None, True, name):
+        return name
+    if name is None and isinstance(given, str) and config.get("hostprep.owner_file"):
+        return check_owner_name(given, WARM)
+    raise BadInputError(
+        f"{WARM} is {given!r}, "
+        + (
+            f"and the memory is kept as {name!r}"
+            if name is not None
+            else "and nothing shows that the next engine is the same one"
+        ),
+        reason="BadOwner",
+        remedy="start it by `hostprep exec --warm NAME --owner-file FILE`, or give a name here and "
+        "hostprep.owner_file",
+    )
 
 
 def has_slots(config: Mapping[str, Any], *, can_have: bool) -> bool:
@@ -97,9 +138,9 @@ def has_slots(config: Mapping[str, Any], *, can_have: bool) -> bool:
     return True
 
 
-def _is_below_two(given: Any) -> bool:
+def _is_number(given: Any) -> bool:
     try:
-        return int(given or 0) < 2
+        return int(given or 0) >= 0
     except (TypeError, ValueError):
         return False
 
@@ -107,10 +148,11 @@ def _is_below_two(given: Any) -> bool:
 _HARMLESS: dict[str, Callable[[Any], bool]] = {
     "eviction_policy": lambda given: given == "lru",
     "cache_policy_module_path": lambda given: not given,
-    "store_threshold": _is_below_two,
+    "store_threshold": _is_number,
+    "max_tracker_size": _is_number,
     "secondary_tiers": lambda given: not given,
 }
-"""vLLM's keys for how its own manager evicts and stores, and whether they have no effect."""
+"""vLLM's keys for how its own manager evicts and stores, and whether slots have it too."""
 
 
 def _one_of(config: Mapping[str, Any], key: str, choices: tuple[str, ...]) -> str:

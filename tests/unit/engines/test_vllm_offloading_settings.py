@@ -21,10 +21,10 @@ def test_slots_are_off_unless_asked_for() -> None:
     assert Settings.read(_SLOTS, can_have_slots=True).slots
 
 
-def test_what_asks_vllms_manager_for_nothing_goes_with_slots() -> None:
+def test_what_slots_have_too_goes_with_them() -> None:
     fitting = {
         "eviction_policy": "lru",
-        "store_threshold": 1,
+        "store_threshold": 2,
         "cache_policy_module_path": None,
         "secondary_tiers": [],
         "max_tracker_size": 7,
@@ -38,7 +38,7 @@ def test_what_asks_vllms_manager_for_nothing_goes_with_slots() -> None:
         ("eviction_policy", "arc"),
         ("eviction_policy", None),
         ("cache_policy_module_path", "my.policies"),
-        ("store_threshold", 2),
+        ("max_tracker_size", "large"),
         ("store_threshold", "often"),
         ("secondary_tiers", [{"type": "fs"}]),
     ],
@@ -52,8 +52,8 @@ def test_what_vllms_own_manager_alone_can_do_is_refused_by_name(key: str, given:
 
 
 def test_all_that_contradicts_is_named_at_once() -> None:
-    extra = {"eviction_policy": "arc", "store_threshold": 3, **_SLOTS}
-    with pytest.raises(BadInputError, match="eviction_policy 'arc' and store_threshold 3"):
+    extra = {"eviction_policy": "arc", "secondary_tiers": [3], **_SLOTS}
+    with pytest.raises(BadInputError, match=r"eviction_policy 'arc' and secondary_tiers \[3\]"):
         Settings.read(extra, can_have_slots=True)
 
 

@@ -1,4 +1,4 @@
-"""What some tests have each of vLLM's processes do first: entry points of `vllm.general_plugins`.
+"""What each of vLLM's processes is made to do first: entry points of `vllm.general_plugins`.
 
 vLLM calls them in its server, its engine's process and each worker, before anything is made.
 """
