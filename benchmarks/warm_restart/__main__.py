@@ -1,0 +1,187 @@
+"""Restart to hot: vLLM is filled, killed with -9 and started again; what it serves from then on.
+
+python -m benchmarks.warm_restart         # today's vLLM, its file tier, and ours, in turns
+python -m benchmarks.warm_restart --lanes kept --seconds 60
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime as dt
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.burst.load import get
+from benchmarks.machine import BenchmarkError, own_node
+from benchmarks.warm_restart.load import Answer, Load, as_json, ask, question
+from benchmarks.warm_restart.scene import LANES, POOL, Lane, lanes
+from benchmarks.warm_restart.show import draw, print_run
+from hostprep.api.pool_resource import spec_from_options
+from hostprep.errors import HostprepError
+from hostprep.units import format_bytes, parse_quantity
+from testbed.machine import machine_lock
+
+_UP_S = 900.0
+_END_S = 60.0
+_SETTLE_S = 3.0
+"""For the last stores of the filled engine to be complete before it is killed."""
+
+
+def main() -> int:
+    """Return 0 where it was measured, 2 where it cannot run here."""
+    options = _options()
+    try:
+        run = _recorded(options.source) if options.source else _measured(options)
+    except (BenchmarkError, HostprepError) as error:
+        print(f"benchmarks: warm_restart: {error}", file=sys.stderr)
+        return 2
+    if options.picture:
+        draw(run, Path(options.picture))
+    if options.output == "json":
+        print(json.dumps(run))
+    else:
+        print_run(run)
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.warm_restart", description=__doc__)
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    parser.add_argument("--size", type=parse_quantity, default=parse_quantity("1Gi"))
+    parser.add_argument("--backing", default="HugeTLB2Mi,Base", help="of the prepared memory")
+    parser.add_argument("--documents", type=int, default=8, help="that the questions are about")
+    parser.add_argument("--tokens", type=int, default=4096, help="of a document")
+    parser.add_argument("--seconds", type=float, default=120.0, help="watched after it is up again")
+    parser.add_argument("--lanes", nargs="+", choices=LANES, default=LANES)
+    parser.add_argument("--from", dest="source", metavar="FILE", help="JSON of an earlier run")
+    parser.add_argument("--picture", metavar="FILE", help="draw it, as SVG")
+    return parser.parse_args()
+
+
+def _recorded(path: str) -> dict[str, Any]:
+    try:
+        run = json.loads(Path(path).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise BenchmarkError(f"{path} is no run that -o json wrote: {error}") from error
+    if not isinstance(run, dict) or not run.get("lanes"):
+        raise BenchmarkError(f"{path} is no run that -o json wrote")
+    return run
+
+
+def _measured(options: argparse.Namespace) -> dict[str, Any]:
+    from testbed.engines.vllm_server import without_queues
+
+    with (
+        own_node() as node,
+        tempfile.TemporaryDirectory(prefix="hostprep-warm-") as name,
+        without_queues(),  # of engines that are killed
+    ):
+        folder = Path(name)
+        made = lanes(folder, node.root, options.size, tuple(options.lanes))
+        with machine_lock():
+            spec = spec_from_options(
+                name=POOL, size=str(options.size), backings=options.backing, regions=1
+            )
+            node.prepare([spec])
+            try:
+                measured = [_lane(lane, folder, options) for lane in made]
+            finally:
+                node.release([POOL], force=True)
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "made": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": f"{os.cpu_count()} CPUs, {format_bytes(memory_bytes >> 30 << 30)}, "
+        f"Linux {platform.release()}",
+        "size_bytes": options.size,
+        "documents": options.documents,
+        "document_tokens": options.tokens,
+        "seconds": options.seconds,
+        "lanes": measured,
+    }
+
+
+def _lane(lane: Lane, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Fill, kill, start again and watch one engine."""
+    print(f"warm_restart: {lane.name}", file=sys.stderr, flush=True)
+    load_average = os.getloadavg()[0]
+    with _running(lane, folder / f"log-{lane.name}-1") as process:
+        _wait_until_up(lane, process, folder / f"log-{lane.name}-1")
+        begin_s = time.monotonic()
+        filled = [
+            ask(lane.port, question(document, document, options.tokens), document, begin_s)
+            for document in range(options.documents)
+        ]
+        # A document again, while the engine lives: what a hit answers.
+        live = [
+            ask(lane.port, question(document, 500 + document, options.tokens), document, begin_s)
+            for document in range(options.documents)
+        ]
+        time.sleep(_SETTLE_S)
+    killed_s = time.monotonic()
+    with _running(lane, folder / f"log-{lane.name}-2") as process:
+        load = Load(lane.port, options.documents, options.tokens, killed_s)
+        _wait_until_up(lane, process, folder / f"log-{lane.name}-2")
+        up_s = time.monotonic() - killed_s
+        time.sleep(options.seconds)
+        load.stop()
+        again = [
+            ask(lane.port, question(document, 500 + document, options.tokens), document, killed_s)
+            for document in range(options.documents)
+        ]
+    return {
+        "name": lane.name,
+        "up_s": up_s,
+        "fill_waited_s": [answer.waited_s for answer in filled],
+        "answers": as_json(load.answers),
+        "same_answers": _same(live, again),
+        "load_average_before": round(load_average, 1),
+        "load_average_after": round(os.getloadavg()[0], 1),
+    }
+
+
+def _same(live: list[Answer], again: list[Answer]) -> bool:
+    """Tell whether hits after the restart answered as hits of the engine that was killed."""
+    return [answer.tokens for answer in live] == [answer.tokens for answer in again]
+
+
+@contextlib.contextmanager
+def _running(lane: Lane, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the engine in a session of its own; it is killed with all its processes at the end."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            lane.command, stdout=output, stderr=output, env=lane.environment, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(_END_S)
+        for left in Path("/dev/shm").glob(f"vllm_offload_warm-{lane.name}*"):
+            left.unlink(missing_ok=True)
+
+
+def _wait_until_up(lane: Lane, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline_s = time.monotonic() + _UP_S
+    while True:
+        with contextlib.suppress(OSError):
+            get(lane.port, "/health")
+            return
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            last = log.read_text("utf-8", "replace")[-4000:]
+            raise BenchmarkError(f"{lane.name}: it did not come up:\n{last}")
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
