@@ -15,6 +15,11 @@ ATTENTION = "attention"
 RECURRENT = "recurrent"
 MAX_SLOTS = (1 << 31) - 2
 """The slots of one group: they are counted in 31 bits (hostprep.slots)."""
+DIRECTORY_HEADER_BYTES = 64 << 10
+DIRECTORY_TOUCH_BYTES = 4
+"""By slot: when it was used last."""
+_RECORD_HEAD_BYTES = 24
+_PAGE_BYTES = 4096
 _KINDS = (ATTENTION, RECURRENT)
 _REMEDY = "`hostprep size` makes layouts that fit"
 
@@ -110,6 +115,20 @@ class Layout:
         if not 0 <= slot < chosen.slots:
             raise BadInputError(f"group {chosen.name!r} has slots 0 to {chosen.slots - 1}: {slot}")
         return chosen.offset_bytes + slot * chosen.slot_bytes
+
+
+def directory_record_bytes(key_bytes: int) -> int:
+    """Return a record's size: 64 bytes for keys of up to 40, else the next multiple of 8."""
+    return max(64, -(-(_RECORD_HEAD_BYTES + key_bytes) // 8) * 8)
+
+
+def directory_bytes(slots: int, key_bytes: int = 36) -> int:
+    """Return what the directory of all groups' slots takes at a region's end, whole 4 KiB pages.
+
+    See docs/directory.md.
+    """
+    each = directory_record_bytes(key_bytes) + DIRECTORY_TOUCH_BYTES
+    return -(-(DIRECTORY_HEADER_BYTES + slots * each) // _PAGE_BYTES) * _PAGE_BYTES
 
 
 def _group(index: int, document: Any) -> Group:

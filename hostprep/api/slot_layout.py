@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hostprep.backing import MIB
-from hostprep.layout import Group, Layout
+from hostprep.layout import Group, Layout, directory_bytes
 
 GROUP_ALIGN_BYTES = 2 * MIB
 """Where groups begin: on a page of every backing but 1 GiB ones, whose padding would be dearer
@@ -66,12 +66,17 @@ class SlotLayout:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that a region must have at least."""
+        """Where the last slot ends in the region."""
         return max(group.end_bytes for group in self.layout.groups)
 
+    @property
+    def directory_bytes(self) -> int:
+        """What is left behind the slots, at the region's end, for keys of up to 40 bytes."""
+        return directory_bytes(sum(group.slots for group in self.layout.groups))
+
     def region_bytes(self, page_bytes: int) -> int:
-        """Return the size of a region of such pages that holds it."""
-        return round_up(self.size_bytes, page_bytes)
+        """Return the size of a region of such pages that holds it, and its directory."""
+        return round_up(self.size_bytes + self.directory_bytes, page_bytes)
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as the handoff holds it."""

@@ -299,12 +299,15 @@ def _show(sizing: Sizing) -> None:
     for note in sizing.notes:
         say(wrapped(note, begin="  note: ", then="    "))
     say(wrapped(_least(sizing), begin="", then="  "))
-    host = "Host, the least of it" if sizing.host == sizing.floor else "Host"
+    host = "Host, the least of it" if sizing.host.groups == sizing.floor.groups else "Host"
     for name, tier in (("GPU", sizing.gpu), (host, sizing.host)):
         if tier is None:
             continue
         say(f"{name}:")
-        print_table("", _COLUMNS, [_row(group, tier) for group in tier.groups])
+        rows = [_row(group, tier) for group in tier.groups]
+        if tier.has_directory:
+            rows.append(_directory_row(tier))
+        print_table("", _COLUMNS, rows)
         first = tier.limiting
         say(
             f"  {format_bytes(tier.size_bytes)}; first to fill: {first.group.name}, with "
@@ -354,6 +357,12 @@ def _row(group: GroupSlots, tier: Tier) -> tuple[str, ...]:
     )
 
 
+def _directory_row(tier: Tier) -> tuple[str, ...]:
+    """Say what the records of all slots take; no request waits for it."""
+    size = format_bytes(tier.directory_bytes)
+    return ("directory", "-", "-", "-", "-", str(tier.slots), size, "-", "-")
+
+
 def _sizing_document(sizing: Sizing) -> dict[str, Any]:
     """Return one model's sizing for programs."""
     return {
@@ -372,6 +381,7 @@ def _sizing_document(sizing: Sizing) -> dict[str, Any]:
 def _tier_document(tier: Tier) -> dict[str, Any]:
     return {
         "size_bytes": tier.size_bytes,
+        "directory_bytes": tier.directory_bytes,
         "limiting_group": tier.limiting.group.name,
         "requests": tier.limiting.requests,
         "groups": [

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hostprep.api.slot_layout import GROUP_ALIGN_BYTES, SLOT_ALIGN_BYTES, round_up
 from hostprep.errors import BadInputError
-from hostprep.layout import MAX_SLOTS
+from hostprep.layout import MAX_SLOTS, directory_bytes
 from hostprep.sizing.model import Model, Store, Vectors
 from hostprep.units import format_bytes
 
@@ -288,14 +288,26 @@ class Tier:
     """One kind of memory of one rank: the GPU's or the host's."""
 
     groups: tuple[GroupSlots, ...]
+    has_directory: bool = False
+    """Host memory has one behind the slots: which of them holds which block (docs/directory.md)."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that it takes: each group from a page's beginning on."""
+        """Bytes that it takes: each group from a page's beginning on, then the directory."""
         end = 0
         for group in self.groups:
             end = round_up(end, GROUP_ALIGN_BYTES) + group.size_bytes
-        return end
+        return end + self.directory_bytes
+
+    @property
+    def directory_bytes(self) -> int:
+        """Bytes of the directory; 0 where there is none."""
+        return directory_bytes(self.slots) if self.has_directory else 0
+
+    @property
+    def slots(self) -> int:
+        """Slots of all groups."""
+        return sum(group.slots for group in self.groups)
 
     @property
     def limiting(self) -> GroupSlots:
@@ -303,20 +315,25 @@ class Tier:
         return min(self.groups, key=lambda group: group.slots / group.per_request)
 
     def share(self, group: GroupSlots) -> float:
-        """Return a group's part of all bytes."""
+        """Return a group's part of all slots' bytes."""
         return group.size_bytes / sum(one.size_bytes for one in self.groups)
 
 
-def floor_of(groups: Sequence[CacheGroup], limits: Limits) -> Tier:
+def floor_of(groups: Sequence[CacheGroup], limits: Limits, *, has_directory: bool = False) -> Tier:
     """Return the fewest slots that serve the limits. See hostprep.sizing.groups.
 
     Raises BadInputError for more slots than a layout can count.
     """
-    return _tier(groups, limits, 0)
+    return _tier(groups, limits, 0, has_directory)
 
 
 def tier_of_bytes(
-    groups: Sequence[CacheGroup], limits: Limits, size_bytes: int, *, option: str
+    groups: Sequence[CacheGroup],
+    limits: Limits,
+    size_bytes: int,
+    *,
+    option: str,
+    has_directory: bool = False,
 ) -> Tier:
     """Return what so many bytes hold: the floor, and then as many usual requests as fit.
 
@@ -324,31 +341,33 @@ def tier_of_bytes(
     same proportion. Raises BadInputError, naming the option and what would do, where the floor
     does not fit.
     """
-    least = floor_of(groups, limits)
+    least = floor_of(groups, limits, has_directory=has_directory)
     if least.size_bytes > size_bytes:
-        raise _too_little(groups, limits, size_bytes, least.size_bytes, option)
+        raise _too_little(groups, limits, size_bytes, least, option)
+
+    def fits(steps: int) -> bool:
+        try:
+            return _tier(groups, limits, steps, has_directory).size_bytes <= size_bytes
+        except BadInputError:  # more slots than can be counted
+            return False
+
     low, high = 0, 1
-    while high < MAX_SLOTS * _STEPS and _fits(groups, limits, high, size_bytes):
+    while high < MAX_SLOTS * _STEPS and fits(high):
         low, high = high, high * 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if _fits(groups, limits, middle, size_bytes) else (low, middle)
-    return _tier(groups, limits, low)
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return _tier(groups, limits, low, has_directory)
 
 
-def tier_of_tokens(groups: Sequence[CacheGroup], limits: Limits, tokens: int) -> Tier:
+def tier_of_tokens(
+    groups: Sequence[CacheGroup], limits: Limits, tokens: int, *, has_directory: bool = False
+) -> Tier:
     """Return what holds so many tokens of usual requests, and the floor at least."""
-    return _tier(groups, limits, -(-tokens * _STEPS // limits.typical))
+    return _tier(groups, limits, -(-tokens * _STEPS // limits.typical), has_directory)
 
 
-def _fits(groups: Sequence[CacheGroup], limits: Limits, steps: int, size_bytes: int) -> bool:
-    try:
-        return _tier(groups, limits, steps).size_bytes <= size_bytes
-    except BadInputError:  # more slots than can be counted
-        return False
-
-
-def _tier(groups: Sequence[CacheGroup], limits: Limits, steps: int) -> Tier:
+def _tier(groups: Sequence[CacheGroup], limits: Limits, steps: int, has_directory: bool) -> Tier:
     """Return the floor, or slots for so many 256ths of a usual request where that is more."""
     found = []
     for group in groups:
@@ -361,42 +380,34 @@ def _tier(groups: Sequence[CacheGroup], limits: Limits, steps: int) -> Tier:
                 remedy="give fewer tokens or less memory, or more --tokens-per-block",
             )
         found.append(GroupSlots(group=group, min_slots=least, per_request=usual, slots=slots))
-    return Tier(groups=tuple(found))
+    return Tier(groups=tuple(found), has_directory=has_directory)
 
 
 def _too_little(
-    groups: Sequence[CacheGroup], limits: Limits, size_bytes: int, least_bytes: int, option: str
+    groups: Sequence[CacheGroup], limits: Limits, size_bytes: int, least: Tier, option: str
 ) -> BadInputError:
     """Say what would do: more memory, fewer requests at once, or shorter ones."""
-    ways = [f"give {option} {-(-least_bytes >> 20)}Mi"]
-    batch = _largest(limits.max_batch_size, groups, size_bytes, limits.for_batch)
-    length = _largest(limits.max_seq_len, groups, size_bytes, limits.for_length)
-    alone = limits.for_batch(1)
+
+    def largest(most: int, limits_for: Callable[[int], Limits]) -> int:
+        """Return the largest number whose floor fits; 0 where none does."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            tier = floor_of(groups, limits_for(middle), has_directory=least.has_directory)
+            low, high = (middle, high) if tier.size_bytes <= size_bytes else (low, middle - 1)
+        return low
+
+    ways = [f"give {option} {-(-least.size_bytes >> 20)}Mi"]
+    batch = largest(limits.max_batch_size, limits.for_batch)
+    length = largest(limits.max_seq_len, limits.for_length)
     if batch:
         ways.append(f"or --max-batch-size {batch}")
     elif length:
         ways.append(f"or --max-seq-len {length}")
-    elif length := _largest(limits.max_seq_len, groups, size_bytes, alone.for_length):
+    elif length := largest(limits.max_seq_len, limits.for_batch(1).for_length):
         ways.append(f"or --max-batch-size 1 and --max-seq-len {length}")
     return BadInputError(
-        f"{option}: {format_bytes(size_bytes)} a rank is less than the {format_bytes(least_bytes)} "
-        "without which requests can wait for ever",
+        f"{option}: {format_bytes(size_bytes)} a rank is less than the "
+        f"{format_bytes(least.size_bytes)} without which requests can wait for ever",
         remedy=" ".join(ways),
     )
-
-
-def _largest(
-    most: int,
-    groups: Sequence[CacheGroup],
-    size_bytes: int,
-    limits_for: Callable[[int], Limits],
-) -> int:
-    """Return the largest number whose floor fits; 0 where none does."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if floor_of(groups, limits_for(middle)).size_bytes <= size_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -88,10 +88,12 @@ def size_model(model: Model, limits: Limits, memory: Memory) -> Sizing:
 
 def _host(groups: tuple[CacheGroup, ...], limits: Limits, memory: Memory) -> Tier:
     if memory.host_bytes is not None:
-        return tier_of_bytes(groups, limits, memory.host_bytes, option="--host-memory")
+        return tier_of_bytes(
+            groups, limits, memory.host_bytes, option="--host-memory", has_directory=True
+        )
     if memory.host_tokens is not None:
-        return tier_of_tokens(groups, limits, memory.host_tokens)
-    return floor_of(groups, limits)
+        return tier_of_tokens(groups, limits, memory.host_tokens, has_directory=True)
+    return floor_of(groups, limits, has_directory=True)
 
 
 def slot_layout(tier: Tier, limits: Limits, name: str) -> SlotLayout:

@@ -22,14 +22,20 @@ from struct import Struct
 from zlib import crc32
 
 from hostprep.errors import BadInputError
-from hostprep.layout import Layout
+from hostprep.layout import (
+    DIRECTORY_HEADER_BYTES,
+    DIRECTORY_TOUCH_BYTES,
+    Layout,
+    directory_bytes,
+    directory_record_bytes,
+)
 from hostprep.slots.rows import runs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-HEADER_BYTES = 64 << 10
+HEADER_BYTES = DIRECTORY_HEADER_BYTES
 _MAGIC = b"HPBLOCKS"
 _VERSION = 1
 _HEADER = Struct("<8sIIIIQIII32s")
@@ -44,12 +50,11 @@ _STATE_AT = _CHECK.size
 _KEY_AT = _CHECK.size + _HEAD.size
 _WRITING = 1
 _VALID = 2
-_TOUCH_BYTES = 4
+_TOUCH_BYTES = DIRECTORY_TOUCH_BYTES
 _TICKS_A_SECOND = 4
 _CLOCK_BEGAN_S = 1_735_689_600
 """2025-01-01: in quarters of a second, 31 bits last for 17 years."""
 _LAST_TICK = (1 << 31) - 1
-_PAGE_BYTES = 4096
 _MAX_KEY_BYTES = 255
 
 
@@ -72,8 +77,7 @@ class Directory:
     @staticmethod
     def size_bytes_for(slots: int, key_bytes: int = 36) -> int:
         """Return how many bytes it takes, whole pages of 4 KiB, for all groups' slots together."""
-        size = HEADER_BYTES + slots * (_record_bytes(key_bytes) + _TOUCH_BYTES)
-        return -(-size // _PAGE_BYTES) * _PAGE_BYTES
+        return directory_bytes(slots, key_bytes)
 
     def __init__(
         self,
@@ -100,7 +104,7 @@ class Directory:
         self.layout = layout
         self._clock = clock
         self._slots = slots
-        self._record_bytes = _record_bytes(key_bytes)
+        self._record_bytes = directory_record_bytes(key_bytes)
         self._digest = hashlib.sha256(json.dumps(astuple(layout)).encode()).digest()
         # The header last: at the region's end whatever the number of slots, so that who lays the
         # region out in another way finds it, and voids it before the slots become other bytes.
@@ -353,8 +357,3 @@ def _column(layout: str, records: bytes) -> list[Any]:
 
 _WRITING_BYTE = bytes([_WRITING])
 _MAX_GENERATION = 1 << 63
-
-
-def _record_bytes(key_bytes: int) -> int:
-    """Return a record's size: 64 bytes for keys of up to 40, else the next multiple of 8."""
-    return max(64, -(-(_KEY_AT + key_bytes) // 8) * 8)

@@ -13,6 +13,8 @@ from hostprep.api.pool_resource import load_pools
 from hostprep.cli.main import main
 from hostprep.cli.size import model_name
 from hostprep.layout import Layout
+from hostprep.slots import Directory
+from hostprep.units import parse_quantity
 from tests.unit.sizing.models import MODELS
 
 pytestmark = pytest.mark.unit
@@ -81,7 +83,8 @@ def test_programs_get_both_tiers_and_the_layout(capsys: pytest.CaptureFixture[st
 def test_without_memory_the_floor_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = as_json(capsys, LLAMA, *SERVED)
     assert found["gpu"] is None
-    assert found["host"]["size_bytes"] == found["floor_bytes"]
+    host = found["host"]
+    assert host["size_bytes"] - host["directory_bytes"] == found["floor_bytes"]
     slots = [(group["slots"], group["min_slots"]) for group in found["host"]["groups"]]
     assert slots == [(256, 256)]
 
@@ -220,6 +223,31 @@ def test_the_pool_is_one_that_prepare_takes(capsys: pytest.CaptureFixture[str]) 
     assert spec.sizing is not None
     assert spec.sizing.to_json() == found["layout"]
     assert (spec.name, spec.region_count) == ("gemma-3-27b", 4)
+
+
+def test_the_directory_is_a_row_of_the_host_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    memory = ("--gpu-memory", "9Gi", "--host-memory", "9Gi")
+    gpu, host = run(capsys, LLAMA, *SERVED, *memory).split("Host:\n")
+    assert "directory" not in gpu
+    (row,) = [line.split() for line in host.splitlines() if line.startswith("directory")]
+    (found,) = as_json(capsys, LLAMA, *SERVED, *memory)
+    assert found["gpu"]["directory_bytes"] == 0
+    slots = found["host"]["groups"][0]["slots"]
+    assert row[5:7] == [str(slots), f"{found['host']['directory_bytes'] / 1024:.0f}"]
+    assert found["host"]["directory_bytes"] == Directory.size_bytes_for(slots)
+
+
+def test_a_region_of_the_pool_has_room_for_its_directory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for memory in ("16Gi", "32770Mi"):  # the first is 4,096 whole slots: one less fits now
+        asked = (*SERVED, "--host-memory", memory)
+        (spec,) = load_pools(run(capsys, LLAMA, *asked, "-o", "yaml"), source="pool.yaml")
+        (found,) = as_json(capsys, LLAMA, *asked)
+        slots = sum(group["slots"] for group in found["layout"]["groups"])
+        room_bytes = (spec.region_bytes or 0) - found["layout"]["size_bytes"]
+        assert room_bytes >= Directory.size_bytes_for(slots, 40)
+        assert (spec.region_bytes or 0) <= parse_quantity(memory)
 
 
 def test_states_reach_the_pool(capsys: pytest.CaptureFixture[str]) -> None:
