@@ -35,7 +35,8 @@ from hostprep.engines.vllm.command_parser import (
 )
 from hostprep.engines.vllm.settings import SLOTS, WARM, has_slots
 from hostprep.errors import BadInputError
-from hostprep.units import format_bytes
+from hostprep.layout import directory_bytes
+from hostprep.units import format_bytes, format_exact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,6 +140,10 @@ def connector_requirements(
     if connector.is_tiering and config.get("engine_id"):
         paths = _link_paths(ranks, str(config["engine_id"]))
     size_bytes, because = requested or (1, "")
+    if connector is KEEPING and size_bytes <= (least := directory_bytes(1)):
+        # How large a chunk is only vLLM knows, with its model: here, that there is any room.
+        size_bytes = least + 1
+        because = f"--warm: the directory of what is kept takes {format_exact(least)} or more"
     return Requirements(len(ranks.numbers), size_bytes, because, paths)
 
 

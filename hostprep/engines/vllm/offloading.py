@@ -83,7 +83,11 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
         self._layout = divide(usable_bytes)
         if settings.warm is not None:  # the directory of what is kept: the region's last bytes
             end = Directory.size_bytes_for(self._layout.rows, KEY_BYTES)
-            self._layout = divide(min(usable_bytes, region.size_bytes - end))
+            room_bytes = max(0, region.size_bytes - end)
+            self._layout = divide(
+                min(usable_bytes, room_bytes),
+                region=f"region {region.name}, beside the directory of what is kept,",
+            )
         self._copies = copies
         super().__init__(_sized(config, self._layout, copies, self.BLOCK_SIZE_ALIGNMENT))
         self._gated: GatedManager | None = None

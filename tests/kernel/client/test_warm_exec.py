@@ -246,3 +246,20 @@ def test_a_pool_that_shrinks_gives_up_what_is_not_kept_first(node: Node, tmp_pat
     for left in (["node0-1", "node0-2"], ["node0-1"]):
         node.prepare([pool_of(regions=len(left))])
         assert sorted(os.listdir(f"{node.root}/{POOL}/state")) == left
+
+
+def test_a_region_without_room_for_a_directory_is_not_claimed(node: Node, tmp_path: Path) -> None:
+    node.prepare([pool_of(size_bytes=64 << 10)])
+    vllm = tmp_path / "vllm"
+    vllm.write_text("#!/bin/sh\necho started\n")
+    vllm.chmod(0o755)
+    asked = ("exec", POOL, "--root", node.root, "--engine", "vllm-offloading")
+    command = ("--", str(vllm), "serve", "m")
+
+    refused = run_hostprep(*asked, *_warm(tmp_path / "token"), *command)
+
+    assert refused.returncode == 2
+    assert "--warm: the directory of what is kept takes" in refused.stderr
+    assert "node0-0 64 KiB" in refused.stderr
+    assert read_sidecar(PoolPaths(node.root, POOL), "node0-0") is None
+    assert "started" in run_hostprep(*asked, *command).stdout

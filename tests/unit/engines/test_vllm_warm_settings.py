@@ -13,6 +13,7 @@ from hostprep.engines.launching import EngineStart, Options
 from hostprep.engines.vllm import launch
 from hostprep.engines.vllm.settings import Settings
 from hostprep.errors import BadInputError
+from hostprep.slots import Directory
 from tests.unit.engines.leases import leases_of
 
 pytestmark = pytest.mark.unit
@@ -88,6 +89,19 @@ def test_what_contradicts_warm_is_refused_before_the_claim(key: str) -> None:
     start = EngineStart(integration_of("vllm-offloading"), command, {}, Options(warm=True))
     with pytest.raises(BadInputError, match=key):
         launch.requirements(start)
+
+
+def test_a_region_without_room_for_its_directory_is_refused_before_the_claim() -> None:
+    integration = integration_of("vllm-offloading")
+
+    def least_bytes(*, warm: bool) -> int:
+        start = EngineStart(integration, _SERVE, {}, Options(warm=warm))
+        required = launch.requirements(start)
+        assert ("directory" in required.because) == warm
+        return required.size_bytes
+
+    assert least_bytes(warm=False) == 1
+    assert least_bytes(warm=True) > Directory.size_bytes_for(1, 36)
 
 
 def test_the_connector_that_sees_all_comes_with_warm_only() -> None:
