@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +15,7 @@ from hostprep.slots import (
     Group,
     Layout,
     Request,
-    ShortageError,
     SlotPool,
-    directory,
     over,
 )
 
@@ -316,95 +313,6 @@ def test_records_in_others_places_count_for_nothing() -> None:
     records = [bytes(memory[base + n * _RECORD : base + (n + 1) * _RECORD]) for n in range(12)]
     memory[base : base + 12 * _RECORD] = b"".join([*records[1:], records[0]])
     assert not _known(_recovered(memory))
-
-
-@given(strategies.integers(0, 1 << 32), strategies.sampled_from((4, 64, 600)))
-def test_no_bytes_raise_or_hit_wrongly(seed: int, damage: int) -> None:
-    choose = random.Random(seed)
-    memory = _memory()
-    slots = _store(_pool(_sealed(memory)), *range(12))
-    for _ in range(choose.randrange(1, 6)):
-        at = choose.choice((choose.randrange(200), choose.randrange(len(memory) - damage)))
-        memory[at : at + damage] = choose.randbytes(damage)
-    found = _open(memory)
-    pool = _pool(found)
-    pool.recover()
-    for key, slot in zip(*_lookup(pool), strict=True):
-        assert slots[int.from_bytes(key, "big")] == slot
-
-
-def _lookup(pool: SlotPool) -> tuple[list[bytes], list[int]]:
-    group = pool._groups[0]
-    order = group.order.oldest_first()
-    return group.index.keys(order), order
-
-
-@given(strategies.integers(0, 1 << 32))
-def test_at_every_step_the_records_are_what_the_slots_hold(seed: int) -> None:
-    """Random steps: recovery at any moment finds each block in the slot that has its bytes."""
-    choose = random.Random(seed)
-    memory = _memory()
-    pool = _pool(_sealed(memory))
-    held: dict[int, bytes] = {}
-    opened: list[Any] = []
-    for _ in range(choose.randrange(40)):
-        step = choose.randrange(5)
-        if step < 2 and len(opened) < 3:
-            numbers = choose.sample(range(30), choose.randrange(1, 4))
-            try:
-                batch = pool.claim_batch([_request(*numbers, keep=choose.random() < 0.9)])
-            except ShortageError:  # the rest is in quarantine
-                continue
-            (claim,) = batch.claims
-            for block in claim.unwritten[0]:
-                held[claim.uses[0].slots[block]] = b"torn"
-            opened.append(claim)
-        elif opened and step == 2:
-            claim = choose.choice(opened)
-            for block in claim.unwritten[0]:
-                held[claim.uses[0].slots[block]] = claim.request.hashes[block]
-            claim.commit()
-        elif opened and step == 3:
-            opened.pop(choose.randrange(len(opened))).release()
-        elif step == 4 and choose.random() < 0.1:
-            pool = _recovered(memory)
-            opened.clear()
-        (kept,) = _open(memory).read()
-        for key, slot in zip(kept.keys, kept.slots, strict=True):
-            assert held[slot] == key
-            assert slot not in kept.writing
-
-
-def before_the_copy(patch: pytest.MonkeyPatch) -> None:
-    own = Directory.begin
-
-    def begin(self: Directory, group: int, slots: Any, generation: int) -> None:
-        own(self, group, slots, generation)
-        self.finish(group, slots, [_key(99)] * len(slots), generation)
-
-    patch.setattr(Directory, "begin", begin)
-
-
-def not_before_reuse(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(directory, "_WRITING_BYTE", b"\2")
-    patch.setattr(directory, "_WRITING", 2)
-
-
-@pytest.mark.parametrize("mutant", [before_the_copy, not_before_reuse])
-def test_a_broken_protocol_is_found(
-    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mutant(monkeypatch)
-    inner = test_at_every_step_the_records_are_what_the_slots_hold.hypothesis.inner_test  # type: ignore[attr-defined]
-    assert any(_fails(inner, seed) for seed in range(200))
-
-
-def _fails(test: Callable[[int], None], seed: int) -> bool:
-    try:
-        test(seed)
-    except (AssertionError, KeyError):
-        return True
-    return False
 
 
 def test_what_no_directory_can_be_is_refused() -> None:
