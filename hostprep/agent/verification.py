@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from hostprep.agent.messages import (
@@ -60,12 +60,17 @@ class Verification:
 
 
 def verify_node(
-    root: str, *, scrubbing: Collection[tuple[str, str]] = (), repair: bool = True
+    root: str,
+    *,
+    scrubbing: Collection[tuple[str, str]] = (),
+    repair: bool = True,
+    limits: Mapping[str, float | None] | None = None,
 ) -> Verification:
     """Observe the node and all its pools. Never raises for what one pool's folder holds.
 
     `scrubbing` names (pool, region) that this process itself holds locked: dirty, not leased.
-    Without `repair` nothing is changed, not even a lost lock made again.
+    Without `repair` nothing is changed, not even a lost lock made again. `limits`: for how many
+    seconds pools keep contents, to be noted beside what they keep.
     """
     begin_s = time.monotonic()
     pools: list[PoolFacts] = []
@@ -74,7 +79,7 @@ def verify_node(
     for name in pool_names(root):
         paths = PoolPaths(root, name)
         try:
-            pool = observe_pool(paths, mounts, repair=repair)
+            pool = observe_pool(paths, mounts, repair=repair, limits=limits)
             observed.append(_verify_pool(paths, pool, scrubbing))
             pools.append(pool)
         except Exception as error:  # it is that pool's, and no other's

@@ -37,7 +37,13 @@ from hostprep.api.pool_spec import PoolState
 from hostprep.client.claim import claim_lock_briefly, has_waiters
 from hostprep.errors import BusyError, HostprepError
 from hostprep.linux.threads import Stopped
-from hostprep.node.apply.service import AppliedPool, Node, Reconciler, pending_actions
+from hostprep.node.apply.service import (
+    AppliedPool,
+    Node,
+    Reconciler,
+    kept_limits,
+    pending_actions,
+)
 from hostprep.node.boot import BootUnit, sync_boot_unit
 from hostprep.node.plan.actions import Action, AdoptRegion, Plan, ScrubRegion
 from hostprep.paths import PoolPaths
@@ -71,7 +77,11 @@ class Worker:
     def reconcile(self, request: ReconcileRequest) -> None:
         """Verify the node, answer, and begin whatever is to be done."""
         job = self._job
-        found = verify_node(self.node.root, scrubbing=frozenset(job[1].scrubbing) if job else ())
+        found = verify_node(
+            self.node.root,
+            scrubbing=frozenset(job[1].scrubbing) if job else (),
+            limits=kept_limits([pool.spec for pool in request.pools]),
+        )
         boot = self._sync_boot_unit(request)
         if job is not None:
             if request.pools != job[0].pools:

@@ -35,7 +35,7 @@ from hostprep.linux.files import closing_fd, from_os_error
 from hostprep.linux.locks import try_lock
 from hostprep.linux.processes import may_scrub
 from hostprep.paths import PoolPaths
-from hostprep.units import format_bytes
+from hostprep.units import format_bytes, format_seconds
 
 _OF_THE_GROUP = "run it as root, or as the pool's group"
 
@@ -235,9 +235,9 @@ def _in_order(paths: PoolPaths, request: Request, candidates: Sequence[Region]) 
             return (2,)
         if request.owner and request.owner.is_same_as(sidecar.owner):
             return 0, sidecar.owner.index
-        since_s = read_kept_mark(paths, region.name, sidecar.lease_id)
+        mark = read_kept_mark(paths, region.name, sidecar.lease_id)
         # One without a mark was let go in this moment, or no agent looks at this pool.
-        return 3, math.inf if since_s is None else since_s, sidecar.claimed_at_s
+        return 3, math.inf if mark is None else mark.since_s, sidecar.claimed_at_s
 
     return sorted(candidates, key=rank)
 
@@ -247,8 +247,8 @@ def _try_region(
 ) -> Held | str:
     """Return the region locked, or why it cannot be had now. `last_users`: for scrubbers."""
     clean = is_clean(paths, region)
-    kept, discarded = (False, None) if clean else _own_bytes(paths, request, region)
-    if not clean and not kept and last_users is None:
+    own, discarded = (False, None) if clean else _own_bytes(paths, request, region)
+    if not clean and not own and last_users is None:
         return why_locked(paths, region) or DIRTY
     if last_users is not None:
         why = why_not_quiescent(paths, region, last_users)
@@ -257,6 +257,9 @@ def _try_region(
     locked = _lock_both(paths, region)
     if isinstance(locked, str):
         return locked
+    # Own bytes that were kept for too long are zeroed by the claimer: it may have them, and holds
+    # both locks.
+    kept = own and discarded is None
     must_scrub = not clean and not kept
     return Held(region, *locked, must_scrub, contents_kept=kept, discarded=discarded)
 
@@ -288,14 +291,22 @@ def _lock_both(paths: PoolPaths, region: Region) -> tuple[int, int] | str:
 
 
 def _own_bytes(paths: PoolPaths, request: Request, region: Region) -> tuple[bool, str | None]:
-    """Tell whether the claimer may have the region's bytes, and if not, which field differs."""
+    """Tell whether the region's bytes are the claimer's own, and why it does not get them back.
+
+    Bytes that were kept for longer than the pool allows are its own, and are not given back.
+    """
     if request.owner is None:
         return False, None
     sidecar = read_sidecar(paths, region.name)
     if sidecar is None or sidecar.owner is None or not request.owner.is_same_as(sidecar.owner):
         return False, None
     difference = request.owner.difference(sidecar.owner)
-    return difference is None, difference
+    if difference is not None:
+        return False, difference
+    mark = read_kept_mark(paths, region.name, sidecar.lease_id)
+    if mark is not None and mark.is_over(time.time()):
+        return True, f"kept for longer than the pool allows ({format_seconds(mark.most_s or 0)})"
+    return True, None
 
 
 def _all_kept_or_none(paths: PoolPaths, taken: Sequence[Held]) -> list[Held]:

@@ -234,20 +234,38 @@ def is_clean(paths: PoolPaths, region: Region) -> bool:
     return (fields.get("st_dev"), fields.get("st_ino")) == (region.st_dev, region.st_ino)
 
 
-def read_kept_mark(paths: PoolPaths, region: str, lease_id: str) -> float | None:
-    """Return when the region was first seen without that lease's holder; None where it was not."""
+@dataclass(frozen=True)
+class KeptMark:
+    """What root noted of a region that is kept without a holder."""
+
+    since_s: float
+    """When it was first seen without one, by the clock."""
+    most_s: float | None = None
+    """The pool's `retention.maxAgeSeconds`; None: no limit, or none that is known."""
+
+    def is_over(self, now_s: float) -> bool:
+        """Tell whether the pool allows no more that the owner gets its bytes."""
+        return self.most_s is not None and now_s - self.since_s >= self.most_s
+
+
+def read_kept_mark(paths: PoolPaths, region: str, lease_id: str) -> KeptMark | None:
+    """Return the mark that was made after that lease's end; None where there is none."""
     try:
         fields = read_object(paths.kept_mark(region))
         if fields.get("lease_id") != lease_id:
             return None
-        return fields.number("since_s", most=_LAST_S)
+        has_limit = fields.get("most_s") is not None  # earlier versions wrote none
+        return KeptMark(
+            fields.number("since_s", most=_LAST_S),
+            fields.number("most_s", most=_LAST_S) if has_limit else None,
+        )
     except NotReadableError:
         return None
 
 
-def mark_kept(paths: PoolPaths, region: str, lease_id: str, since_s: float, *, gid: int) -> None:
+def mark_kept(paths: PoolPaths, region: str, lease_id: str, mark: KeptMark, *, gid: int) -> None:
     """State since when the region is kept: a holder that was killed wrote nothing."""
-    document = {"lease_id": lease_id, "since_s": since_s}
+    document = {"lease_id": lease_id, "since_s": mark.since_s, "most_s": mark.most_s}
     _write_json(paths.kept_mark(region), document, gid=gid)
 
 

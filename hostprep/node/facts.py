@@ -318,6 +318,8 @@ class RegionFacts:
     """Dirty with the bytes of an owner who may come back for them, and need not give way."""
     kept_s: float | None = None
     """Seconds since it was first seen without a holder, kept for its owner; None for others."""
+    kept_is_over: bool = False
+    """Kept for longer than the pool's retention allows, as far as that is noted beside it."""
     claimed_at_s: float = 0.0
     """Of one that is kept: when it was last claimed, by the clock."""
 

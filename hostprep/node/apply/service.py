@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hostprep.api.pool_spec import PoolSpec, PoolState
@@ -74,9 +74,13 @@ class Node:
     def __post_init__(self) -> None:
         self.root = canonical_root(self.root)
 
-    def facts(self) -> Facts:
-        """Observe everything. Raises BadInputError for a root that cannot be."""
-        return observe(host=HostRoot(), root=self.root, pools=observe_pools(self.root))
+    def facts(self, specs: Sequence[PoolSpec] = ()) -> Facts:
+        """Observe everything. Raises BadInputError for a root that cannot be.
+
+        With `specs`, which are to be carried out, their limits are noted beside what is kept.
+        """
+        pools = observe_pools(self.root, limits=kept_limits(specs))
+        return observe(host=HostRoot(), root=self.root, pools=pools)
 
     def plan(self, specs: Sequence[PoolSpec]) -> Plan:
         """Return what prepare would do; changes nothing."""
@@ -172,7 +176,7 @@ class Node:
             if spec.name in failures:
                 raise failures[spec.name]
         while True:
-            facts = self.facts()
+            facts = self.facts(specs)
             wanted = plan(specs, facts, shortfalls=shortfalls)
             check_met(wanted, specs)
             short = self.carry_out(wanted, facts, specs, progress=progress)
@@ -230,6 +234,11 @@ class Node:
             except Exception as error:  # it is that pool's
                 failures[pool.name] = pool_error(pool.name, error)
         return failures
+
+
+def kept_limits(specs: Iterable[PoolSpec]) -> dict[str, float | None]:
+    """Return for how many seconds each pool that is to be present keeps contents."""
+    return {spec.name: spec.max_kept_s for spec in specs if spec.state is PoolState.PRESENT}
 
 
 def _with_surplus(short: Shortfall, facts: Facts) -> Shortfall:

@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hostprep.api.pool_spec import Placement
@@ -16,6 +17,7 @@ from hostprep.client.claim import Waiter, claim_lock_briefly, waiters
 from hostprep.client.handoff import Handoff, Region, access_remedy, read_handoff
 from hostprep.client.scrub import LastUsers, may_scrub_pool, why_locked, why_not_quiescent
 from hostprep.client.sidecar import (
+    KeptMark,
     Sidecar,
     is_clean,
     mark_kept,
@@ -42,21 +44,26 @@ _MOST_FILES = 4096
 have. Each costs a round some milliseconds."""
 
 
-def observe_pools(root: str) -> tuple[PoolFacts, ...]:
+def observe_pools(
+    root: str, *, limits: Mapping[str, float | None] | None = None
+) -> tuple[PoolFacts, ...]:
     """Return the facts of every pool below the root, by name; none where there is no root.
 
-    A pool that cannot be observed has its `failure`, and costs the others nothing.
+    A pool that cannot be observed has its `failure`, and costs the others nothing. `limits`: for
+    how long pools keep contents, in seconds, to be noted beside what they keep.
     Raises BadInputError for a root that is a symbolic link or a file, or that other users own or
     may write to.
     """
     names = pool_names(root)
     mounts = read_mounts() if names else ()
-    return tuple(_try_observe(PoolPaths(root, name), mounts) for name in names)
+    return tuple(_try_observe(PoolPaths(root, name), mounts, limits or {}) for name in names)
 
 
-def _try_observe(paths: PoolPaths, mounts: tuple[Mount, ...]) -> PoolFacts:
+def _try_observe(
+    paths: PoolPaths, mounts: tuple[Mount, ...], limits: Mapping[str, float | None]
+) -> PoolFacts:
     try:
-        return observe_pool(paths, mounts)
+        return observe_pool(paths, mounts, limits=limits)
     except Exception as error:  # whatever a pool's folder holds: only it is lost
         return unobserved(paths.pool, error)
 
@@ -145,9 +152,16 @@ def missing_pool(
 
 
 def observe_pool(
-    paths: PoolPaths, mounts: tuple[Mount, ...] | None = None, *, repair: bool = True
+    paths: PoolPaths,
+    mounts: tuple[Mount, ...] | None = None,
+    *,
+    repair: bool = True,
+    limits: Mapping[str, float | None] | None = None,
 ) -> PoolFacts:
-    """Return the facts of one pool's folder. With `repair` lost lock files are made again."""
+    """Return the facts of one pool's folder. With `repair` lost lock files are made again.
+
+    `limits` as in `observe_pools`; of a pool that is not in it the limit stays as it is noted.
+    """
     mounts = read_mounts() if mounts is None else mounts
     own_mounts = tuple(
         _with_room(entry) for entry in mounts if os.path.dirname(entry.path) == paths.folder
@@ -167,7 +181,7 @@ def observe_pool(
             region
             for folder in folders
             for region in _Folder(
-                paths, folder, own_mounts, handoff, repair, last_users, now_s
+                paths, folder, own_mounts, handoff, repair, last_users, now_s, limits or {}
             ).regions()
         )
         if any(region.retained for region in regions):
@@ -388,6 +402,7 @@ class _Folder:
     last_users: LastUsers
     now_s: float
     """By the clock; one for all regions, so that those first seen together are equally old."""
+    limits: Mapping[str, float | None]
 
     def regions(self) -> list[RegionFacts]:
         path = f"{self.paths.folder}/{self.name}"
@@ -415,6 +430,7 @@ class _Folder:
             why = why_locked(self.paths, probe)
         sidecar = read_sidecar(self.paths, region.name)
         kept = not clean and sidecar is not None and sidecar.owner is not None
+        mark = self._kept_mark(region, sidecar) if kept and why is None and sidecar else None
         published = self.handoff.region(region.name) if self.handoff else None
         same = published if published and published.st_ino == region.inode else None
         bad_mark = read_bad_mark(self.paths, region.name)
@@ -428,7 +444,8 @@ class _Folder:
             clean=clean,
             scrubbable=scrubbable,
             retained=kept,
-            kept_s=self._kept_s(region, sidecar) if kept and why is None and sidecar else None,
+            kept_s=self.now_s - mark.since_s if mark else None,
+            kept_is_over=mark is not None and mark.is_over(self.now_s),
             claimed_at_s=sidecar.claimed_at_s if kept and sidecar else 0.0,
             damage=damage,
             # As handoff.check_pages words it: marks of other damage look the same.
@@ -437,19 +454,20 @@ class _Folder:
             layout=layout_text(same.layout) if same and same.layout is not None else "",
         )
 
-    def _kept_s(self, region: RegionFacts, sidecar: Sidecar) -> float:
-        """Return for how long a region without a holder is kept; the first look begins to count.
+    def _kept_mark(self, region: RegionFacts, sidecar: Sidecar) -> KeptMark:
+        """Return since when a region without a holder is kept; the first look begins to count.
 
         Its holder may have been killed: nobody wrote when it let go. A time to come is no time.
+        The limit lies beside it, for claims: an owner may come before the next scrub.
         """
-        since_s = read_kept_mark(self.paths, region.name, sidecar.lease_id)
-        if since_s is not None and since_s <= self.now_s:
-            return self.now_s - since_s
-        if self.repair and may_scrub_pool(self.paths):
+        found = read_kept_mark(self.paths, region.name, sidecar.lease_id)
+        since_s = self.now_s if found is None else min(found.since_s, self.now_s)
+        noted_s = found.most_s if found is not None else None
+        mark = KeptMark(since_s, self.limits.get(self.paths.pool, noted_s))
+        if mark != found and self.repair and may_scrub_pool(self.paths):
             with contextlib.suppress(HostprepError, OSError):
-                lease_id, gid = sidecar.lease_id, region.gid
-                mark_kept(self.paths, region.name, lease_id, self.now_s, gid=gid)
-        return 0.0
+                mark_kept(self.paths, region.name, sidecar.lease_id, mark, gid=region.gid)
+        return mark
 
 
 def _damage(region: RegionFacts, published: Region | None) -> str | None:

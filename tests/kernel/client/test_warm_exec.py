@@ -218,6 +218,39 @@ def test_a_region_is_zeroed_once_it_was_kept_for_as_long_as_the_pool_allows(
     assert _exec(node, _READ, *_warm(tmp_path / "token")).stdout.splitlines() == ["chat", ""]
 
 
+@pytest.mark.parametrize(("aged_s", "kept"), [(3500, True), (3700, False)])
+def test_an_owner_that_comes_too_late_and_before_the_scrub_starts_empty(
+    node: Node, tmp_path: Path, aged_s: float, kept: bool
+) -> None:
+    limited = pool_of(regions=2, max_kept_s=3600)
+    node.prepare([limited])
+    _exec(node, _WRITE, *_warm(tmp_path / "token"), count=2)
+    node.prepare([limited])
+    # Of one of both: all are kept, or none.
+    _age(PoolPaths(node.root, POOL), "node0-1", aged_s)
+
+    again = _exec(node, _READ, *_warm(tmp_path / "token"), count=2)
+
+    assert ("node0-0 chat" in again.stdout, "node0-1 chat" in again.stdout) == (kept, kept)
+
+
+def test_a_claim_obeys_the_limit_that_the_pool_has_now(node: Node, tmp_path: Path) -> None:
+    node.prepare([pool_of()])
+    _exec(node, _WRITE, *_warm(tmp_path / "token"))
+    node.prepare([pool_of()])
+    _age(PoolPaths(node.root, POOL), "node0-0", 7200)
+    for most_s in (3600, None, 10_000):  # a limit that falls scrubs; here only the mark is asked
+        node.facts([pool_of(max_kept_s=most_s)])
+        node.facts()  # without the pool's policy, as `hostprep status`: the limit stays
+        again = _exec(node, _READ, *_warm(tmp_path / "token"))
+        assert ("chat" in again.stdout.splitlines()[1:][0]) is (most_s != 3600)
+        if most_s == 3600:
+            assert "longer than the pool allows" in again.stderr
+            _exec(node, _WRITE, *_warm(tmp_path / "token"))
+        node.prepare([pool_of()])
+        _age(PoolPaths(node.root, POOL), "node0-0", 7200)
+
+
 @pytest.mark.parametrize(("most_s", "kept"), [(None, True), (0, False)])
 def test_without_a_limit_it_is_kept_and_with_none_it_is_not(
     node: Node, tmp_path: Path, most_s: int | None, kept: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,11 +24,11 @@ pytestmark = pytest.mark.unit
 
 def _break(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     def probe(
-        paths: PoolPaths, mounts: tuple[Mount, ...] | None = None, *, repair: bool = True
+        paths: PoolPaths, mounts: tuple[Mount, ...] | None = None, **options: Any
     ) -> PoolFacts:
         if paths.pool == broken:
             raise OSError(5, "Input/output error")
-        return observe_pool(paths, mounts, repair=repair)
+        return observe_pool(paths, mounts, **options)
 
     monkeypatch.setattr(verification, "observe_pool", probe)
 
