@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 
 from hostprep.client.handoff import Handoff, Region, check_region, open_region
 from hostprep.client.owner import Owner, OwnerRecord
-from hostprep.client.scrub import LastUsers, remove_stale_links, why_locked, why_not_quiescent
+from hostprep.client.scrub import (
+    JOINED,
+    LEASED,
+    NOT_ENDED,
+    WRITABLE,
+    LastUsers,
+    remove_stale_links,
+    why_locked,
+    why_not_quiescent,
+)
 from hostprep.client.sidecar import (
     add_member,
     has_state_folder,
@@ -33,7 +42,7 @@ from hostprep.errors import (
 )
 from hostprep.linux.files import closing_fd, from_os_error
 from hostprep.linux.locks import try_lock
-from hostprep.linux.processes import may_scrub
+from hostprep.linux.processes import is_ending, is_of_our_namespace, may_scrub
 from hostprep.paths import PoolPaths
 from hostprep.units import format_bytes, format_seconds
 
@@ -170,6 +179,9 @@ class Taken:
     def __init__(self, refusals: dict[str, str] | None = None) -> None:
         self.held: list[Held] = []
         self.refusals = refusals or {}
+        self.ending: frozenset[str] = frozenset()
+        """Regions kept for the claimer that processes of its last lease still use, as they end:
+        nothing was taken, so that the claimer may wait for those."""
 
     def drop(self) -> None:
         """Close what was taken."""
@@ -190,12 +202,15 @@ def take_all(
     candidates: Sequence[Region],
     lease_id: str,
     last_users: LastUsers,
+    *,
+    may_wait: bool = False,
 ) -> Taken:
     """Take every region of the batch or none: the first phase, under the claim lock.
 
     `last_users` were looked up before the lock was taken. Only try-locks and small files: nothing
     here may wait. Clean marks go as the very last step, so that an attempt
-    which fails leaves clean regions clean.
+    which fails leaves clean regions clean. With `may_wait`, an owner whose own bytes are in use by
+    what is left of its dead engine gets nothing else instead (`Taken.ending`).
     """
     taken = Taken()
     scrubber = may_scrub(os.stat(paths.claim_lock).st_uid)
@@ -210,13 +225,16 @@ def take_all(
                 taken.refusals[region.name] = outcome
         if len(taken.held) == request.wanted:
             taken.held = _all_kept_or_none(paths, taken.held)
-            for held in taken.held:
-                _record_lease(paths, request, held, lease_id)
+        ending = _ending(paths, request, taken)
+        taken.ending = ending if may_wait else frozenset()
+        if len(taken.held) < request.wanted or taken.ending:
+            taken.drop()
+        taken.held = [_without(held, ending) for held in taken.held]
+        for held in taken.held:
+            _record_lease(paths, request, held, lease_id)
     except BaseException:
         taken.drop()
         raise
-    if len(taken.held) < request.wanted:
-        taken.drop()
     return taken
 
 
@@ -280,9 +298,9 @@ def _lock_both(paths: PoolPaths, region: Region) -> tuple[int, int] | str:
         os.close(fd)
         raise
     if not try_lock(fd, exclusive=True):
-        why = "leased"
+        why = LEASED
     elif not try_lock(users, exclusive=True):
-        why = "used by a process that joined an earlier lease"
+        why = JOINED
     else:
         return fd, users
     os.close(fd)
@@ -336,6 +354,38 @@ def _all_kept_or_none(paths: PoolPaths, taken: Sequence[Held]) -> list[Held]:
         else held
         for held in batch
     ]
+
+
+def _ending(paths: PoolPaths, request: Request, taken: Taken) -> frozenset[str]:
+    """Return the refused regions with the claimer's own bytes whose last engine is about to end.
+
+    None where the batch has its bytes without them. An engine that lives keeps its region: several
+    of the same owner run side by side, each in regions of its own. So does one whose processes
+    have numbers of another PID namespace, where they cannot be judged; once it is killed, all of
+    that namespace ends with it.
+    """
+    kept = len(taken.held) == request.wanted and all(held.contents_kept for held in taken.held)
+    if request.owner is None or kept:
+        return frozenset()
+    ending = set()
+    for region, why in taken.refusals.items():
+        sidecar = read_sidecar(paths, region)
+        if sidecar is None or sidecar.owner is None:
+            continue
+        if not request.owner.is_same_as(sidecar.owner) or request.owner.difference(sidecar.owner):
+            continue
+        has_ended = is_of_our_namespace(sidecar.holder) and is_ending(sidecar.holder)
+        if why == JOINED or (why in (LEASED, WRITABLE) and has_ended) or why.endswith(NOT_ENDED):
+            ending.add(region)
+    return frozenset(ending)
+
+
+def _without(held: Held, ending: frozenset[str]) -> Held:
+    """Say why the claimer's own bytes, in other regions, are not given back."""
+    if held.contents_kept or held.discarded or not ending:
+        return held
+    why = f"{', '.join(sorted(ending))}: processes of the last engine have not ended"
+    return replace(held, discarded=why)
 
 
 def _owner_record(paths: PoolPaths, region: str) -> OwnerRecord | None:

@@ -36,6 +36,13 @@ _MOST_LINKS = 4096
 does no harm."""
 _DEEPEST_LINK = 64
 
+LEASED = "leased"
+JOINED = "used by a process that joined an earlier lease"
+WRITABLE = "open for writing by a process without a lease"
+NOT_ENDED = "of its last lease has not ended yet"
+"""Why a region is in use, as refusals and `hostprep status` say it; the last one names a process
+first."""
+
 
 def may_scrub_pool(paths: PoolPaths) -> bool:
     """Tell whether this process can judge that a region of the pool has no user left."""
@@ -106,12 +113,12 @@ def _why_open(paths: PoolPaths, region: Region, *, repair: bool, any_writer: boo
     try:
         with closing_fd(open_region(paths, region, writable=False)) as fd:
             if not try_lock(fd, exclusive=True):
-                return "leased"
+                return LEASED
             with closing_fd(_users_lock(paths, region, fd, repair=repair)) as users:
                 if not try_lock(users, exclusive=True):
-                    return "used by a process that joined an earlier lease"
+                    return JOINED
             if any_writer and not has_no_writer(fd):
-                return "open for writing by a process without a lease"
+                return WRITABLE
     except HostprepError as error:
         return error.message
     except OSError as error:
@@ -152,7 +159,7 @@ def _process_left(paths: PoolPaths, region: str) -> str | None:
     alive = first_alive(last)
     if alive is None:
         return None
-    return f"process {alive.pid} of its last lease has not ended yet"
+    return f"process {alive.pid} {NOT_ENDED}"
 
 
 def scrub_file(

@@ -127,6 +127,15 @@ def _owner(options: argparse.Namespace) -> Owner:
     return Owner(token, {"engine": options.engine or "none"}, options.warm)
 
 
+def _say_what_ends(regions: frozenset[str]) -> None:
+    print(
+        f"hostprep: waiting for {', '.join(sorted(regions))}: processes of the last engine, which "
+        "ends, still use what was kept",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
 def _say_what_was_kept(name: str, leases: list[Lease]) -> None:
     kept = [lease.region.name for lease in leases if lease.contents_kept]
     why = next((lease.discarded for lease in leases if lease.discarded), None)
@@ -152,7 +161,7 @@ def _become(command: tuple[str, ...], variables: dict[str, str], leases: list[Le
 
 def _claim(paths: PoolPaths, request: Request, wait_timeout_s: float, because: str) -> list[Lease]:
     try:
-        return claim(paths, request, wait_timeout_s=wait_timeout_s)
+        return claim(paths, request, wait_timeout_s=wait_timeout_s, on_ending=_say_what_ends)
     except NotReadyError as error:
         if not because or error.reason != "NoSuchRegion":
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ HOST_CGROUP_NAMESPACE = 0xEFFFFFFB
 """PROC_CGROUP_INIT_INO of include/linux/proc_ns.h: the inode of the first one."""
 
 _CLONE_NEWCGROUP = 0x02000000  # linux/sched.h
+_PF_EXITING = 0x4  # include/linux/sched.h
 # Not /proc/self: that is the main thread, and each thread has a namespace of its own.
 _OWN = "/proc/thread-self/ns/cgroup"
 _FIRST = "/proc/1/ns/cgroup"
@@ -92,6 +94,25 @@ def first_alive(processes: Collection[ProcessId]) -> ProcessId | None:
             if found is not None:
                 return found
     return None
+
+
+def is_ending(process: ProcessId) -> bool:
+    """Tell whether a process of our PID namespace has ended, is exiting, or was killed.
+
+    One that was killed may take many seconds more: its memory is unmapped, and what a driver
+    pinned is unpinned, before its files are closed.
+    """
+    if _start_ticks(str(process.pid)) != process.start_ticks:
+        return True
+    fields = _read(f"/proc/{process.pid}/stat").rpartition(")")[2].split()
+    if len(fields) < 7 or fields[0] in ("Z", "X") or int(fields[6]) & _PF_EXITING:
+        return True
+    pending = (
+        int(line.split()[1], 16)
+        for line in _read(f"/proc/{process.pid}/status").splitlines()
+        if line.startswith(("SigPnd:", "ShdPnd:"))
+    )
+    return any(signals >> (signal.SIGKILL - 1) & 1 for signals in pending)
 
 
 def is_of_our_namespace(process: ProcessId) -> bool:

@@ -296,8 +296,8 @@ def test_a_region_shrunk_between_verify_and_map_is_refused_not_mapped(
 
     take_all = claims.take_all  # type: ignore[attr-defined]
 
-    def shrink_then_take(*arguments: object) -> object:
-        taken = take_all(*arguments)  # type: ignore[arg-type]
+    def shrink_then_take(*arguments: object, **options: object) -> object:
+        taken = take_all(*arguments, **options)  # type: ignore[arg-type]
         os.truncate(f"{node.root}/{POOL}/mem/node0-0", 4096)
         return taken
 

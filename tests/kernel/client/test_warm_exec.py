@@ -296,3 +296,68 @@ def test_a_region_without_room_for_a_directory_is_not_claimed(node: Node, tmp_pa
     assert "node0-0 64 KiB" in refused.stderr
     assert read_sidecar(PoolPaths(node.root, POOL), "node0-0") is None
     assert "started" in run_hostprep(*asked, *command).stdout
+
+
+_LEAVE_A_RANK = """
+import os, signal, subprocess, sys, hostprep
+memory = hostprep.join()
+memory.buffer[:32] = b"node0-0 chat".ljust(32)
+rank = "import hostprep, sys, time; memory = hostprep.join(); print('joined', flush=True); " \\
+    "time.sleep(float(sys.argv[1]))"
+child = subprocess.Popen([sys.executable, "-c", rank, sys.argv[1]], close_fds=IS_JOINED,
+    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+child.stdout.readline()
+print(child.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(params=["True", "False"], ids=["joined", "with the lease"])
+def leftover(request: pytest.FixtureRequest) -> str:
+    """A rank that outlives its engine: joined to its lease, or with the lease itself."""
+    return _LEAVE_A_RANK.replace("IS_JOINED", str(request.param))
+
+
+def test_it_waits_for_what_is_left_of_the_killed_engine(
+    node: Node, tmp_path: Path, leftover: str
+) -> None:
+    node.prepare([pool_of(regions=2)])  # one more is free: an empty one
+    run_hostprep("exec", POOL, "--root", node.root, *_warm(tmp_path / "token"), "--",
+                 sys.executable, "-c", leftover, "3")  # fmt: skip
+    begin_s = time.monotonic()
+
+    again = _exec(node, _READ, *_warm(tmp_path / "token"))
+
+    assert again.stdout.splitlines() == ["chat", "node0-0 chat"], again.stderr
+    assert "waiting for node0-0" in again.stderr
+    assert time.monotonic() - begin_s < 30
+
+
+def test_others_get_the_free_region_meanwhile(node: Node, tmp_path: Path, leftover: str) -> None:
+    node.prepare([pool_of(regions=2)])
+    run_hostprep("exec", POOL, "--root", node.root, *_warm(tmp_path / "token"), "--",
+                 sys.executable, "-c", leftover, "4")  # fmt: skip
+    command = [sys.executable, "-m", "hostprep", "exec", POOL, "--root", node.root,
+               *_warm(tmp_path / "token"), "--", sys.executable, "-c", _READ]  # fmt: skip
+    waiting = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    tickets = Path(PoolPaths(node.root, POOL).tickets)
+    while not list(tickets.iterdir()):
+        assert waiting.poll() is None
+        time.sleep(0.01)
+
+    with hostprep.attach(POOL, root=node.root) as memory:
+        assert memory.region.name == "node0-1"
+        assert waiting.poll() is None
+    output, _ = waiting.communicate(timeout=60)
+    assert output.splitlines() == ["chat", "node0-0 chat"]
+
+
+def test_a_second_engine_of_the_same_owner_does_not_wait_for_the_first(
+    node: Node, tmp_path: Path
+) -> None:
+    node.prepare([pool_of(regions=2)])
+    owner = Owner(read_token_file(str(tmp_path / "token"))[0], {"engine": "none"}, "chat")
+    with hostprep.attach(POOL, root=node.root, owner=owner):
+        second = _exec(node, _READ, *_warm(tmp_path / "token"))
+        assert second.stdout.splitlines() == ["chat", ""]
+        assert "starts empty" in second.stderr
