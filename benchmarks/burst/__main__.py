@@ -7,10 +7,6 @@ python -m benchmarks.burst --real --size 256Gi -- vllm serve MODEL     # on a ma
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import json
-import os
-import platform
 import sys
 import tempfile
 import time
@@ -29,12 +25,13 @@ from benchmarks.burst.scene import (
     simulated_lanes,
 )
 from benchmarks.burst.show import draw, print_run
+from benchmarks.lanes import add_outputs, made_here, recorded, show
 from benchmarks.machine import BenchmarkError, own_node
 from hostprep.api.pool_resource import spec_from_options
 from hostprep.backing import MIB
 from hostprep.errors import HostprepError
 from hostprep.node.apply.service import Node
-from hostprep.units import format_bytes, parse_quantity
+from hostprep.units import parse_quantity
 from testbed.machine import machine_lock
 
 _LEAST_BYTES = 64 * MIB
@@ -44,32 +41,17 @@ def main() -> int:
     """Return 0 where it was measured, 2 where it cannot run here."""
     options = _options()
     try:
-        run = _recorded(options.source) if options.source else _measured(options)
+        run = recorded(options.source, least_lanes=2) if options.source else _measured(options)
     except (BenchmarkError, BrokenBarrierError, HostprepError) as error:
         print(f"benchmarks: burst: {error}", file=sys.stderr)
         return 2
-    if options.picture:
-        draw(run, Path(options.picture))
-    if options.output == "json":
-        print(json.dumps(run))
-    else:
-        print_run(run)
+    show(options, run, draw=draw, print_run=print_run)
     return 0
-
-
-def _recorded(path: str) -> dict[str, Any]:
-    try:
-        run = json.loads(Path(path).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise BenchmarkError(f"{path} is no run that -o json wrote: {error}") from error
-    if not isinstance(run, dict) or len(run.get("lanes", ())) < 2:
-        raise BenchmarkError(f"{path} is no run that -o json wrote")
-    return run
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.burst", description=__doc__)
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    add_outputs(parser)
     parser.add_argument("--size", type=_size, default=None, help="of the host tier (2Gi)")
     parser.add_argument(
         "--stands-for",
@@ -86,8 +68,6 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--tail", type=float, default=15.0, help="seconds more, once all is in use")
     parser.add_argument("--limit", type=float, default=1200.0, help="seconds; then it is given up")
-    parser.add_argument("--from", dest="source", metavar="FILE", help="JSON of an earlier run")
-    parser.add_argument("--picture", metavar="FILE", help="draw it, as SVG")
     parser.add_argument("--real", action="store_true", help="a GPU's driver, and your own vLLM")
     parser.add_argument("serve", nargs="*", metavar="-- vllm serve ...", help="with --real")
     options = parser.parse_args()
@@ -190,11 +170,8 @@ def _document(
         "huge_page_ns": HUGE_PAGE_NS,
         "scale": options.stands_for / options.size,
     }
-    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
-        "made": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": f"{os.cpu_count()} CPUs, {format_bytes(memory_bytes >> 30 << 30)}, "
-        f"Linux {platform.release()}",
+        **made_here(),
         "simulated": None if options.real else simulated,
         "size_bytes": options.size,
         "backing": options.backing,

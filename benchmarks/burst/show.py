@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lanes import load_averages, two_axes
 from hostprep.console import print_table
 from hostprep.units import format_bytes
 
@@ -39,9 +40,7 @@ def print_run(run: dict[str, Any]) -> None:
 def caption(run: dict[str, Any]) -> str:
     """Return what the figures are of, and what of them was simulated."""
     size = format_bytes(run["size_bytes"])
-    load = ", ".join(
-        f"{lane['load_average_before']} to {lane['load_average_after']}" for lane in run["lanes"]
-    )
+    load = load_averages(run)
     runs = "one run of each" + (", at the same time" if run.get("together") else "")
     rest = (
         f"Preparing took {run['prepare_s']:.1f} s before. {run['machine']}, load average {load}; "
@@ -61,35 +60,21 @@ def caption(run: dict[str, Any]) -> str:
 
 def draw(run: dict[str, Any], path: Path) -> None:
     """Draw when each engine did what, and below it the tokens that each has served so far."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "hostprep"  # the same numbers give the same file
-    mpl.rcParams["svg.fonttype"] = "none"
-    import matplotlib.pyplot as plt
-
-    figure, (lanes, served) = plt.subplots(
-        2, 1, figsize=(9.2, 5.4), sharex=True, height_ratios=(1, 1.5), layout="constrained"
-    )
-    until_s = max(lane["end_s"] for lane in run["lanes"])
-    for place, lane in enumerate(reversed(run["lanes"])):
-        _draw_lane(lanes, lane, place, until_s)
-        _draw_served(served, lane)
-    lanes.set_title(_title(run), loc="left", size=11)
-    _draw_legend(lanes, simulated=run["simulated"] is not None)
-    names = [_LONG[lane["name"]].replace(" by ", "\nby ") for lane in reversed(run["lanes"])]
-    lanes.set_yticks(range(len(names)), names)
-    lanes.set_ylim(-0.6, len(names) - 0.1)
-    served.set_ylabel("tokens served")
-    served.set_xlabel("seconds from the start of the process")
-    served.set_xlim(0, until_s)
-    served.set_ylim(bottom=0)
-    served.legend(frameon=False, loc="upper left")
-    for axes in (lanes, served):
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    with two_axes(path, (1, 1.5)) as (lanes, served):
+        until_s = max(lane["end_s"] for lane in run["lanes"])
+        for place, lane in enumerate(reversed(run["lanes"])):
+            _draw_lane(lanes, lane, place, until_s)
+            _draw_served(served, lane)
+        lanes.set_title(_title(run), loc="left", size=11)
+        _draw_legend(lanes, simulated=run["simulated"] is not None)
+        names = [_LONG[lane["name"]].replace(" by ", "\nby ") for lane in reversed(run["lanes"])]
+        lanes.set_yticks(range(len(names)), names)
+        lanes.set_ylim(-0.6, len(names) - 0.1)
+        served.set_ylabel("tokens served")
+        served.set_xlabel("seconds from the start of the process")
+        served.set_xlim(0, until_s)
+        served.set_ylim(bottom=0)
+        served.legend(frameon=False, loc="upper left")
 
 
 def _draw_lane(axes: Any, lane: dict[str, Any], place: int, until_s: float) -> None:

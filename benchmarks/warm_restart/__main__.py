@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime as dt
-import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -22,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.burst.load import get
+from benchmarks.lanes import add_outputs, made_here, recorded, show
 from benchmarks.machine import BenchmarkError, own_node
 from benchmarks.warm_restart.load import Answer, Load, as_json, ask, question
 from benchmarks.warm_restart.scene import LANES, POOL, Lane, lanes
 from benchmarks.warm_restart.show import draw, print_run
 from hostprep.api.pool_resource import spec_from_options
 from hostprep.errors import HostprepError
-from hostprep.units import format_bytes, parse_quantity
+from hostprep.units import parse_quantity
 from testbed.machine import machine_lock
 
 _UP_S = 900.0
@@ -41,41 +39,24 @@ def main() -> int:
     """Return 0 where it was measured, 2 where it cannot run here."""
     options = _options()
     try:
-        run = _recorded(options.source) if options.source else _measured(options)
+        run = recorded(options.source) if options.source else _measured(options)
     except (BenchmarkError, HostprepError) as error:
         print(f"benchmarks: warm_restart: {error}", file=sys.stderr)
         return 2
-    if options.picture:
-        draw(run, Path(options.picture))
-    if options.output == "json":
-        print(json.dumps(run))
-    else:
-        print_run(run)
+    show(options, run, draw=draw, print_run=print_run)
     return 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.warm_restart", description=__doc__)
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    add_outputs(parser)
     parser.add_argument("--size", type=parse_quantity, default=parse_quantity("1Gi"))
     parser.add_argument("--backing", default="HugeTLB2Mi,Base", help="of the prepared memory")
     parser.add_argument("--documents", type=int, default=8, help="that the questions are about")
     parser.add_argument("--tokens", type=int, default=4096, help="of a document")
     parser.add_argument("--seconds", type=float, default=120.0, help="watched after it is up again")
     parser.add_argument("--lanes", nargs="+", choices=LANES, default=LANES)
-    parser.add_argument("--from", dest="source", metavar="FILE", help="JSON of an earlier run")
-    parser.add_argument("--picture", metavar="FILE", help="draw it, as SVG")
     return parser.parse_args()
-
-
-def _recorded(path: str) -> dict[str, Any]:
-    try:
-        run = json.loads(Path(path).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise BenchmarkError(f"{path} is no run that -o json wrote: {error}") from error
-    if not isinstance(run, dict) or not run.get("lanes"):
-        raise BenchmarkError(f"{path} is no run that -o json wrote")
-    return run
 
 
 def _measured(options: argparse.Namespace) -> dict[str, Any]:
@@ -97,11 +78,8 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
                 measured = [_lane(lane, folder, options) for lane in made]
             finally:
                 node.release([POOL], force=True)
-    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
-        "made": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": f"{os.cpu_count()} CPUs, {format_bytes(memory_bytes >> 30 << 30)}, "
-        f"Linux {platform.release()}",
+        **made_here(),
         "size_bytes": options.size,
         "documents": options.documents,
         "document_tokens": options.tokens,

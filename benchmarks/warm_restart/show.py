@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lanes import load_averages, two_axes
 from hostprep.console import print_table
 from hostprep.units import format_bytes
 
@@ -23,9 +24,7 @@ def print_run(run: dict[str, Any]) -> None:
 
 def caption(run: dict[str, Any]) -> str:
     """Return what the figures are of."""
-    load = ", ".join(
-        f"{lane['load_average_before']} to {lane['load_average_after']}" for lane in run["lanes"]
-    )
+    load = load_averages(run)
     return (
         f"vLLM's CPU build, random weights, {run['documents']} documents of "
         f"{run['document_tokens']:,} tokens in turn, a new question each time; a host tier of "
@@ -65,43 +64,31 @@ def _share(part: float, whole: float) -> str:
 
 def draw(run: dict[str, Any], path: Path) -> None:
     """Draw time to first token of each prompt, and below it the tokens served so far."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "hostprep"  # the same numbers give the same file
-    mpl.rcParams["svg.fonttype"] = "none"
-    import matplotlib.pyplot as plt
-
-    figure, (waits, served) = plt.subplots(
-        2, 1, figsize=(9.2, 5.4), sharex=True, height_ratios=(1, 1.3), layout="constrained"
-    )
-    until_s = max(lane["up_s"] for lane in run["lanes"]) + run["seconds"]
-    for lane in run["lanes"]:
-        color, label = _COLORS[lane["name"]], _LONG[lane["name"]]
-        answers = [answer for answer in lane["answers"] if answer["end_s"] <= until_s]
-        moments = [answer["first_token_s"] for answer in answers]
-        waits.plot(moments, [a["waited_s"] for a in answers], ".-", color=color, linewidth=0.6)
-        sums, total = [], 0
-        for answer in answers:
-            total += answer["prompt_tokens"] + len(answer["tokens"])
-            sums.append(total)
-        ends = [answer["end_s"] for answer in answers]
-        served.step([0.0, *ends], [0, *sums], where="post", color=color, linewidth=2, label=label)
-    waits.set_title(
-        f"Restart to hot: vLLM killed with -9 and started again, {run['documents']} documents of "
-        f"{run['document_tokens']:,} tokens",
-        loc="left",
-        size=11,
-    )
-    waits.set_ylabel("seconds to first token")
-    waits.set_yscale("log")
-    served.set_ylabel("tokens served")
-    served.set_xlabel("seconds from kill -9")
-    served.set_xlim(0, until_s)
-    served.set_ylim(bottom=0)
-    served.legend(frameon=False, loc="upper left")
-    for axes in (waits, served):
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    with two_axes(path, (1, 1.3)) as (waits, served):
+        until_s = max(lane["up_s"] for lane in run["lanes"]) + run["seconds"]
+        for lane in run["lanes"]:
+            color, label = _COLORS[lane["name"]], _LONG[lane["name"]]
+            answers = [answer for answer in lane["answers"] if answer["end_s"] <= until_s]
+            moments = [answer["first_token_s"] for answer in answers]
+            waits.plot(moments, [a["waited_s"] for a in answers], ".-", color=color, linewidth=0.6)
+            sums, total = [], 0
+            for answer in answers:
+                total += answer["prompt_tokens"] + len(answer["tokens"])
+                sums.append(total)
+            ends = [answer["end_s"] for answer in answers]
+            served.step(
+                [0.0, *ends], [0, *sums], where="post", color=color, linewidth=2, label=label
+            )
+        waits.set_title(
+            "Restart to hot: vLLM killed with -9 and started again, "
+            f"{run['documents']} documents of {run['document_tokens']:,} tokens",
+            loc="left",
+            size=11,
+        )
+        waits.set_ylabel("seconds to first token")
+        waits.set_yscale("log")
+        served.set_ylabel("tokens served")
+        served.set_xlabel("seconds from kill -9")
+        served.set_xlim(0, until_s)
+        served.set_ylim(bottom=0)
+        served.legend(frameon=False, loc="upper left")
