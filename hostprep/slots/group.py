@@ -129,10 +129,10 @@ class SlotGroup:
 
         Slots that were being written are neither handed out nor matched: give them back to `free`.
         """
-        slots = in_a_row(kept.slots)
+        slots = in_a_row(list(kept.slots.values()))
         self.free.withhold(slots)
         self.free.withhold(Listed(kept.writing))
-        self.index.restore(Keys(kept.keys, self.index.key_bytes), slots)
+        self.index.restore(kept.slots, slots)
         self.mark(slots, READY)
         self.order.append(kept.order)
         self.gapless = self.gapless and not slots

@@ -32,6 +32,7 @@ _WORTH_A_TRY = 4
 """Slots in a row after which another row is looked for at once."""
 _SETTLED = 1
 _YOUNG = 2
+_RESTORED = 3
 
 
 class Keys:
@@ -82,6 +83,9 @@ class HashIndex:
         leaves its bytes and its entry behind."""
         self._young: dict[bytes, int] = {}
         """Slots of keys that have no entry yet."""
+        self._restored: dict[bytes, int] = {}
+        """Slots of keys that were there from the start, and have no entry. It only shrinks: it
+        never rebuilds itself."""
         self._width = self.key_bytes = key_bytes
         self._keys = bytearray(slots * key_bytes)
         self._pack = Struct(f"{key_bytes}s").pack_into
@@ -113,6 +117,8 @@ class HashIndex:
         entries = _gather(self._heads, [digest & mask for digest in digests])
         young = self._young
         slots = list(map(young.get, keys, repeat(-1))) if young else [-1] * len(keys)
+        if self._restored:
+            slots = list(map(max, slots, map(self._restored.get, keys, repeat(-1))))
         for number in [number for number, entry in enumerate(entries) if entry >= 0]:
             entry, digest = entries[number], digests[number]
             if slots[number] < 0 and (entry & _MORE or not (entry ^ digest) & _HASH):
@@ -151,7 +157,7 @@ class HashIndex:
         """Return at most `limit` of the slots that have the key, the latest first."""
         digest = hash(key)
         entry = self._heads[digest & self._mask]
-        found: list[int] = []
+        found = [self._restored[key]] if key in self._restored else []
         while entry >= 0 and len(found) < limit:
             slot = entry & _SLOT
             if self._held[slot] and self._keys.startswith(key, slot * self._width):
@@ -176,13 +182,15 @@ class HashIndex:
             begin, done = done, done + (end - first) * width
             content[first * width : end * width] = keys.joined[begin:done]
 
-    def restore(self, keys: Keys, slots: Sequence[int]) -> None:
-        """Fill an empty index with keys that are there to stay, each at one slot.
+    def restore(self, found: dict[bytes, int], slots: Sequence[int]) -> None:
+        """Fill an empty index with keys that are there to stay; `slots` are theirs.
 
-        As `insert` and `settle`, without what they do about earlier contents.
+        They have no entries, which would take longer than all else at a restart: the dict is
+        there already, and kept as it is.
         """
-        self._put(keys, slots)
-        self._link(list(map(hash, keys.keys)), slots)
+        self._put(Keys(list(found), self._width), slots)
+        self._restored = found
+        set_marks(self._held, slots, _RESTORED)
 
     def settle(self, slots: Sequence[int]) -> None:
         """Make entries for keys that were inserted and are there to stay."""
@@ -215,6 +223,11 @@ class HashIndex:
         if _YOUNG in held:
             for key in self.keys([s for s, flag in zip(slots, held) if flag == _YOUNG]):
                 self._young.pop(key, None)  # another slot may have it, if hashes are no chain
+        if _RESTORED in held:
+            for key in self.keys([s for s, flag in zip(slots, held) if flag == _RESTORED]):
+                del self._restored[key]
+            if not self._restored:
+                self._restored = {}  # an empty dict keeps the table of a large one
         set_marks(self._held, slots, 0)
 
     def remove(self, slots: Sequence[int]) -> None:

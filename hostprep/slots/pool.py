@@ -205,7 +205,7 @@ class SlotPool:
             self._recovered = []
             for slots, kept in zip(self._groups, self._directory.read()):
                 slots.restore(kept)
-                self._recovered += kept.keys
+                self._recovered += kept.slots
                 if kept.writing:
                     self._quarantine.append((slots, kept.writing))
             self._quarantined_until_s = time.monotonic() + quarantine_s

@@ -175,14 +175,14 @@ def _check(memory: memoryview, sums: _Sums, committed: str) -> None:
     if found.identity is None:
         sums.voided += 1
     weights = (found.identity or {}).get("weights", "")
-    sums.valid += len(kept.keys)
+    sums.valid += len(kept.slots)
     sums.writing += len(kept.writing)
     sums.wrong += sum(
         bytes(memory[slot * _SLOT_BYTES : (slot + 1) * _SLOT_BYTES]) != _contents(key, weights)
-        for key, slot in zip(kept.keys, kept.slots, strict=True)
+        for key, slot in kept.slots.items()
     )
     if weights == committed:
-        sums.lost += len(set(_OLD) - set(kept.keys))
+        sums.lost += len(set(_OLD) - set(kept.slots))
 
 
 def main(root: str, rounds: int, seed: int) -> int:

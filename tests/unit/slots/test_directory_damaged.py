@@ -78,11 +78,9 @@ def _store(pool: SlotPool, numbers: list[int]) -> dict[int, int]:
 
 def _believed(memory: bytearray) -> dict[int, int]:
     (kept,) = _open(memory).read()
-    assert sorted(kept.order) == kept.slots == sorted(set(kept.slots))
-    assert not set(kept.slots) & set(kept.writing)
-    return {
-        int.from_bytes(key, "big"): slot for key, slot in zip(kept.keys, kept.slots, strict=True)
-    }
+    assert sorted(kept.order) == sorted(set(kept.slots.values()))
+    assert not set(kept.slots.values()) & set(kept.writing)
+    return {int.from_bytes(key, "big"): slot for key, slot in kept.slots.items()}
 
 
 _OTHERS, _ = _written(2)

@@ -139,7 +139,7 @@ class _Play:
         """What would be believed now is what is there."""
         found = Directory(memoryview(self.memory), _LAYOUT, key_bytes=_KEY_BYTES)
         (kept,) = found.read()
-        for key, slot in zip(kept.keys, kept.slots, strict=True):
+        for key, slot in kept.slots.items():
             assert found.identity == {"weights": str(self.weights)}
             assert self.held[slot] == (_number(key), self.weights)
             assert slot not in kept.writing
