@@ -23,6 +23,7 @@ from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MambaSpec
 
 from hostprep.engines.vllm.identity import (
@@ -41,6 +42,10 @@ _MODELS = Path(sys.argv[1])
 _BLOCKS = 64
 _BASE = Row("base", "", "")
 _CONNECTOR = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+
+
+class OtherExecutor(UniProcExecutor):  # type: ignore[misc]
+    """Stands for code that is not vLLM's."""
 
 
 class _Backend:
@@ -129,14 +134,20 @@ def start(row: Row, kept: Mapping[str, str]) -> Identity:
         "max_num_seqs": 8, "block_size": BLOCK_TOKENS, "enforce_eager": True,
         "kv_transfer_config": _CONNECTOR,
     } | dict(row.arguments)  # fmt: skip
+    if arguments.get("tokenizer") == "seed-2":
+        arguments["tokenizer"] = str(_MODELS / "seed-2")
     transfer = arguments.pop("kv_transfer_config")
+    ray_runtime_env = arguments.pop("ray_runtime_env", None)  # which Ray says, where it runs
     weight_transfer = arguments.pop("weight_transfer_config", None)
     with _environment(row.environment):
         config = copy.deepcopy(EngineArgs(**arguments).create_engine_config())
         config.kv_transfer_config = KVTransferConfig(**transfer)
         config.weight_transfer_config = weight_transfer
+        config.parallel_config.ray_runtime_env = ray_runtime_env
         if row.name == "runner":  # the other one needs Triton, which the CPU build lacks
             config = _of_the_other_runner(config)
+        if row.name == "tokenizer_branch":  # vLLM would look for it in the hub
+            config.model_config.tokenizer = "someone/other"
         if row.name == "fitted_length":  # as when memory has room for just as much
             config.model_config.max_model_len = 1024
         cache = _groups(row.groups)

@@ -49,7 +49,7 @@ _WHOLE = (
 makes the identity unknown instead (see `_unknown_settings`)."""
 
 _MODEL = (
-    "model tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init seed revision "
+    "model tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init revision "
     "hf_config_path allowed_local_media_path allowed_media_domains allow_deprecated_quantization "
     "enforce_eager return_sampling_mask max_logprobs logprobs_mode use_fp64_gumbel "
     "enable_trace_replay disable_cascade_attn enable_prompt_embeds served_model_name config_format "
@@ -58,7 +58,8 @@ _MODEL = (
     "enable_nccl_comm_suspend enable_cumem_allocator logits_processors io_processor_plugin "
     "renderer_num_workers model_weights"
 )
-"""The weights themselves stand for the path and the revision by which they were found."""
+"""The weights and the tokenizer themselves stand for the paths and the revisions by which they were
+found (see `weights_identity`)."""
 
 _CACHE = (
     "user_specified_block_size _block_size_resolved gpu_memory_utilization num_gpu_blocks_override "
@@ -70,7 +71,7 @@ _PARALLEL = (
     "data_parallel_master_ip data_parallel_rpc_port data_parallel_master_port dp_sync_interval "
     "_data_parallel_master_port_list _coord_store_port data_parallel_backend "
     "data_parallel_external_lb data_parallel_hybrid_lb max_parallel_loading_workers "
-    "ray_workers_use_nsight ray_runtime_env placement_group master_addr master_port numa_bind "
+    "ray_workers_use_nsight placement_group master_addr master_port numa_bind "
     "numa_bind_nodes numa_bind_cpus assigned_physical_gpu_ids distributed_timeout_seconds "
     "cpu_distributed_timeout_seconds _api_process_count _api_process_rank enable_fault_tolerance "
     "fault_tolerance_config disable_custom_all_reduce enable_dbo ubatch_size "
@@ -126,6 +127,14 @@ _HARMLESS_VARIABLES = (
 )
 HARMLESS_VARIABLES = frozenset(f"VLLM_{name}" for name in _HARMLESS_VARIABLES.split())
 """vLLM's environment variables that change no KV block. VLLM_API_KEY is also a secret."""
+
+_CODE = (
+    "parallel.worker_cls parallel.worker_extension_cls parallel.distributed_executor_backend "
+    "scheduler.scheduler_cls model.model_class_overrides compilation.backend "
+    "compilation.inductor_passes"
+)
+"""Fields that may name code by its import path. What is not vLLM's may change under the same name.
+"""
 
 _PICKLING = ("sha256", "xxhash")
 _RANDOM_SEEDS = ("xxhash", "xxhash_cbor")
@@ -210,7 +219,10 @@ def seed_identity(none_hash: bytes | None) -> Identity:
 def weights_identity(
     vllm_config: Any, kept: Mapping[str, str], *, hub_cache: str, started_s: float
 ) -> Identity:
-    """Return the identity of the model's weights and of the drafter's.
+    """Return the identity of the model's weights, of the drafter's, and of the tokenizer.
+
+    Some models compute KV with the tokenizer, as those with Engram do, which hash normalised tokens
+    (vllm/models/deepseek_v41/common/engram.py).
 
     It may read all of a local folder: minutes. Not where `kept` has the digest of the same files.
     """
@@ -229,6 +241,11 @@ def weights_identity(
             fields.update(_weights(name, model, kept, hub_cache=cache, started_s=started_s))
         except UnknownError as error:
             unknown[name] = error.message
+    try:
+        found = _tokenizer(vllm_config.model_config, kept, hub_cache, started_s=started_s)
+        fields.update(found)
+    except UnknownError as error:
+        unknown["tokenizer"] = error.message
     return Identity(fields, unknown)
 
 
@@ -389,6 +406,22 @@ def _unknown_settings(found: _Fields, vllm_config: Any) -> None:
         )
     if callable(getattr(vllm_config.model_config, "hf_overrides", None)):
         found.unknown("model.hf_overrides", "a function cannot be compared")
+    for name in _CODE.split():
+        part, _, attribute = name.partition(".")
+        value = getattr(getattr(vllm_config, f"{part}_config", None), attribute, None)
+        for one in value.values() if isinstance(value, dict) else (value,):
+            if _is_foreign_code(one):
+                found.unknown(name, f"{str(one)[:_SHOWN]} is code outside of vLLM")
+    if getattr(vllm_config.speculative_config, "method", None) == "custom_class":
+        found.unknown("speculative.method", "custom_class is code outside of vLLM")
+
+
+def _is_foreign_code(value: Any) -> bool:
+    """Tell whether a value is, or names by its import path, code that is not of vLLM's release."""
+    if value is None or (isinstance(value, str) and "." not in value and ":" not in value):
+        return False
+    path = value if isinstance(value, str) else getattr(value, "__module__", "")
+    return not path.startswith("vllm.")
 
 
 def _weights(
@@ -398,18 +431,44 @@ def _weights(
     if getattr(model, "model_weights", ""):
         raise UnknownError("they are streamed from an object store")
     _check_remote_code(model)
-    stamp_at = f"{NOT_COMPARED}{name}"
     if os.path.isdir(model.model):
-        stamp = folder_stamp(model.model, started_s=started_s)
-        if kept.get(stamp_at) == stamp and name in kept:
-            return {name: kept[name], stamp_at: stamp}
-        digest, stamp = folder_digest(model.model, started_s=started_s)
-        return {name: f"sha256:{digest}", stamp_at: stamp}
-    if os.path.exists(model.model) or ":" in model.model:
-        raise UnknownError(f"{model.model} is neither a folder nor a model of the hub")
+        return _folder(name, model.model, kept, started_s=started_s)
+    return {name: _hub_commit(model.model, model.revision, hub_cache, started_s=started_s)}
+
+
+def _tokenizer(
+    model: Any, kept: Mapping[str, str], hub_cache: str, *, started_s: float
+) -> dict[str, str]:
+    """Return the fields of a model's tokenizer. Raises UnknownError."""
+    path, own = model.tokenizer or model.model, model.revision
+    revision = model.tokenizer_revision or own
+    if path == model.model and revision == own:
+        return {"tokenizer": "the model's"}
+    if os.path.isdir(path):
+        return _folder("tokenizer", path, kept, started_s=started_s)
+    # By its own revision, or, in Engram, by the model's.
+    commits = [
+        _hub_commit(path, each, hub_cache, started_s=started_s)
+        for each in dict.fromkeys((revision, own))
+    ]
+    return {"tokenizer": ", ".join(commits)}
+
+
+def _folder(name: str, path: str, kept: Mapping[str, str], *, started_s: float) -> dict[str, str]:
+    stamp_at = f"{NOT_COMPARED}{name}"
+    stamp = folder_stamp(path, started_s=started_s)
+    if kept.get(stamp_at) == stamp and name in kept:
+        return {name: kept[name], stamp_at: stamp}
+    digest, stamp = folder_digest(path, started_s=started_s)
+    return {name: f"sha256:{digest}", stamp_at: stamp}
+
+
+def _hub_commit(model: str, revision: str | None, hub_cache: str, *, started_s: float) -> str:
+    if os.path.exists(model) or ":" in model:
+        raise UnknownError(f"{model} is neither a folder nor a model of the hub")
     if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true"):
         raise UnknownError("ModelScope does not say which commit was read: give a local folder")
-    return {name: hub_commit(model.model, model.revision, hub_cache, started_s=started_s)}
+    return hub_commit(model, revision, hub_cache, started_s=started_s)
 
 
 def _check_remote_code(model: Any) -> None:
