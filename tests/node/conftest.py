@@ -30,7 +30,14 @@ _ORDER = (
     "test_bad_input",
 )
 # Bad pages stay in the kernel's books until a reboot: after the accounts, and before that.
-_LAST = ("test_upgrade", "test_accounting", "test_bad_pages", "test_reboot", "test_uninstall")
+_LAST = (
+    "test_upgrade",
+    "test_warm",
+    "test_accounting",
+    "test_bad_pages",
+    "test_reboot",
+    "test_uninstall",
+)
 
 _TEST_SECONDS = 1200
 """Against hangs only: the first test waits for the machine and the chart as well."""

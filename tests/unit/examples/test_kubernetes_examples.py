@@ -148,8 +148,9 @@ def test_the_token_of_what_is_kept_is_read_by_the_engine_alone() -> None:
     assert not any(mount["name"] == "owner" for mount in spec["initContainers"][0]["volumeMounts"])
 
 
-def test_deployments_never_surge() -> None:
-    (deployment,) = documents("engine.yaml")
+@pytest.mark.parametrize("name", ["engine.yaml", "engine-warm.yaml"])
+def test_deployments_never_surge(name: str) -> None:
+    (deployment,) = documents(name)
     assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 
 
