@@ -47,15 +47,18 @@ def purge(
         raise missing_pool(root, pool, remedy="see `hostprep status`")
     paths = PoolPaths(root, pool)
     facts = observe_pool(paths, repair=False)
-    results = [
-        _purge(paths, kept, dry_run=dry_run)
-        for kept in _chosen(facts, region)
-        if _is_kept(paths, kept, name)
-    ]
+    kept = [each for each in _chosen(facts, region) if _name_of(paths, each) is not None]
+    chosen = [each for each in kept if name in (None, _name_of(paths, each))]
+    results = [_purge(paths, each, dry_run=dry_run) for each in chosen]
     if output == "json":
         print_json({"pool": pool, "dry_run": dry_run, "regions": results})
     elif not results:
-        say(f"pool {pool} keeps nothing" + (f" under the name {name}" if name else ""))
+        others = sorted({_name_of(paths, each) or "(no name)" for each in kept})
+        say(
+            f"pool {pool} keeps nothing"
+            + (f" under the name {name}" if name else "")
+            + (f"; what it keeps: {', '.join(others[:8])}" if others else "")
+        )
     else:
         print_table(
             "",
@@ -84,9 +87,10 @@ def _chosen(facts: PoolFacts, region: str | None) -> list[RegionFacts]:
     return chosen
 
 
-def _is_kept(paths: PoolPaths, region: RegionFacts, name: str | None) -> bool:
+def _name_of(paths: PoolPaths, region: RegionFacts) -> str | None:
+    """Return the name of what a region keeps, which may be empty; None where it keeps nothing."""
     kept = None if region.clean else kept_contents(paths, region.name)
-    return kept is not None and name in (None, kept.name)
+    return kept.name if kept is not None else None
 
 
 def _purge(paths: PoolPaths, region: RegionFacts, *, dry_run: bool) -> dict[str, Any]:

@@ -144,7 +144,10 @@ def _kept_rows(pool: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         kept = region["kept"]
         if kept is None:
             continue
-        refused = (f"{key}: {now}, kept {was}" for key, (was, now) in kept["refused"].items())
+        refused = (
+            f"{key}: {now}" + (f", kept {was}" if was else "")
+            for key, (was, now) in kept["refused"].items()
+        )
         blocks = (kept["recovered_blocks"], kept["kept_blocks"])
         yield (
             pool["name"],

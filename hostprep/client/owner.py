@@ -157,6 +157,8 @@ def read_token_file(path: str) -> tuple[str, bool]:
     is none, cannot be read, is open to everybody, or holds no token.
     """
     made = False
+    if not path:
+        raise _bad_file("it names no file", "name a file; one that is missing is made")
     if not os.path.lexists(path):
         made = _make_token_file(path)
     try:

@@ -115,6 +115,26 @@ def is_ending(process: ProcessId) -> bool:
     return any(signals >> (signal.SIGKILL - 1) & 1 for signals in pending)
 
 
+def end_with_parent() -> bool:
+    """Send this process SIGTERM once the process that started it by multiprocessing has ended.
+
+    Returns False where there is no such process: then nothing is done.
+    """
+    import multiprocessing  # late: only engines that start processes need it
+    import threading
+
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return False
+
+    def watch() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="hostprep-parent", daemon=True).start()
+    return True
+
+
 def is_of_our_namespace(process: ProcessId) -> bool:
     """Tell whether the process's number means the same here as where it was recorded."""
     return process.namespace == _pid_namespace()

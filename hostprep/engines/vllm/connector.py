@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 
 from hostprep.engines.vllm.identity import Identity, rank_facts, ranks_identity
 from hostprep.engines.vllm.offloading import GatedManager
+from hostprep.linux.processes import end_with_parent
 
 if TYPE_CHECKING:
     from typing import Any
@@ -34,7 +35,7 @@ class RankFacts(KVConnectorHandshakeMetadata):  # type: ignore[misc]
 
 
 class HostprepOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
-    """Does what its base class does, and tells the keeper, where blocks are kept."""
+    """Does what its base class does, ends with its server, and tells the keeper what is kept."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -43,6 +44,9 @@ class HostprepOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         self._facts: RankFacts | None = None
         self._keeper: Keeper | None = None
         if role == KVConnectorRole.SCHEDULER:
+            # vLLM's workers end with this process, but nothing ends this one: where the server was
+            # killed it would stay, idle, and keep the region from the next server for good.
+            end_with_parent()
             manager = self.connector_scheduler.manager
             self._keeper = manager.keeper if isinstance(manager, GatedManager) else None
             if self._keeper is not None:

@@ -95,6 +95,10 @@ def test_a_dry_run_changes_nothing_and_bad_input_is_refused(node: Node) -> None:
     assert _purge(node, "--dry-run")[1]["regions"][0]["forgotten"] is False
     assert _purge(node, "--region", "node0-7")[0] == 2
     assert _purge(node, "--name", "No Name")[0] == 2
+    mistyped = run_hostprep("purge", POOL, "--root", node.root, "--name", "chta")
+    assert mistyped.returncode == 0
+    assert "keeps nothing under the name chta; what it keeps: chat" in mistyped.stdout
+    assert run_hostprep("purge", "other", "--root", node.root).returncode == 1
     with hostprep.attach(POOL, owner=CHAT, root=node.root) as memory:
         assert memory.contents_kept
 
@@ -108,7 +112,7 @@ def test_status_shows_what_is_kept_and_what_the_engine_reports(node: Node) -> No
         "recovered_blocks": 7,
         "recovered_bytes": 4096,
         "kept_blocks": 9,
-        "refused": {"kv_dtype": ["auto", "fp8\x1b[2J"]},
+        "refused": {"kv_dtype": ["auto", "fp8\x1b[2J"], "weights": ["", "unknown"]},
         "at_s": 1,
     }
     Path(PoolPaths(node.root, POOL).warm_report("node0-0")).write_text(json.dumps(report))
@@ -116,9 +120,13 @@ def test_status_shows_what_is_kept_and_what_the_engine_reports(node: Node) -> No
     kept = _kept(node)["node0-0"]
 
     assert (kept["name"], kept["recovered_blocks"], kept["kept_blocks"]) == ("chat", 7, 9)
-    assert kept["refused"] == {"kv_dtype": ["auto", "fp8\ufffd[2J"]}
+    assert kept["refused"] == {
+        "kv_dtype": ["auto", "fp8\ufffd[2J"],
+        "weights": ["", "unknown"],
+    }
     told = run_hostprep("status", POOL, "--root", node.root).stdout
     assert "chat" in told
+    assert "kv_dtype: fp8\ufffd[2J, kept auto; weights: unknown" in " ".join(told.split())
     assert "\x1b" not in told
     _purge(node)
     assert _kept(node)["node0-0"] is None

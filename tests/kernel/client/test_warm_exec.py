@@ -149,6 +149,7 @@ def test_a_refused_owner_claims_nothing(node: Node, tmp_path: Path) -> None:
         (_warm(shared), "chmod 0600"),
         (_warm(tmp_path / "fifo"), "not a file"),
         (_warm(tmp_path / "missing" / "token"), "cannot be made"),
+        (("--warm", "chat", "--owner-file", ""), "names no file"),
         (_warm(tmp_path / "new", "Chat 70B"), "DNS label"),
         ((*_warm(tmp_path / "new"), "--engine", "lmcache"), "vllm-offloading"),
     ):
