@@ -13,9 +13,9 @@ import os
 import threading
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from itertools import chain
+from itertools import chain, repeat
 from operator import xor
 from struct import Struct
 from zlib import crc32
@@ -45,6 +45,9 @@ _IDENTITY_AT = 4096
 MAX_IDENTITY_BYTES = HEADER_BYTES - _IDENTITY_AT
 _HEAD = Struct("<BBHIIQ")
 """State, the key's length, flags, epoch, the contents' checksum, generation."""
+_HAS_CHECKSUM = 1
+"""The one flag: without it the contents' checksum is 0, and means nothing."""
+_CHECKSUM_BYTES = 4
 _GENERATION = Struct("<Q")
 _STATE_AT = _CHECK.size
 _KEY_AT = _CHECK.size + _HEAD.size
@@ -85,11 +88,14 @@ class Directory:
         layout: Layout,
         *,
         key_bytes: int = 36,
+        checksums: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Read the header. Whatever lies there, nothing is raised for it: see `problem`.
 
         `buffer` is exactly `size_bytes_for` writable bytes. Raises BadInputError where it is not.
+        `checksums`: whether records have a checksum of their contents; those of the other kind
+        count for nothing.
         """
         if not 1 <= key_bytes <= _MAX_KEY_BYTES:
             raise BadInputError(f"key_bytes is {key_bytes}: 1 to {_MAX_KEY_BYTES}")
@@ -102,6 +108,8 @@ class Directory:
             )
         self.key_bytes = key_bytes
         self.layout = layout
+        self.checksums = checksums
+        self._flags = _HAS_CHECKSUM if checksums else 0
         self._clock = clock
         self._slots = slots
         self._record_bytes = directory_record_bytes(key_bytes)
@@ -253,10 +261,16 @@ class Directory:
                 self._begun[at : at + count] = array("Q", [generation]) * count
 
     def finish(
-        self, group: int, slots: Sequence[int], keys: Sequence[bytes], generation: int
+        self,
+        group: int,
+        slots: Sequence[int],
+        keys: Sequence[bytes],
+        generation: int,
+        checksums: Sequence[int] = (),
     ) -> None:
         """Record that these keys' bytes are in these slots, whole, on all ranks.
 
+        `checksums`: CRC-32 of each slot's bytes, in a directory with checksums.
         Slots that another writer began since then are left out, and all of them where `reset` or
         `void` came between.
         """
@@ -264,13 +278,21 @@ class Directory:
         with self._lock:
             if not self._epoch or generation < self._oldest:
                 return
-            head = _HEAD.pack(_VALID, self.key_bytes, 0, self._epoch, 0, generation)
+            head = _HEAD.pack(_VALID, self.key_bytes, self._flags, self._epoch, 0, generation)
             seed, pack, size = crc32(head), self._pack, self._record_bytes
             begun = self._begun
             numbers = [first + slot for slot in slots]
-            records = [
-                pack(crc32(key, seed) ^ number, head, key) for number, key in zip(numbers, keys)
-            ]
+            if self.checksums:
+                start, end = head[: -_CHECKSUM_BYTES - _GENERATION.size], head[-_GENERATION.size :]
+                heads = [start + _CHECK.pack(each) + end for each in checksums]
+                records = [
+                    pack(crc32(key, crc32(head)) ^ number, head, key)
+                    for number, key, head in zip(numbers, keys, heads)
+                ]
+            else:
+                records = [
+                    pack(crc32(key, seed) ^ number, head, key) for number, key in zip(numbers, keys)
+                ]
             mine = array("Q", [generation])
             rows = runs(slots)
             if rows is None:
@@ -285,6 +307,12 @@ class Directory:
                 for number, record in enumerate(some, at):
                     if begun[number] == generation:
                         self._records[number * size : (number + 1) * size] = record
+
+    def checksum(self, group: int, slot: int) -> int:
+        """Return the checksum that a slot's record has of its contents."""
+        at = (self._first[group] + slot) * self._record_bytes + _GENERATION_AT - _CHECKSUM_BYTES
+        checksum: int = _CHECK.unpack_from(self._records, at)[0]
+        return checksum
 
     def touch(self, group: int, slots: Sequence[int], *, again: bool) -> None:
         """Note that slots were used just now; `again`: their contents were there before."""
@@ -344,7 +372,8 @@ class Directory:
         """Return of the records that count: keys, places behind `low` (None: all), generations.
 
         A field of all records at a time, in C: a loop would take microseconds for each of a
-        million. The check covers the head and the key; heads differ in their generation only.
+        million. The check covers the head and the key; heads differ in their generation only, or
+        in the contents' checksum too.
         """
         count, size, width = high - low, self._record_bytes, self.key_bytes
         records = self._records[low * size : high * size]
@@ -352,12 +381,18 @@ class Directory:
         keys = _column(f"{_KEY_AT}x{width}s{size - _KEY_AT - width}x", records)
         generations = records.cast("Q")[_GENERATION_AT // 8 :: size // 8].tolist()
         checks = words[::step].tolist()
-        start = _HEAD.pack(_VALID, width, 0, self._epoch, 0, 0)[: -_GENERATION.size]
-        seed = crc32(start)
-        seeds = {each: crc32(_GENERATION.pack(each), seed) for each in set(generations)}
-        right = list(
-            map(xor, map(crc32, keys, map(seeds.__getitem__, generations)), range(low, high))
-        )
+        start = _HEAD.pack(_VALID, width, self._flags, self._epoch, 0, 0)[: -_GENERATION.size]
+        heads: Iterable[int]
+        if self.checksums:
+            start = start[:-_CHECKSUM_BYTES]
+            ends_at = _STATE_AT + len(start)
+            ends = _column(f"{ends_at}x{_KEY_AT - ends_at}s{size - _KEY_AT}x", records)
+            heads = map(crc32, ends, repeat(crc32(start)))
+        else:
+            seed = crc32(start)
+            seeds = {each: crc32(_GENERATION.pack(each), seed) for each in set(generations)}
+            heads = map(seeds.__getitem__, generations)
+        right = list(map(xor, map(crc32, keys, heads), range(low, high)))
         if (
             right == checks
             and all(
@@ -368,7 +403,7 @@ class Directory:
             and max(generations) < _MAX_GENERATION
         ):
             return keys, None, generations
-        starts = _column(f"{_STATE_AT}x{len(start)}s{size - _GENERATION_AT}x", records)
+        starts = _column(f"{_STATE_AT}x{len(start)}s{size - _STATE_AT - len(start)}x", records)
         rows = enumerate(zip(checks, right, starts, generations))
         counting = [
             at

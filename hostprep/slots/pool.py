@@ -7,13 +7,14 @@ import threading
 import time
 import weakref
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 from hostprep.errors import BadInputError, BusyError, FailedError
 from hostprep.layout import RECURRENT, Layout
 from hostprep.slots.batch import Draft, allocate, check_shortage, claim_matches, evict, take_over
-from hostprep.slots.directory import Directory
+from hostprep.slots.directory import Directory, Kept
 from hostprep.slots.group import ABANDONED, READY, SlotGroup
 from hostprep.slots.index import Keys
 from hostprep.slots.matching import PartialMatches
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _FORGOTTEN_AT_ONCE = 4096
 _COMMITTED_AT_ONCE = 512
 """Some 3 µs each, with the lock held."""
+_MOST_THREADS = 16
 SPARE = 1 / 32
 """Of a group's slots. With 1/64, 512 blocks of a pool long in use lie in twice as many rows."""
 
@@ -146,8 +148,11 @@ class SlotPool:
         keep_evicted: bool = False,
         spare: float = SPARE,
         directory: Directory | None = None,
+        checksum: Callable[[int, int], int] | None = None,
     ) -> None:
         """All slots are empty; with a `directory`, until `recover`.
+
+        `checksum` returns the CRC-32 of a group's slot, read now; for a directory with checksums.
 
         `partial` also keeps each block's tokens (4 bytes each).
         With `keep_evicted` a claim reports the hashes of the blocks that it displaced, at 0.1 µs
@@ -181,7 +186,12 @@ class SlotPool:
                 f"the directory is of another layout, or of keys of {directory.key_bytes} bytes: "
                 f"this pool's have {hash_bytes}"
             )
+        if (directory is not None and directory.checksums) != (checksum is not None):
+            raise BadInputError("checksums: the directory and the pool both have them, or none")
         self._directory = directory
+        self._checksum = checksum
+        self.damaged_blocks = 0
+        """Blocks whose bytes were not what their records said, at `recover`: they are not there."""
         self._quarantine: list[tuple[SlotGroup, Sequence[int]]] = []
         self._quarantined_until_s = 0.0
         self._recovered: list[bytes] | None = None
@@ -203,13 +213,50 @@ class SlotPool:
                     "recover: the pool is in use", remedy="call it once, before the first claim"
                 )
             self._recovered = []
-            for slots, kept in zip(self._groups, self._directory.read()):
+            found = self._directory.read()
+            if self._checksum is not None:
+                found = [self._undamaged(self._directory, *each) for each in enumerate(found)]
+            for slots, kept in zip(self._groups, found):
                 slots.restore(kept)
                 self._recovered += kept.slots
                 if kept.writing:
                     self._quarantine.append((slots, kept.writing))
             self._quarantined_until_s = time.monotonic() + quarantine_s
             return len(self._recovered)
+
+    def _undamaged(self, directory: Directory, group: int, kept: Kept) -> Kept:
+        """Return the blocks whose bytes are what their records say; void the records of others."""
+        checksums = self._checksums(group, kept.order)
+        damaged = {
+            slot
+            for slot, found in zip(kept.order, checksums)
+            if found != directory.checksum(group, slot)
+        }
+        if not damaged:
+            return kept
+        self.damaged_blocks += len(damaged)
+        directory.begin(group, sorted(damaged), 0)
+        return Kept(
+            {key: slot for key, slot in kept.slots.items() if slot not in damaged},
+            [slot for slot in kept.order if slot not in damaged],
+            kept.writing,
+        )
+
+    def _checksums(self, group: int, slots: Sequence[int]) -> list[int]:
+        """Return the slots' checksums, read by as many threads as there are processors."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        checksum = self._checksum
+        if checksum is None:
+            return []
+        threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+        if threads == 1 or len(slots) < threads:
+            return [checksum(group, slot) for slot in slots]
+        step = -(-len(slots) // threads)
+        parts = [slots[at : at + step] for at in range(0, len(slots), step)]
+        with ThreadPoolExecutor(threads) as executor:
+            found = executor.map(lambda part: [checksum(group, slot) for slot in part], parts)
+            return [each for part in found for each in part]
 
     def recovered_hashes(self) -> list[bytes]:
         """Return the hashes of the blocks that `recover` found, group by group."""
@@ -303,13 +350,30 @@ class SlotPool:
         From now on others match them: of many blocks the first ones first, in steps between which
         others may claim. Raises BadInputError for a claim that was released.
         """
+        # Read without the lock: nobody else has these slots.
+        checksums = self._checksums_of(claim, blocks)
         left = True
         while left:
             with self._lock:
                 self._check_open(claim)
-                left = self._commit_some(claim, blocks)
+                left = self._commit_some(claim, blocks, checksums)
 
-    def _commit_some(self, claim: Claim, blocks: int | None) -> bool:
+    def _checksums_of(self, claim: Claim, blocks: int | None) -> list[dict[int, int]]:
+        """Return by group the checksums of what is to be committed, by block."""
+        if self._checksum is None or not claim.generation:
+            return [{} for _ in self._groups]
+        with self._lock:
+            self._check_open(claim)
+        found = []
+        for index, (use, unwritten) in enumerate(zip(claim.uses, claim.unwritten)):
+            ready = len(unwritten) if blocks is None else bisect_left(unwritten, blocks)
+            done = unwritten[:ready]
+            found.append({block: self._checksum(index, use.slots[block]) for block in done})
+        return found
+
+    def _commit_some(
+        self, claim: Claim, blocks: int | None, checksums: Sequence[Mapping[int, int]]
+    ) -> bool:
         """Commit the next of a claim's blocks in each group; return whether there are more."""
         left = False
         for index, slots in enumerate(self._groups):
@@ -319,7 +383,8 @@ class SlotPool:
             places = Listed([use.slots[i] for i in done])
             if self._directory is not None and claim.generation:
                 keys = [claim.request.hashes[i] for i in done]
-                self._directory.finish(index, places, keys, claim.generation)
+                known = [checksums[index][i] for i in done] if self._checksum is not None else ()
+                self._directory.finish(index, places, keys, claim.generation, known)
             slots.written(places)
             if self._partial is not None and self._partial.leads(slots):
                 self._partial.learn(claim.request, done, places)
@@ -482,6 +547,7 @@ def over(
     keep_evicted: bool = False,
     spare: float = SPARE,
     keep: Mapping[str, str] | None = None,
+    checksum: bool = False,
 ) -> SlotPool:
     """Return a pool over a region's slots, all empty; see SlotPool for what is named alike.
 
@@ -489,6 +555,9 @@ def over(
     depend on beside the hashes), blocks are recorded in the region's last bytes, and those that an
     earlier process recorded under an equal identity are there from the start. The bytes outlive the
     process where the region was claimed with an `Owner`. The pool then keeps the mapping open.
+    With `checksum` too, `commit` reads the bytes that were written and records their CRC-32, and
+    those of an earlier process are read again, all of them, before this returns: what differs is
+    not there (`SlotPool.damaged_blocks`). It is for bytes of this region alone.
 
     `layout` stands in for the handoff's, where the pool was not sized for a model. The process
     that leads the region's lease keeps the one index; those that joined it (other ranks) receive
@@ -496,7 +565,8 @@ def over(
     that open while slots are used.
 
     Raises BadInputError: the attachment joined another's lease or only reads, the handoff has no
-    layout, or one that does not fit. Raises BusyError where this process has a pool over it.
+    layout, or one that does not fit; `checksum` without `keep`. Raises BusyError where this process
+    has a pool over it.
     """
     region = attachment.region
     if not attachment.is_leader:
@@ -513,7 +583,11 @@ def over(
         )
     chosen = layout or Layout.parse(region.layout or {}, region.size_bytes)
     chosen.check_fits(region.size_bytes)
-    directory = None if keep is None else _directory(attachment, chosen, hash_bytes)
+    if checksum and keep is None:
+        raise BadInputError(
+            "checksum without keep: there is no record to hold it", remedy="give keep, or neither"
+        )
+    directory = None if keep is None else _directory(attachment, chosen, hash_bytes, checksum)
     with _lock:
         earlier = _pools.get(attachment)
         if earlier is not None and earlier() is not None:
@@ -529,6 +603,7 @@ def over(
             keep_evicted=keep_evicted,
             spare=spare,
             directory=directory,
+            checksum=_checksum_in(attachment.buffer, chosen) if checksum else None,
         )
         if directory is not None and keep is not None:
             if directory.identity != keep:
@@ -538,7 +613,17 @@ def over(
     return pool
 
 
-def _directory(attachment: Attachment, layout: Layout, hash_bytes: int) -> Directory:
+def _checksum_in(buffer: memoryview, layout: Layout) -> Callable[[int, int], int]:
+    def checksum(group: int, slot: int) -> int:
+        at = layout.offset_bytes(group, slot)
+        return crc32(buffer[at : at + layout.groups[group].slot_bytes])
+
+    return checksum
+
+
+def _directory(
+    attachment: Attachment, layout: Layout, hash_bytes: int, checksum: bool
+) -> Directory:
     """Return the directory in a region's last bytes. Raises BadInputError where slots lie there."""
     slots = sum(group.slots for group in layout.groups)
     size_bytes = Directory.size_bytes_for(slots, hash_bytes)
@@ -550,4 +635,5 @@ def _directory(attachment: Attachment, layout: Layout, hash_bytes: int) -> Direc
             reason="NoRoomForDirectory",
             remedy="give a layout of fewer slots, or a larger region",
         )
-    return Directory(attachment.buffer[-size_bytes:], layout, key_bytes=hash_bytes)
+    end = attachment.buffer[-size_bytes:]
+    return Directory(end, layout, key_bytes=hash_bytes, checksums=checksum)

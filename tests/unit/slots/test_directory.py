@@ -23,6 +23,7 @@ pytestmark = pytest.mark.unit
 
 _LAYOUT = Layout(1, (Group("a", 24, 1), Group("b", 6, 1, 24)))
 _ONE = Layout(1, (Group("kv", 12, 1),))
+_WIDE = Layout(1, (Group("kv", 12, 64),))
 _IDENTITY = {"model": "m", "weights": "w"}
 _RECORD = 64
 
@@ -360,3 +361,65 @@ def test_a_connector_of_its_own_keeps_blocks_by_their_identity() -> None:
     assert not back.recovered_hashes(), "void for good"
     with pytest.raises(BadInputError, match="leaves 69628"):
         over(_attachment(memory[: 69632 + 8]), layout=_ONE, hash_bytes=8, keep=_IDENTITY)
+
+
+def _checked(memory: bytearray) -> SlotPool:
+    attachment = _attachment(memory)
+    return over(attachment, layout=_WIDE, hash_bytes=8, spare=0, keep=_IDENTITY, checksum=True)
+
+
+def _wide_memory() -> bytearray:
+    return bytearray(Directory.size_bytes_for(12, 8) + 4096)
+
+
+def test_with_checksums_a_block_whose_bytes_changed_is_not_there() -> None:
+    memory = _wide_memory()
+    memory[: 12 * 64] = bytes(at % 251 for at in range(12 * 64))
+    pool = _checked(memory)
+    slots = _store(pool, 1, 2, 3)
+    assert _known(_checked(memory)) == {1, 2, 3}
+    memory[64 * slots[2] + 63] ^= 1
+    again = _checked(memory)
+    assert (_known(again), again.damaged_blocks) == ({1, 3}, 1)
+    (claim,) = again.claim_batch([_request(*range(10, 20))]).claims
+    assert slots[2] in claim.uses[0].slots
+    claim.release()
+    memory[64 * slots[2] + 63] ^= 1
+    last = _checked(memory)
+    assert (2 in _known(last), last.damaged_blocks) == (False, 0), "its record is void"
+
+
+def test_a_damaged_checksum_is_no_block() -> None:
+    memory = _wide_memory()
+    slots = _store(_checked(memory), 1)
+    memory[4096 + slots[1] * _RECORD + 12] ^= 1
+    assert not _known(_checked(memory))
+
+
+def test_records_with_and_without_checksums_do_not_count_for_one_another() -> None:
+    memory = _wide_memory()
+    _store(_checked(memory), 1)
+    plain = over(_attachment(memory), layout=_WIDE, hash_bytes=8, keep=_IDENTITY)
+    assert not _known(plain)
+    _store(plain, 2)
+    assert _known(over(_attachment(memory), layout=_WIDE, hash_bytes=8, keep=_IDENTITY)) == {2}
+    assert not _known(_checked(memory))
+
+
+def test_many_blocks_are_read_by_several_threads_and_the_right_ones_are_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hostprep.slots.pool.os.sched_getaffinity", lambda _: {0, 1, 2, 3, 4})
+    memory = _wide_memory()
+    slots = _store(_checked(memory), *range(12))
+    for number in (0, 4, 11):
+        memory[64 * slots[number]] = 255
+    assert _known(_checked(memory)) == set(range(12)) - {0, 4, 11}
+
+
+def test_checksums_are_of_what_is_kept() -> None:
+    with pytest.raises(BadInputError, match="checksum without keep"):
+        over(_attachment(_wide_memory()), layout=_WIDE, hash_bytes=8, checksum=True)
+    found = Directory(memoryview(_memory()), _ONE, key_bytes=8, checksums=True)
+    with pytest.raises(BadInputError, match="checksums"):
+        _pool(found)
