@@ -37,9 +37,12 @@ if TYPE_CHECKING:
 
 KEY_BYTES = 36
 """vLLM's keys of cryptographic hashes: a SHA-256, and the number of a group."""
-_HARMLESS_LEVELS = (1,)
-_HARMLESS_CALLS = ("compute_weight_checksums", "profile")
-"""Calls of all workers by a name that change no weights; any other one may."""
+_HARMLESS: dict[str, tuple[object, ...]] = {
+    "collective_rpc": ("compute_weight_checksums", "profile"),
+    # Its first level moves the weights away and back, as they are.
+    "sleep": (1,),
+}
+"""By method of vLLM's engine: first arguments with which it changes no weights; others may."""
 
 
 class Keeper:
@@ -269,8 +272,7 @@ def _watched(name: str, method: Any) -> Any:
     @functools.wraps(method)
     def call(self: Any, *args: Any, **named: Any) -> Any:
         what = args[0] if args else named.get("level" if name == "sleep" else "method", 1)
-        # Sleep's first level moves the weights away and back, as they are.
-        if what not in (_HARMLESS_CALLS if name == "collective_rpc" else _HARMLESS_LEVELS):
+        if what not in _HARMLESS.get(name, ()):
             for keeper in list(_keepers):
                 keeper.stop(f"{name}({str(what)[:80]!r}) may change them")
         return method(self, *args, **named)
