@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,40 @@ def copy_plainly() -> None:
     tiering.TieringOffloadingSpec.get_worker = get_worker
     if not hasattr(gpu_worker, "host_register"):  # before 0.32 a rank is the number of its GPU
         tiering.torch.accelerator.current_device_index = lambda: 0
+
+
+_PIECES = 4
+_PIECE_S = 0.002
+COPIES = "STANDIN_COPIES"
+"""Names the folder in which `copy_slowly` says what is being copied."""
+
+
+def copy_slowly() -> None:
+    """Have each copy of our plain ones take its time, so that a kill finds it half done.
+
+    While one is under way a file `store-PID` or `load-PID` lies in the folder that COPIES names.
+    """
+    ours: Any = importlib.import_module("hostprep.engines.vllm.offloading_worker")
+    folder = Path(os.environ[COPIES])
+    own = ours.MemcpyHandler._copy
+
+    class Slow:
+        """Stands for numpy, of which the module uses one function."""
+
+        @staticmethod
+        def copyto(to: Any, source: Any) -> None:
+            step = -(-len(source) // _PIECES)
+            for at in range(0, len(source), step):
+                time.sleep(_PIECE_S)
+                to[at : at + step] = source[at : at + step]
+
+    def copy(self: Any, *job: Any) -> Any:
+        sign = folder / f"{'store' if self._is_store else 'load'}-{os.getpid()}"
+        sign.touch()
+        try:
+            return own(self, *job)
+        finally:
+            sign.unlink()
+
+    ours.np = Slow
+    ours.MemcpyHandler._copy = copy

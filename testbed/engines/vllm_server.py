@@ -97,14 +97,33 @@ class Server:
         self, prompt: Sequence[int], tokens: int = 8, *, data_parallel_rank: int | None = None
     ) -> tuple[list[int], int]:
         """Return the tokens of a completion, and how many of the prompt's were cached."""
+        where = {} if data_parallel_rank is None else {_RANK: str(data_parallel_rank)}
+        choice, cached = self._complete(prompt, tokens, where)
+        return choice["token_ids"], cached
+
+    def likelihoods(self, prompt: Sequence[int], tokens: int = 8) -> tuple[list[float], int]:
+        """Return the logarithms of the tokens' probabilities in place of the tokens.
+
+        They are equal to the last bit only where the prompt's KV is: the model is so small that it
+        answers most prompts alike.
+        """
+        choice, cached = self._complete(prompt, tokens, logprobs=1)
+        return choice["logprobs"]["token_logprobs"], cached
+
+    def _complete(
+        self,
+        prompt: Sequence[int],
+        tokens: int,
+        headers: Mapping[str, str] | None = None,
+        **more: object,
+    ) -> tuple[dict[str, Any], int]:
         document = {
             "model": "tiny", "prompt": list(prompt), "max_tokens": tokens, "temperature": 0,
-            "ignore_eos": True, "return_token_ids": True,
+            "ignore_eos": True, "return_token_ids": True, **more,
         }  # fmt: skip
-        where = {} if data_parallel_rank is None else {_RANK: str(data_parallel_rank)}
-        answer = json.loads(self._ask("/v1/completions", document, where)[1])
+        answer = json.loads(self._ask("/v1/completions", document, headers or {})[1])
         details = answer["usage"].get("prompt_tokens_details") or {}
-        return answer["choices"][0]["token_ids"], int(details.get("cached_tokens") or 0)
+        return answer["choices"][0], int(details.get("cached_tokens") or 0)
 
     def forget_gpu_blocks(self) -> None:
         """Empty the prefix cache in the engine's own memory, and no other tier's."""

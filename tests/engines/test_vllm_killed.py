@@ -98,7 +98,7 @@ def _kill_at(stage: Stage, moment_s: float, command: list[str], around: dict[str
         os.killpg(server.process.pid, signal.SIGSTOP)  # what it had started lives on
         server.process.kill()
         server.process.wait(_SLOW_S)
-        users = _users(stage.region)
+        users = stage.users()
         assert users or not is_up, "nothing that it had started has the region"
         refused = command_line("exec", "--pool", POOL, "--root", stage.node.root, "--", "true")
         assert refused.returncode or not users, f"{moment_s:.2f} s: leased beside {users}"
@@ -122,23 +122,6 @@ def _is_engine(server: Server) -> bool:
     return words[1:3] == [b"-m", b"vllm.entrypoints.openai.api_server"]
 
 
-def _users(region: Path) -> set[int]:
-    """Return the processes that have the region open or mapped, whatever they call it."""
-    status = region.stat()
-    found = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        # It, or its file, may be gone by now.
-        with contextlib.suppress(OSError):
-            lines = (process / "maps").read_text().splitlines()
-            if any(line.split()[4] == str(status.st_ino) for line in lines if region.name in line):
-                found.add(int(process.name))
-            for file in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    if os.path.samestat(file.stat(), status):
-                        found.add(int(process.name))
-    return found
-
-
 def _the_next_owner_reads_zeros(stage: Stage, moment_s: float) -> None:
     with hostprep.attach(POOL, root=stage.node.root, wait_timeout_s=_SLOW_S) as memory:
         assert memory.path == str(stage.region)
@@ -156,4 +139,4 @@ def _starts_again(
             name = f"vllm_offload_{_ENGINE_ID}.mmap"
             link = Path(f"/proc/{inside}/root/dev/shm/{name}")
             assert Path(os.readlink(link)).resolve() == stage.region
-        assert _users(stage.region)
+        assert stage.users()

@@ -52,6 +52,23 @@ class Stage:
         """The first one."""
         return Path(self.paths.mem) / _REGION
 
+    def users(self) -> set[int]:
+        """Return the processes that have the first region open or mapped, whatever they call it."""
+        status = self.region.stat()
+        found = set()
+        for process in Path("/proc").glob("[0-9]*"):
+            # It, or its file, may be gone by now.
+            with contextlib.suppress(OSError):
+                lines = (process / "maps").read_text().splitlines()
+                named = [line for line in lines if self.region.name in line]
+                if any(line.split()[4] == str(status.st_ino) for line in named):
+                    found.add(int(process.name))
+                for file in (process / "fd").iterdir():
+                    with contextlib.suppress(OSError):
+                        if os.path.samestat(file.stat(), status):
+                            found.add(int(process.name))
+        return found
+
     @property
     def calls(self) -> str:
         return (self.folder / "calls").read_text("ascii")
@@ -118,9 +135,9 @@ class Stage:
 
 
 @contextlib.contextmanager
-def staged(vllm: EnginePython, folder: Path, *, regions: int = 1) -> Iterator[Stage]:
-    """Yield a stage with regions of 64 MiB of base pages; skips the test where it has no rights."""
+def staged(vllm: EnginePython, folder: Path, *, regions: int = 1, mib: int = 64) -> Iterator[Stage]:
+    """Yield a stage with regions of base pages; skips the test where it has no rights."""
     if os.geteuid() != 0:
         pytest.skip("needs root: mounts")
-    with base_pool(regions=regions, mib=64) as root:
+    with base_pool(regions=regions, mib=mib) as root:
         yield Stage(Node(root), vllm, folder, free_port())

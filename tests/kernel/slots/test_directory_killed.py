@@ -40,6 +40,7 @@ def test_every_block_that_is_believed_has_its_own_bytes(node: Node, backing: Bac
         sums = _killed(node, rounds)
     finally:
         node.release([POOL], force=True)
+    print(sums)
     assert (sums["wrong"], sums["lost"]) == (0, 0)
     assert sums["valid"] > 8 * rounds, "more than the old ones is kept"
     assert sums["writing"], "writers were killed while they wrote"
