@@ -83,6 +83,34 @@ class GateObservation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptObservation:
+    """What a region keeps for its owner, and what the engine reported of it."""
+
+    region: str
+    size_bytes: int
+    name: str
+    """What people call it; empty where the owner gave none."""
+    since_s: float
+    """When the owner first claimed the region, by the clock."""
+    state: str
+    """Of the region."""
+    is_leased: bool
+    unheld_s: float = 0.0
+    """Seconds since it was first seen without a holder."""
+    gives_way: str = ""
+    """Why it is about to be zeroed: AgeLimit or Waiters; empty where it is not."""
+    reported_s: float = 0.0
+    """When the engine decided what to do with the contents, by the clock; 0: it did not say."""
+    recovered_blocks: int = 0
+    recovered_bytes: int = 0
+    kept_blocks: int = 0
+    loaded_blocks: int = 0
+    """Loads of recovered blocks since."""
+    refused: tuple[str, ...] = ()
+    """Fields of the identity that differ, or are unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolObservation:
     """One pool's folder."""
 
@@ -93,6 +121,7 @@ class PoolObservation:
     """A handoff of this boot exists and matches all regions that are sound."""
     regions: tuple[RegionObservation, ...]
     gates: tuple[GateObservation, ...] = ()
+    kept: tuple[KeptObservation, ...] = ()
     failure: str = ""
     """Why the pool could not be observed; nothing is planned for it then."""
 

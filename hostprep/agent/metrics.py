@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 import hostprep
+from hostprep.agent.kept import KeptMetrics, Key
 from hostprep.agent.messages import GateObservation, Observation, PoolObservation
 from hostprep.agent.verification import GATE_UNKNOWN
-from hostprep.api.node_resource import NodeStatus, Phase
+from hostprep.api.node_resource import GivenUp, NodeStatus, Phase
 from hostprep.cuda.board_layout import CLOSED, DEGRADED, OPEN
 from hostprep.deviceplugin.devices import HEALTHY, UNHEALTHY
 from hostprep.units import format_quantity
@@ -78,6 +79,7 @@ class Metrics:
             self.writes.labels(result)
         self.worker_restarts = counter("worker_restarts", "Workers that ended unasked.")
         self._gates = GateMetrics(registry)
+        self._kept = KeptMetrics(registry)
 
     def show_status(self, status: NodeStatus) -> None:
         """Show the present pools, and no others."""
@@ -103,12 +105,21 @@ class Metrics:
                 self._devices.labels(pool, health).inc()
 
     def show_observation(
-        self, observation: Observation, before: Observation | None, *, now_s: float
+        self,
+        observation: Observation,
+        before: Observation | None,
+        *,
+        given_up: Mapping[Key, GivenUp],
+        now_s: float,
     ) -> None:
-        """Show a verification round; count the problems that the one before did not have."""
+        """Show a verification round; count the problems that the one before did not have.
+
+        `given_up`: what was kept then, and is kept no longer.
+        """
         self._verify.observe(observation.took_s)
         self._verified.set(now_s)
         self._gates.show(observation)
+        self._kept.show(observation, given_up)
         for size in observation.huge_pages:
             label = format_quantity(size.page_bytes)  # as in `hugepages-2Mi`
             self._pages.labels(label, "total").set(size.total)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from hostprep.agent.desired import DesiredState, Instruction, Source, instruction_of
 from hostprep.agent.devices import DevicePool
+from hostprep.agent.kept import KeptHistory, Key
 from hostprep.agent.messages import (
     Done,
     Failure,
@@ -20,7 +21,7 @@ from hostprep.agent.messages import (
 )
 from hostprep.agent.metrics import Metrics
 from hostprep.agent.status import NodeContext, node_status
-from hostprep.api.node_resource import NodeStatus
+from hostprep.api.node_resource import GivenUp, NodeStatus
 from hostprep.kube.backoff import Backoff
 from hostprep.node.boot import BootUnit
 
@@ -48,6 +49,9 @@ class AgentState:
     _results: dict[str, PoolResult] = field(default_factory=dict)
     _progress: dict[str, Progress] = field(default_factory=dict)
     _retries: dict[str, _RetryState] = field(default_factory=dict)
+    _kept: KeptHistory = field(default_factory=KeptHistory)
+    _given_up: dict[Key, GivenUp] = field(default_factory=dict)
+    """What each region gave up last, since this agent began."""
     _number: int = 0
     _answers_from: int = 0
     """Requests of this number and later ones were made for the present desired state."""
@@ -125,6 +129,7 @@ class AgentState:
             results=self._results,
             progress=self._progress,
             boot=self._boot,
+            given_up=self._given_up,
         )
         status = node_status(context, previous, now_s=wall_s)
         self.metrics.show_status(status)
@@ -149,7 +154,11 @@ class AgentState:
         return pool.regions if pool else ()
 
     def _observed(self, observation: Observation, wall_s: float) -> None:
-        self.metrics.show_observation(observation, self.observation, now_s=wall_s)
+        given_up = self._kept.take(observation, now_s=wall_s)
+        self._given_up |= given_up
+        self.metrics.show_observation(
+            observation, self.observation, given_up=given_up, now_s=wall_s
+        )
         self.observation = observation
 
     def _take_progress(self, progress: Progress) -> None:

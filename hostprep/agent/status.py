@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 
 import hostprep
 from hostprep.agent.desired import DesiredState, Instruction, entry_key
+from hostprep.agent.kept import Key
 from hostprep.agent.messages import (
     Failure,
+    KeptObservation,
     Observation,
     PoolObservation,
     PoolResult,
@@ -21,6 +23,10 @@ from hostprep.agent.messages import (
 )
 from hostprep.api.conditions import Condition, ConditionStatus, merged
 from hostprep.api.node_resource import (
+    MAX_FIELD,
+    MAX_REFUSED,
+    GivenUp,
+    KeptStatus,
     NodeStatus,
     Phase,
     PoolEntry,
@@ -34,6 +40,8 @@ from hostprep.units import format_bytes
 
 _MAX_SUMMARY_POOLS = 3
 _MAX_MESSAGE = 2000
+_LAST_S = 253402300799
+"""The end of year 9999."""
 _NUMBER = re.compile(r"\d[\d.,]*")
 _STEADY = (Phase.READY, Phase.DEGRADED)
 _WORST_FIRST = (
@@ -57,6 +65,8 @@ class NodeContext:
     """By pool; one with another key than the entry's answers another version of it."""
     progress: Mapping[str, Progress] = field(default_factory=dict)
     boot: BootUnit = field(default_factory=BootUnit)
+    given_up: Mapping[Key, GivenUp] = field(default_factory=dict)
+    """What regions gave up last, as far as this agent saw it."""
 
 
 def node_status(node: NodeContext, previous: NodeStatus, *, now_s: float) -> NodeStatus:
@@ -110,7 +120,7 @@ def _pool_status(
     if result and result.steps:
         steps = tuple(Step(name, seconds) for name, seconds in result.steps)
     backings = {region.backing: None for region in context.regions if region.sound}
-    regions = tuple(map(_region_status, observation.named_regions if observation else ()))
+    regions = tuple(_region_statuses(observation, before, node.given_up)) if observation else ()
     return PoolStatus(
         name=entry.name,
         uid=entry.uid,
@@ -166,15 +176,39 @@ def _ready_since(derived: DerivedPhase, before: PoolStatus | None, now_s: float)
     return float(int(now_s))
 
 
-def _region_status(region: RegionObservation) -> RegionStatus:
-    return RegionStatus(
-        name=region.name,
-        size_bytes=region.size_bytes,
-        backing=region.backing,
-        placement=region.placement,
-        state=region.state,
-        message=_text(region.message),
+def _region_statuses(
+    pool: PoolObservation, before: PoolStatus | None, given_up: Mapping[Key, GivenUp]
+) -> Iterator[RegionStatus]:
+    kept = {one.region: one for one in pool.kept}
+    # What an earlier agent saw stays.
+    earlier = {one.name: one.given_up for one in before.regions} if before else {}
+    for region in pool.named_regions:
+        found = kept.get(region.name)
+        yield RegionStatus(
+            name=region.name,
+            size_bytes=region.size_bytes,
+            backing=region.backing,
+            placement=region.placement,
+            state=region.state,
+            message=_text(region.message),
+            kept=_kept_status(found) if found is not None else None,
+            given_up=given_up.get((pool.name, region.name), earlier.get(region.name)),
+        )
+
+
+def _kept_status(kept: KeptObservation) -> KeptStatus:
+    return KeptStatus(
+        name=kept.name,
+        since_s=_time(kept.since_s),
+        reported_s=_time(kept.reported_s),
+        recovered_blocks=kept.recovered_blocks if kept.reported_s else None,
+        refused=tuple(_text(name)[:MAX_FIELD] for name in sorted(kept.refused)[:MAX_REFUSED]),
     )
+
+
+def _time(seconds: float) -> float | None:
+    """Return a time of an engine's in whole seconds; None for 0 and for one of no calendar."""
+    return float(int(seconds)) if 0 < seconds < _LAST_S else None
 
 
 def _summary(pools: Iterable[PoolStatus]) -> str:
@@ -187,7 +221,9 @@ def _summary(pools: Iterable[PoolStatus]) -> str:
 
 def _pool_summary(pool: PoolStatus) -> str:
     if pool.phase is Phase.READY:
-        return f"{pool.name} {format_bytes(pool.ready_bytes)} {pool.backing} ready"
+        kept = sum(region.size_bytes for region in pool.regions if region.state == "Retained")
+        ready = f"{pool.name} {format_bytes(pool.ready_bytes)} {pool.backing} ready"
+        return f"{ready}, {format_bytes(kept)} of it kept" if kept else ready
     words = f"{pool.name} {pool.phase.value.lower()}"
     if pool.progress_percent is not None:
         return f"{words} {pool.progress_percent} %"

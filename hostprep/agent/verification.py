@@ -8,8 +8,10 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from hostprep.agent.kept import AGE_LIMIT, WAITERS
 from hostprep.agent.messages import (
     GateObservation,
+    KeptObservation,
     Observation,
     PoolObservation,
     RegionObservation,
@@ -24,6 +26,7 @@ from hostprep.client.handoff import (
     verify_handoff,
     walk_region,
 )
+from hostprep.client.kept import WarmReport, kept_contents
 from hostprep.client.sidecar import NO_PROCESS, mark_bad, read_sidecar, short_command
 from hostprep.cuda.board_layout import FAILED, OPEN
 from hostprep.errors import HostprepError
@@ -115,6 +118,7 @@ def _verify_pool(
     problems = _problems(paths, handoff) if handoff else {}
     regions: list[RegionObservation] = []
     gates: list[GateObservation] = []
+    kept: list[KeptObservation] = []
     for region in pool.regions:
         if (pool.name, region.name) in scrubbing:
             region = replace(region, leased=False, clean=False)  # noqa: PLW2901
@@ -124,14 +128,17 @@ def _verify_pool(
         # An unfinished region may have a finished namesake.
         if region.finished and (gate := gate_of(paths, region.name, leased=region.leased)):
             gates.append(gate)
+        # Each by itself: while one is rebuilt, the others are what they were.
+        state = replace(pool, published=sound).state_of(replace(region, damage=why or None))
+        if found := _kept(paths, region, state):
+            kept.append(found)
         regions.append(
             RegionObservation(
                 name=region.name,
                 size_bytes=region.size_bytes,
                 backing=str(region.backing),
                 placement=str(region.placement),
-                # Each by itself: while one is rebuilt, the others are what they were.
-                state=replace(pool, published=sound).state_of(replace(region, damage=why or None)),
+                state=state,
                 sound=sound,
                 message=why,
                 problem=problem,
@@ -159,6 +166,34 @@ def _verify_pool(
         published=pool.published,
         regions=tuple(sorted(regions, key=lambda region: region.name)),
         gates=tuple(gates),
+        kept=tuple(kept),
+    )
+
+
+def _kept(paths: PoolPaths, region: RegionFacts, state: str) -> KeptObservation | None:
+    """Return what a region keeps for an owner, leased or not; None where it keeps nothing."""
+    found = kept_contents(paths, region.name) if region.finished and not region.clean else None
+    if found is None:
+        return None
+    gives_way = ""
+    if not region.leased:
+        gives_way = AGE_LIMIT if region.kept_is_over else "" if region.retained else WAITERS
+    report = found.report or WarmReport()
+    return KeptObservation(
+        region=region.name,
+        size_bytes=region.size_bytes,
+        name=found.name,
+        since_s=found.since_s,
+        state=state,
+        is_leased=region.leased,
+        unheld_s=round(region.kept_s or 0.0, 1),
+        gives_way=gives_way,
+        reported_s=report.at_s,
+        recovered_blocks=report.recovered_blocks,
+        recovered_bytes=report.recovered_bytes,
+        kept_blocks=report.kept_blocks,
+        loaded_blocks=report.loaded_blocks,
+        refused=tuple(report.refused),
     )
 
 

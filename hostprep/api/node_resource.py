@@ -99,6 +99,38 @@ class Phase(StrEnum):
     """Asked to be absent; waits for leases, or is being released."""
 
 
+def _time(key: str) -> dict[str, Any]:
+    return json_field(key=key, omit_empty=True, encode=format_time, decode=parse_time)
+
+
+MAX_REFUSED = 16
+MAX_FIELD = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptStatus(JsonObject):
+    """What a region keeps for its owner. Names of fields only: values may be paths."""
+
+    name: str = field(metadata=_TEXT)
+    since_s: float | None = field(default=None, metadata=_time("since"))
+    """When the owner first claimed the region."""
+    reported_s: float | None = field(default=None, metadata=_time("reportedAt"))
+    """When the engine decided whether to use what was kept."""
+    recovered_blocks: int | None = field(default=None, metadata=_OPTIONAL)
+    refused: tuple[str, ...] = field(default=(), metadata=_OPTIONAL)
+    """Fields for which it did not, at most MAX_REFUSED."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp(JsonObject):
+    """What a region kept and keeps no longer, though its owner did not ask for that."""
+
+    name: str = field(metadata=_TEXT)
+    at_s: float | None = field(default=None, metadata=_time("at"))
+    reason: str = field(metadata=_TEXT)
+    """AgeLimit, Waiters, Claimed, Removed or Other."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionStatus(JsonObject):
     """One region as the agent found it in its last round."""
@@ -110,6 +142,9 @@ class RegionStatus(JsonObject):
     state: str = field(metadata=_TEXT)
     """Free, Leased, Dirty, Retained, Damaged, Unpublished or Unfinished."""
     message: str = field(default="", metadata=_OPTIONAL)
+    kept: KeptStatus | None = field(default=None, metadata=_OPTIONAL)
+    given_up: GivenUp | None = field(default=None, metadata=_OPTIONAL)
+    """The last time that it gave up what it kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +177,7 @@ class PoolStatus(JsonObject):
     blocked: tuple[str, ...] = field(default=(), metadata=_OPTIONAL)
     """Regions that must change and are leased (ResizeBlocked)."""
     handoff_generation: int = 0
-    ready_since_s: float | None = field(
-        default=None,
-        metadata=json_field(
-            key="readySince", omit_empty=True, encode=format_time, decode=parse_time
-        ),
-    )
+    ready_since_s: float | None = field(default=None, metadata=_time("readySince"))
     steps: tuple[Step, ...] = field(default=(), metadata=_OPTIONAL)
     regions: tuple[RegionStatus, ...] = ()
 

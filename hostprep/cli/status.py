@@ -26,7 +26,17 @@ from hostprep.paths import PoolPaths, check_pool_name
 from hostprep.units import format_bytes, format_seconds
 
 _COMMAND_LENGTH = 50
-_KEPT_COLUMNS = ("POOL", "REGION", "KEPT", "SIZE", "SINCE", "RECOVERED", "BLOCKS", "REFUSED")
+_KEPT_COLUMNS = (
+    "POOL",
+    "REGION",
+    "KEPT",
+    "SIZE",
+    "SINCE",
+    "BLOCKS",
+    "RECOVERED",
+    "LOADED",
+    "REFUSED",
+)
 _GATE_COLUMNS = ("POOL", "REGION", "GATE", "RANKS", "REGISTERED", "SINCE", "WHY")
 
 
@@ -135,6 +145,7 @@ def _kept(paths: PoolPaths, region: RegionFacts) -> dict[str, Any] | None:
         "recovered_blocks": report and report.recovered_blocks,
         "recovered_bytes": report and report.recovered_bytes,
         "kept_blocks": report and report.kept_blocks,
+        "loaded_blocks": report and report.loaded_blocks,
         "refused": dict(report.refused) if report else {},
     }
 
@@ -148,7 +159,7 @@ def _kept_rows(pool: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             f"{key}: {now}" + (f", kept {was}" if was else "")
             for key, (was, now) in kept["refused"].items()
         )
-        blocks = (kept["recovered_blocks"], kept["kept_blocks"])
+        blocks = (kept["kept_blocks"], kept["recovered_blocks"], kept["loaded_blocks"])
         yield (
             pool["name"],
             region["name"],

@@ -15,6 +15,8 @@ from hostprep.paths import PoolPaths
 
 _MAX_COUNT = 1 << 53
 _MAX_BYTES = 1 << 50
+_LAST_S = 2.0**40
+"""A time that no clock shows any more."""
 _MAX_FIELDS = 64
 _MAX_FIELD = 80
 _MAX_VALUE = 200
@@ -24,9 +26,14 @@ _MAX_VALUE = 200
 class WarmReport:
     """The engine's own account. Any engine of the pool may have written it: bounded, printable."""
 
+    at_s: float = 0.0
+    """When the engine decided what to do with what was kept, by the clock."""
     recovered_blocks: int = 0
     recovered_bytes: int = 0
     kept_blocks: int = 0
+    """Recorded now: what a process that starts after a kill would find."""
+    loaded_blocks: int = 0
+    """Loads of recovered blocks so far: of tokens that were computed by an earlier process."""
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """What differed, by field of the identity: what was kept, and what the engine has now."""
 
@@ -60,29 +67,27 @@ def read_warm_report(paths: PoolPaths, region: str) -> WarmReport | None:
     try:
         fields = read_object(paths.warm_report(region))
         return WarmReport(
+            at_s=fields.number("at_s", most=_LAST_S),
             recovered_blocks=fields.integer("recovered_blocks", most=_MAX_COUNT),
             recovered_bytes=fields.integer("recovered_bytes", most=_MAX_BYTES),
             kept_blocks=fields.integer("kept_blocks", most=_MAX_COUNT),
+            loaded_blocks=fields.integer("loaded_blocks", most=_MAX_COUNT),
             refused=_refused(fields.get("refused")),
         )
     except NotReadableError:
         return None
 
 
-def write_warm_report(
-    paths: PoolPaths, region: str, name: str, report: WarmReport, *, at_s: float
-) -> None:
-    """Write the engine's account, for `hostprep status` and the agent. Raises HostprepError.
-
-    `at_s`: when, in seconds of the epoch.
-    """
+def write_warm_report(paths: PoolPaths, region: str, name: str, report: WarmReport) -> None:
+    """Write the engine's account, for `hostprep status` and the agent. Raises HostprepError."""
     shown = list(report.refused.items())[:_MAX_FIELDS]
     document = {
         "name": name,
-        "at_s": at_s,
+        "at_s": report.at_s,
         "recovered_blocks": report.recovered_blocks,
         "recovered_bytes": report.recovered_bytes,
         "kept_blocks": report.kept_blocks,
+        "loaded_blocks": report.loaded_blocks,
         "refused": {key[:_MAX_FIELD]: [text[:_MAX_VALUE] for text in both] for key, both in shown},
     }
     atomic_write(paths.warm_report(region), json.dumps(document).encode(), mode=0o660)

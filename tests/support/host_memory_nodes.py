@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from hostprep.api.conditions import Condition
 from hostprep.api.node_resource import (
+    GivenUp,
     HugePageStatus,
+    KeptStatus,
     NodeStatus,
     Phase,
     PoolStatus,
@@ -29,6 +31,15 @@ conditions = st.builds(
     since_s=_times,
     observed_generation=st.none() | _numbers,
 )
+_kept = st.builds(
+    KeptStatus,
+    name=_texts,
+    since_s=_times,
+    reported_s=_times,
+    recovered_blocks=st.none() | _numbers,
+    refused=st.lists(_texts, max_size=2).map(tuple),
+)
+_given_up = st.builds(GivenUp, name=_texts, at_s=_times, reason=_texts)
 _regions = st.builds(
     RegionStatus,
     name=_texts,
@@ -37,6 +48,8 @@ _regions = st.builds(
     placement=_texts,
     state=_texts,
     message=_texts,
+    kept=st.none() | _kept,
+    given_up=st.none() | _given_up,
 )
 _pools = st.builds(
     PoolStatus,
@@ -82,6 +95,14 @@ def _damaged_pool() -> PoolStatus:
             placement="node:0",
             state="Damaged" if index else "Leased",
             message="a page is poisoned" if index else "",
+            kept=KeptStatus(
+                name="chat",
+                since_s=1_700_000_000.0,
+                reported_s=1_700_000_000.0,
+                recovered_blocks=3,
+                refused=("weights",),
+            ),
+            given_up=GivenUp(name="chat", at_s=1_700_000_000.0, reason="AgeLimit"),
         )
         for index in range(2)
     )

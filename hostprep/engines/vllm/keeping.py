@@ -13,6 +13,7 @@ import importlib
 import threading
 import time
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hostprep.client.kept import WarmReport, write_warm_report
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 KEY_BYTES = 36
 """vLLM's keys of cryptographic hashes: a SHA-256, and the number of a group."""
+REPORT_EVERY_S = 10.0
 _HARMLESS: dict[str, tuple[object, ...]] = {
     "collective_rpc": ("compute_weight_checksums", "profile"),
     # Its first level moves the weights away and back, as they are.
@@ -81,6 +83,10 @@ class Keeper:
         self.is_decided = False
         self._is_attached = False
         self._report = WarmReport()
+        self._loaded = 0
+        self._ended = threading.Event()
+        self._report_lock = threading.Lock()
+        self._reporter: threading.Thread | None = None
 
     def attach(
         self, vllm_config: Any, kv_cache_config: Any, recover: Callable[[], SlotPool]
@@ -118,6 +124,16 @@ class Keeper:
             or getattr(request, "mm_features", None)
             or getattr(request, "prompt_embeds", None) is not None
         )
+
+    def note_loads(self, count: int) -> None:
+        """Count loads of recovered chunks."""
+        self._loaded += count
+
+    def close(self) -> None:
+        """Write the last report."""
+        if self.is_decided and not self._ended.is_set():
+            self._ended.set()
+            self._update_report()
 
     def poll(self) -> None:
         """Decide, if it can be decided now. Raises nothing: the scheduler would end by it."""
@@ -202,7 +218,7 @@ class Keeper:
             self.directory.reset(self._kept)
             self._open_empty()
         self.is_open = True
-        self._write_report()
+        self._write_report(self._report)
 
     def _open_empty(self) -> None:
         """Open the tier, but for slots to which a dead engine's copies may still be under way."""
@@ -213,6 +229,7 @@ class Keeper:
     def _say_why_empty(self, known: Identity) -> None:
         if self._problem:
             LOG.warning("%s starts empty: %s", self.name, self._problem)
+            self._report = WarmReport(refused={"directory": ("", self._problem)})
         differences = [each for each in known.differences(self._kept) if each.now is not None]
         for each in differences if self._kept else ():
             LOG.warning("%s starts empty: %s", self.name, each)
@@ -227,12 +244,36 @@ class Keeper:
         self._open_empty()
         for name, why in unknown.items():
             LOG.warning("nothing of %s is kept: %s: %s", self.name, name, why)
-        self._report = WarmReport(refused={name: ("", why) for name, why in unknown.items()})
-        self._write_report()
+        self._write_report(WarmReport(refused={name: ("", why) for name, why in unknown.items()}))
 
-    def _write_report(self) -> None:
+    def _write_report(self, report: WarmReport) -> None:
+        """Report a decision, and from then on how many chunks are kept."""
+        with self._report_lock:
+            self._report = replace(report, at_s=time.time())
+            self._write()
+        if self._reporter is None:
+            # A thread: an engine without requests takes no steps, in which it could report.
+            self._reporter = threading.Thread(
+                target=self._go_on_reporting, name="hostprep-report", daemon=True
+            )
+            self._reporter.start()
+
+    def _go_on_reporting(self) -> None:
+        while not self._ended.wait(REPORT_EVERY_S):
+            self._update_report()
+
+    def _update_report(self) -> None:
+        with self._report_lock:
+            before = (self._report.kept_blocks, self._report.loaded_blocks)
+            if before != (self.directory.count(), self._loaded):
+                self._write()
+
+    def _write(self) -> None:
+        self._report = replace(
+            self._report, kept_blocks=self.directory.count(), loaded_blocks=self._loaded
+        )
         try:
-            write_warm_report(self._paths, self._region, self.name, self._report, at_s=time.time())
+            write_warm_report(self._paths, self._region, self.name, self._report)
         except (HostprepError, OSError) as error:  # it is for people: the engine goes on
             LOG.warning("what is kept cannot be shown: %s", error)
 

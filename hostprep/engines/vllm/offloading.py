@@ -262,6 +262,8 @@ class GatedManager(Forwarding):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Stop watching the gate."""
         self.gate.close()
+        if self.keeper is not None:
+            self.keeper.close()
         self.inner.shutdown()
 
     def _is_recovered(self) -> bool:

@@ -98,6 +98,8 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         """How often each chunk was offered, the latest one last; empty without a threshold."""
         self.stores_skipped_in_current_batch = 0
         self._writing: dict[bytes, _Store] = {}
+        self._recovered: set[bytes] = set()
+        """Chunks of an earlier engine that are still there."""
         self._open(_KEY_BYTES)
 
     def _open(self, key_bytes: int) -> None:
@@ -114,7 +116,9 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
     def recover(self) -> SlotPool:
         """Fill the index with what the directory records, and announce it, before all requests."""
         self.pool.recover()
-        self._record_event(self.pool.recovered_hashes(), is_removed=False)
+        recovered = self.pool.recovered_hashes()
+        self._recovered = set(recovered)
+        self._record_event(recovered, is_removed=False)
         return self.pool
 
     def on_new_request(self, req_context: Any) -> Any:
@@ -135,6 +139,8 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
 
     def prepare_load(self, keys: Collection[Any], req_context: Any) -> Any:
         """Return where chunks are. Raises FailedError where one is not, as vLLM's asserts."""
+        if self._recovered and self._keeper is not None:
+            self._keeper.note_loads(len(self._recovered.intersection(keys)))
         return CPULoadStoreSpec(self._reads.load(keys, req_context))
 
     def touch(self, keys: Collection[Any], req_context: Any) -> None:
@@ -167,6 +173,7 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         if new:
             self._sizes.append(len(new))
             self._record_event(evicted, is_removed=True)
+            self._recovered.difference_update(evicted)
             self._writing.update(dict.fromkeys(new, _Store(claim, new, req_context)))
             self._reads.stores(req_context)
         else:
@@ -213,6 +220,7 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         """Empty all slots, claimed ones as well: vLLM forgets its jobs, and drains its workers."""
         self._end_claims()
         self.pool.forget_unclaimed()
+        self._recovered.clear()
         if self._keeper is not None:
             self._keeper.renew()
 

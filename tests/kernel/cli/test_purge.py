@@ -112,6 +112,7 @@ def test_status_shows_what_is_kept_and_what_the_engine_reports(node: Node) -> No
         "recovered_blocks": 7,
         "recovered_bytes": 4096,
         "kept_blocks": 9,
+        "loaded_blocks": 3,
         "refused": {"kv_dtype": ["auto", "fp8\x1b[2J"], "weights": ["", "unknown"]},
         "at_s": 1,
     }
@@ -159,7 +160,8 @@ def test_refusals_are_bounded(node: Node) -> None:
     node.prepare([pool_of()])
     many = {f"field{number}": ["x" * 5000, number] for number in range(500)}
     many["k" * 500] = ["a", "b"]
-    report = {"recovered_blocks": 0, "recovered_bytes": 0, "kept_blocks": 0, "refused": many}
+    counts = ("recovered_blocks", "recovered_bytes", "kept_blocks", "loaded_blocks", "at_s")
+    report: dict[str, object] = {**dict.fromkeys(counts, 0), "refused": many}
     paths = PoolPaths(node.root, POOL)
     Path(paths.warm_report("node0-0")).write_text(json.dumps(report)[: 200 << 10])
     assert read_warm_report(paths, "node0-0") is None  # cut: no JSON

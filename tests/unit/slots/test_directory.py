@@ -186,6 +186,24 @@ def test_forgetting_voids_the_records() -> None:
     assert not _known(_recovered(memory))
 
 
+def test_the_count_is_what_a_recovery_would_find() -> None:
+    memory = _memory()
+    found = _sealed(memory)
+    pool = _pool(found)
+    _store(pool, *range(9))
+    _store(pool, 20, keep=False)
+    (claim,) = pool.claim_batch([_request(30)]).claims
+    assert found.count() == _open(memory).count() == len(_known(_recovered(memory))) == 9
+    found.reset(_IDENTITY)
+    assert found.count() == 0
+    assert _open(memory).read()[0].writing, "a dead engine's copies may still land there"
+    claim.release()
+    _store(pool, 40, 41)
+    assert found.count() == 2
+    found.void()
+    assert found.count() == 0
+
+
 def test_a_request_that_is_not_to_be_kept_is_not() -> None:
     memory = _memory()
     pool = _pool(_sealed(memory))
