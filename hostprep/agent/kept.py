@@ -23,10 +23,11 @@ such as `hostprep purge`."""
 
 _FIELDS = frozenset(
     (
-        *("additional", "attention", "cache", "directory", "drafter", "engine", "environment"),
-        *("groups", "hash", "identity", "kernel", "kv_connector", "kv_transfer", "layout", "load"),
-        *("lora", "mamba", "model", "model_runner_v2", "packages", "parallel", "platform"),
-        *("pooler", "quant", "ranks", "row_bytes", "speculative", "weight_transfer", "weights"),
+        *("additional", "attention", "cache", "compilation", "directory", "drafter", "engine"),
+        *("environment", "groups", "hash", "identity", "kernel", "kv_connector", "kv_transfer"),
+        *("layout", "load", "lora", "mamba", "model", "model_runner_v2", "packages", "parallel"),
+        *("platform", "pooler", "quant", "ranks", "row_bytes", "scheduler", "speculative"),
+        *("tokenizer", "weight_transfer", "weights"),
     )
 )
 OTHER_FIELD = "other"

@@ -8,8 +8,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.kv_offload.base import ReqContext
 
 from hostprep.engines.vllm import keeping
 from hostprep.engines.vllm.identity import Identity
@@ -78,9 +82,9 @@ def _stored() -> bytearray:
     return memory
 
 
-def _report() -> dict[str, object]:
+def _report() -> dict[str, Any]:
     with open(_PATHS.warm_report("r0"), encoding="utf-8") as file:
-        found: dict[str, object] = json.load(file)
+        found: dict[str, Any] = json.load(file)
     return found
 
 
@@ -89,7 +93,47 @@ def the_same_engine_finds_its_blocks() -> None:
     engine = Engine(_stored()).decided()
     assert engine.keeper.is_open
     assert engine.cached == len(_KEYS)
-    assert _report()["recovered_blocks"] == len(_KEYS)
+    assert _report()["recovered_blocks"] == _report()["kept_blocks"] == len(_KEYS)
+
+
+@scene
+def loads_of_recovered_chunks_are_counted_and_of_others_are_not() -> None:
+    engine = Engine(_stored()).decided()
+    manager, context = engine.manager, ReqContext("b")
+    new = bytes([9]) * KEY_BYTES
+    manager.prepare_store([new], context)
+    manager.complete_store([new], context)
+    for _ in range(2):
+        manager.prepare_load([*_KEYS[:2], new], context)
+        manager.complete_load([*_KEYS[:2], new], context)
+    assert engine.keeper.take_loaded_bytes() == 2 * 2 * 64
+    assert engine.keeper.take_loaded_bytes() == 0
+    engine.keeper.close()
+    assert (_report()["loaded_blocks"], _report()["kept_blocks"]) == (4, len(_KEYS))
+    for number in range(20, 20 + _CHUNKS):  # what was recovered is evicted, and stored again
+        key = bytes([number]) * KEY_BYTES
+        manager.prepare_store([key], context)
+        manager.complete_store([key], context)
+    manager.prepare_store([_KEYS[0]], context)
+    manager.complete_store([_KEYS[0]], context)
+    manager.prepare_load([_KEYS[0]], context)
+    assert engine.keeper.take_loaded_bytes() == 0
+
+
+@scene
+def the_report_goes_on_without_requests() -> None:
+    keeping.REPORT_EVERY_S = 0.01
+    engine = Engine(_memory()).decided()
+    assert _report()["kept_blocks"] == 0
+    decided_s = _report()["at_s"]
+    engine.store()
+    until_s = time.monotonic() + 30
+    while _report()["kept_blocks"] != len(_KEYS) and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert (_report()["kept_blocks"], _report()["at_s"]) == (len(_KEYS), decided_s)
+    engine.keeper.stop("they are about to change")
+    assert (_report()["kept_blocks"], list(_report()["refused"])) == (0, ["weights"])
+    engine.keeper.close()
 
 
 @scene

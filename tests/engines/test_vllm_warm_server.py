@@ -230,7 +230,9 @@ def _is_found(server: Server, live: _Hit) -> None:
     """Have it answer as a live engine's hit does, from as many bytes as that stored."""
     assert _FOUND in server.log
     assert server.likelihoods(_PROMPT) == live
-    assert server.metric("vllm:kv_offload_load_bytes_total") == live[1] * 4096, "4 KiB a token"
+    loaded = server.metric("vllm:kv_offload_load_bytes_total")
+    assert loaded == live[1] * 4096, "4 KiB a token"
+    assert server.metric("hostprep:kv_offload_recovered_load_bytes_total") == loaded
 
 
 def _update_weights(server: Server) -> None:

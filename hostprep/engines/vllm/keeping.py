@@ -83,7 +83,7 @@ class Keeper:
         self.is_decided = False
         self._is_attached = False
         self._report = WarmReport()
-        self._loaded = 0
+        self._loaded = self._shown = 0
         self._ended = threading.Event()
         self._report_lock = threading.Lock()
         self._reporter: threading.Thread | None = None
@@ -128,6 +128,11 @@ class Keeper:
     def note_loads(self, count: int) -> None:
         """Count loads of recovered chunks."""
         self._loaded += count
+
+    def take_loaded_bytes(self) -> int:
+        """Return the bytes of the loads that were noted since the last call."""
+        count, self._shown = self._loaded - self._shown, self._loaded
+        return count * self._chunk_bytes
 
     def close(self) -> None:
         """Write the last report."""

@@ -26,6 +26,7 @@ from hostprep.engines.vllm.offloading_compat import (
     LOG,
     Forwarding,
     config_info_of,
+    metric_definitions,
     nodes_of_world,
     shares_process,
     warn_if_untested,
@@ -55,6 +56,11 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
     Raises BadInputError for a configuration that cannot be, and HostprepError where the memory
     cannot be had: the engine does not start then.
     """
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        """Return what vLLM's front end is to export: its CPU tier's metrics, and ours."""
+        return {**super().build_metric_definitions(extra_config), **metric_definitions()}
 
     def __init__(self, config: Any) -> None:
         warn_if_untested()

@@ -25,6 +25,11 @@ try:
 except ImportError:  # before 0.32.0
     CacheHitSource = None
 
+try:
+    from vllm.v1.kv_offload.base import OffloadingCounterMetadata
+except ImportError:  # a release in which a spec defines no metrics
+    OffloadingCounterMetadata = None
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from typing import Any
@@ -34,6 +39,9 @@ LOG = init_logger("vllm.hostprep")
 
 LOAD_SOURCE: Any = CacheHitSource.HOST if CacheHitSource else None
 """The origin of hits in vLLM's metrics: its CPU tier's own."""
+
+RECOVERED_LOAD_BYTES = "hostprep:kv_offload_recovered_load_bytes"
+"""Of vllm:kv_offload_load_bytes, those that an earlier process of the engine had stored."""
 
 _warned: list[str] = []
 
@@ -50,6 +58,14 @@ def warn_if_untested() -> None:
             ", ".join(tested),
             version,
         )
+
+
+def metric_definitions() -> dict[str, Any]:
+    """Return vLLM's definitions of our own metrics; none where it takes none."""
+    if OffloadingCounterMetadata is None:
+        return {}
+    text = "Bytes loaded to GPU that an earlier process of this engine had stored."
+    return {RECOVERED_LOAD_BYTES: OffloadingCounterMetadata(documentation=text)}
 
 
 def nodes_of_world() -> int:

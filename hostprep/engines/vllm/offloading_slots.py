@@ -35,9 +35,11 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec, CPUOffloadingMetrics
 
 from hostprep.engines.vllm.offloading_compat import (
     LOAD_SOURCE,
+    RECOVERED_LOAD_BYTES,
     group_of,
     in_order,
     keys_from,
+    metric_definitions,
 )
 from hostprep.errors import FailedError
 from hostprep.slots import WRITE, Claim, Group, Layout, Request, ShortageError, SlotPool
@@ -238,6 +240,8 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
             (CPUOffloadingMetrics.CPU_CACHE_READ_USAGE_PERC, reading),
         ):
             stats.set_gauge(name, share)
+        if self._keeper is not None and metric_definitions():
+            stats.increase_counter(RECOVERED_LOAD_BYTES, self._keeper.take_loaded_bytes())
         for size in self._sizes:
             stats.observe_histogram(CPUOffloadingMetrics.CPU_ALLOCATION_SIZE, size)
         self._sizes.clear()
