@@ -7,21 +7,23 @@ from dataclasses import replace
 
 from hostprep.slots.group import ABANDONED, PENDING, READY, SlotGroup
 from hostprep.slots.index import Keys
-from hostprep.slots.matching import GroupMatch, PartialMatches, match
+from hostprep.slots.matching import KIND_OF_STATE, GroupMatch, PartialMatches, match
 from hostprep.slots.request import (
-    OUTSIDE,
     REUSED,
     SHARED,
     STORED,
     WRITE,
-    Counts,
     GroupUse,
     Missing,
     PartialMatch,
     Request,
     ShortageError,
 )
-from hostprep.slots.rows import Listed, in_a_row
+from hostprep.slots.rows import Listed, in_a_row, marks_of
+
+_READY = bytes([READY])
+_REUSED = bytes([REUSED])
+_WRITE = bytes([WRITE])
 
 
 class Draft:
@@ -51,27 +53,6 @@ class Draft:
     def compute_tokens(self) -> int:
         """Tokens that are neither reused nor computed already."""
         return self.request.tokens - self.request.computed_tokens - self.reused_tokens
-
-    def counts(self) -> Counts:
-        """Return what the request was taken: from its own blocks, never by differences of sums."""
-        count = {
-            kind: sum(part.kinds.count(kind) for part in self.parts)
-            for kind in (OUTSIDE, REUSED, STORED, SHARED, WRITE)
-        }
-        return Counts(
-            requests=1,
-            blocks=len(self.request.hashes) * len(self.parts),
-            reused=count[REUSED],
-            stored=count[STORED],
-            shared=count[SHARED],
-            written=count[WRITE],
-            outside=count[OUTSIDE],
-            evicted=self.evicted,
-            tokens=self.request.tokens,
-            computed_tokens=self.request.computed_tokens,
-            reused_tokens=self.reused_tokens,
-            compute_tokens=self.compute_tokens,
-        )
 
 
 def _missing(keys: Keys, blocks: Sequence[int]) -> Keys:
@@ -273,23 +254,22 @@ def _fill_or_share(group: SlotGroup, part: GroupMatch, keys: Keys, taken: _Taken
 
 def _take_abandoned(group: SlotGroup, part: GroupMatch) -> None:
     """Make the request the writer of what was left unwritten, unless one before it did."""
-    if part.kinds.count(WRITE) == len(part.missing):
-        return
-    for block, kind in enumerate(part.kinds):
-        slot = part.slots[block]
-        if kind != WRITE or slot < 0:
+    if part.kinds.count(WRITE) > len(part.missing):
+        _write_abandoned(group, part.slots, part.kinds)
+
+
+def _write_abandoned(group: SlotGroup, slots: Sequence[int], kinds: bytearray) -> None:
+    for block, slot in enumerate(slots):
+        if kinds[block] != WRITE or slot < 0:
             continue
         if group.state[slot] == ABANDONED:
             group.state[slot] = PENDING
         else:
-            part.kinds[block] = SHARED
+            kinds[block] = SHARED
 
 
-def take_over(group: SlotGroup, use: GroupUse, unwritten: list[int]) -> tuple[GroupUse, Counts]:
-    """Check a claim's SHARED blocks in one group again; what has no writer becomes its own.
-
-    Returns the use as it is now, and what that adds to the claim's counts.
-    """
+def take_over(group: SlotGroup, use: GroupUse, unwritten: list[int]) -> GroupUse:
+    """Check a claim's SHARED blocks in one group again; what has no writer becomes its own."""
     kinds = bytearray(use.kinds)
     for block in use.blocks(SHARED):
         slot = use.slots[block]
@@ -300,8 +280,59 @@ def take_over(group: SlotGroup, use: GroupUse, unwritten: list[int]) -> tuple[Gr
             kinds[block] = WRITE
             unwritten.append(block)
     unwritten.sort()
-    stored = kinds.count(STORED) - use.kinds.count(STORED)
-    written = kinds.count(WRITE) - use.kinds.count(WRITE)
-    return replace(use, kinds=bytes(kinds)), Counts(
-        stored=stored, written=written, shared=-stored - written
-    )
+    return replace(use, kinds=bytes(kinds))
+
+
+def claim_ready(group: SlotGroup, keys: Keys) -> GroupUse:
+    """Claim the first of these blocks, up to one that is not written; it has those only."""
+    slots = group.index.find(keys, until_missing=True)
+    if slots and slots[-1] < 0:
+        slots.pop()
+    ready = len(slots) - len(marks_of(group.state, slots).lstrip(_READY))
+    held = in_a_row(slots[:ready])
+    group.hold(group.claim(held))
+    group.gapless = group.gapless and not held
+    return GroupUse(held, _REUSED * ready)
+
+
+def claim_or_allocate(group: SlotGroup, keys: Keys, *, keep_evicted: bool) -> tuple[GroupUse, int]:
+    """Claim those of these blocks that are there, and slots for the rest.
+
+    Returns also how many blocks were evicted. Raises ShortageError with nothing changed.
+    """
+    slots = group.index.find(keys)
+    kinds = bytearray(_WRITE * keys.count)
+    first: Sequence[int] = ()
+    present: Sequence[int] = ()
+    blocks: Sequence[int] = range(keys.count)
+    if slots.count(-1) < keys.count:
+        kinds = bytearray([KIND_OF_STATE[group.state[s]] if s >= 0 else WRITE for s in slots])
+        present = in_a_row([slot for slot in slots if slot >= 0])
+        blocks = [block for block, slot in enumerate(slots) if slot < 0]
+        first = group.claim(present)
+    wanted = {keys.keys[block]: block for block in reversed(blocks)}
+    available = group.available - len(first)
+    if len(wanted) > available:
+        group.unclaim(present)
+        lack = Missing(group.group.name, len(wanted), available, group.group.slots)
+        raise ShortageError((lack,))
+    group.hold(first)
+    if present:
+        _write_abandoned(group, slots, kinds)
+    evicted, hashes = _make_room(group, len(wanted), None, keep_evicted=keep_evicted)
+    taken = in_a_row(group.free.take(len(wanted)))
+    if len(wanted) == keys.count:
+        group.fill(keys, taken)
+        slots = list(taken)
+    elif wanted:
+        own = sorted(wanted.values())
+        group.fill(keys.chosen(own), taken)
+        for block, slot in zip(own, taken):
+            slots[block] = slot
+        for block in blocks:
+            if slots[block] < 0:  # the same as an earlier one
+                slots[block] = slots[wanted[keys.keys[block]]]
+                group.claim((slots[block],))
+                kinds[block] = SHARED
+    group.gapless = group.gapless and not slots
+    return GroupUse(slots, bytes(kinds), hashes), evicted

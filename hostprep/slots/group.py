@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from hostprep.layout import ATTENTION, Group
 from hostprep.slots.directory import Kept
 from hostprep.slots.eviction import EvictionOrder
-from hostprep.slots.index import HashIndex, Keys
+from hostprep.slots.index import Keys, index_for
 from hostprep.slots.rows import FreeSlots, Listed, in_a_row, marks_of, runs, set_marks
 
 MISSING = 0
@@ -28,13 +28,14 @@ class SlotGroup:
         self.group = group
         self.spare = spare
         """Slots that are kept free, so that there are rows among them."""
-        self.index = HashIndex(group.slots, hash_bytes)
+        self.index = index_for(group.slots, hash_bytes)
         self.free = FreeSlots(group.slots)
         self.order = EvictionOrder(group.slots)
         self.refs = array("i", [0]) * group.slots
         self.state = bytearray(group.slots)
-        self._begins_gapless = group.kind == ATTENTION and group.window_tokens is None
-        self.gapless = self._begins_gapless
+        self.has_all = group.kind == ATTENTION and group.window_tokens is None
+        """Whether it keeps every block of a request."""
+        self.gapless = self.has_all
         """Whether with every block all before it are there: behind a missing one, nothing is. True
         for as long as every claim holds its blocks from the first on: what is released together
         is evicted from its end, and what a claim holds is not."""
@@ -111,7 +112,7 @@ class SlotGroup:
         self.mark(slots, MISSING)
         self.free.give(slots)
         if self.free.count == self.group.slots:
-            self.gapless, self._may_gap = self._begins_gapless, False
+            self.gapless, self._may_gap = self.has_all, False
 
     def fill(self, keys: Keys, slots: Sequence[int]) -> None:
         """Give slots that were free their contents' names: claimed once, being written."""

@@ -1,8 +1,8 @@
-"""Which slot holds which content: a hash table in flat arrays, which never grows.
+"""Which slot holds which content: a dict for few slots, for many a hash table in flat arrays.
 
-A dict of a million entries rebuilds itself now and then, 30 to 50 ms at a time, and its keys are
-a million objects for the garbage collector's lists; this has a fixed size and no objects. Chains
-hang off four times as many buckets as there are slots, so that few have a second entry.
+The table never grows. A dict of a million entries rebuilds itself now and then, 30 to 50 ms at a
+time, and a slot takes five times the memory; this has a fixed size and no objects. Chains hang off
+four times as many buckets as there are slots, so that few have a second entry.
 
 A read at a random place of a table of this size costs as much as many steps of Python. So a key
 gets its entry when its content is there, not when a claim begins to write it (`settle`), and
@@ -11,6 +11,7 @@ loses it when the slot gets another one, not when it is evicted (`forget`).
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -33,28 +34,104 @@ _WORTH_A_TRY = 4
 _SETTLED = 1
 _YOUNG = 2
 _RESTORED = 3
+_DICT_SLOTS = 1 << 16
+"""Up to so many a dict serves: it rebuilds itself within some milliseconds."""
 
 
 class Keys:
     """Keys, and their bytes side by side: one row of keys is compared with another at once."""
 
-    __slots__ = ("count", "joined", "keys", "width")
+    __slots__ = ("_joined", "count", "keys", "width")
 
     def __init__(self, keys: Sequence[bytes], width: int, joined: bytes | None = None) -> None:
         """All are bytes of that width: the caller has checked it."""
         self.keys = keys
         self.count = len(keys)
         self.width = width
-        self.joined = b"".join(keys) if joined is None else joined
+        self._joined = joined
+
+    @property
+    def joined(self) -> bytes:
+        """Their bytes side by side, made when they are first asked for."""
+        if self._joined is None:
+            self._joined = b"".join(self.keys)
+        return self._joined
 
     def part(self, begin: int, end: int) -> Keys:
         """Return the keys of those numbers."""
-        joined = self.joined[begin * self.width : end * self.width]
+        joined = self._joined and self._joined[begin * self.width : end * self.width]
         return Keys(self.keys[begin:end], self.width, joined)
 
     def chosen(self, numbers: Sequence[int]) -> Keys:
         """Return the keys of those numbers."""
         return Keys([self.keys[number] for number in numbers], self.width)
+
+
+def index_for(slots: int, key_bytes: int) -> DictIndex | HashIndex:
+    """Return an empty index. Raises BadInputError for an invalid number of slots or key bytes."""
+    if not 0 < slots <= MAX_SLOTS:
+        raise BadInputError(f"a group has {slots} slots: it must be 1 to {MAX_SLOTS}")
+    if key_bytes < 1:
+        raise BadInputError(f"hash_bytes is {key_bytes}: a hash has at least one byte")
+    return (DictIndex if slots <= _DICT_SLOTS else HashIndex)(slots, key_bytes)
+
+
+class DictIndex:
+    """What HashIndex does, by a dict. At most one key a slot; of a key at several, the latest."""
+
+    def __init__(self, slots: int, key_bytes: int) -> None:
+        """Make an empty index."""
+        self.key_bytes = key_bytes
+        self._slots: dict[bytes, int] = {}
+        self._keys = [b""] * slots
+        """By slot; empty for none."""
+
+    def find(self, keys: Keys, *, until_missing: bool = False) -> list[int]:
+        """Return a slot for each key, -1 where none has it: with `until_missing` up to there."""
+        found = list(map(self._slots.get, keys.keys, repeat(-1)))
+        return found[: found.index(-1) + 1] if until_missing and -1 in found else found
+
+    def slot_of(self, key: bytes) -> int:
+        """Return the slot that has the key, -1 for none."""
+        return self._slots.get(key, -1)
+
+    def insert(self, keys: Keys, slots: Sequence[int]) -> None:
+        """Give each slot, which must have none, its key."""
+        self._slots.update(zip(keys.keys, slots))
+        own = self._keys
+        for slot, key in zip(slots, keys.keys):
+            own[slot] = key
+
+    def restore(self, found: dict[bytes, int], slots: Sequence[int]) -> None:
+        """Fill an empty index; `slots` are those of `found`."""
+        self.insert(Keys(list(found), self.key_bytes), slots)
+
+    def settle(self, slots: Sequence[int]) -> None:
+        """Note that keys are there to stay: nothing changes here."""
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Take the slots' keys away, where they have one."""
+        own, found = self._keys, self._slots
+        for slot in slots:
+            key = own[slot]
+            if key:
+                own[slot] = b""
+                if found.get(key) == slot:  # another slot may have it, if hashes are no chain
+                    del found[key]
+
+    def keys(self, slots: Sequence[int]) -> list[bytes]:
+        """Return the keys of those of the slots that have one."""
+        return [key for key in map(self._keys.__getitem__, slots) if key]
+
+    def key_of(self, slot: int) -> bytes:
+        """Return the key of a slot that has one."""
+        return self._keys[slot]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes, keys included."""
+        key_bytes = sys.getsizeof(bytes(self.key_bytes)) + sys.getsizeof(1)
+        return sys.getsizeof(self._slots) + sys.getsizeof(self._keys) + key_bytes * len(self._slots)
 
 
 class HashIndex:
@@ -65,11 +142,7 @@ class HashIndex:
     """
 
     def __init__(self, slots: int, key_bytes: int) -> None:
-        """Make an empty index. Raises BadInputError for an invalid number of slots or key bytes."""
-        if not 0 < slots <= MAX_SLOTS:
-            raise BadInputError(f"a group has {slots} slots: it must be 1 to {MAX_SLOTS}")
-        if key_bytes < 1:
-            raise BadInputError(f"hash_bytes is {key_bytes}: a hash has at least one byte")
+        """Make an empty index."""
         buckets = 1 << (4 * slots - 1).bit_length()
         self._mask = buckets - 1
         self._heads = array("q", [-1]) * buckets
@@ -110,6 +183,10 @@ class HashIndex:
                 found += range(following, following + count)
             ahead = 1 if count >= _WORTH_A_TRY else min(4 * ahead, _MOST_AT_ONCE)
         return found
+
+    def slot_of(self, key: bytes) -> int:
+        """Return the slot that has the key, -1 for none."""
+        return self._slots_of((key,))[0]
 
     def _slots_of(self, keys: Sequence[bytes]) -> list[int]:
         mask = self._mask

@@ -12,7 +12,7 @@ from hostprep.slots.request import OUTSIDE, REUSED, SHARED, STORED, WRITE, Parti
 from hostprep.slots.rows import in_a_row
 
 _READY = bytes([READY])
-_KIND_OF_STATE = bytes.maketrans(
+KIND_OF_STATE = bytes.maketrans(
     bytes([MISSING, PENDING, READY, ABANDONED]), bytes([WRITE, SHARED, STORED, WRITE])
 )
 _MOST_COMPARED = 16
@@ -136,7 +136,7 @@ class _FullLookup:
     def part(self, begin: int, end: int) -> GroupMatch:
         count = len(self._slots)
         if self._store:
-            kinds = bytearray(self._states.translate(_KIND_OF_STATE))
+            kinds = bytearray(self._states.translate(KIND_OF_STATE))
             slots, present = self._slots, self._present
         else:
             kinds = bytearray(count)
@@ -206,7 +206,7 @@ class _WindowLookup:
         )
         low, high = max(0, low - first), max(0, high - first)
         slots[low:high], states, _ = self._group.find(self._keys.part(low, high))
-        kinds[low:high] = states.translate(_KIND_OF_STATE)
+        kinds[low:high] = states.translate(KIND_OF_STATE)
 
 
 class PartialMatches:

@@ -8,18 +8,30 @@ import time
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import add, sub
 from zlib import crc32
 
 from hostprep.errors import BadInputError, BusyError, FailedError
 from hostprep.layout import RECURRENT, Layout
-from hostprep.slots.batch import Draft, allocate, check_shortage, claim_matches, evict, take_over
+from hostprep.slots.batch import (
+    Draft,
+    allocate,
+    check_shortage,
+    claim_matches,
+    claim_or_allocate,
+    claim_ready,
+    evict,
+    take_over,
+)
 from hostprep.slots.directory import Directory, Kept
 from hostprep.slots.group import ABANDONED, READY, SlotGroup
 from hostprep.slots.index import Keys
 from hostprep.slots.matching import PartialMatches
 from hostprep.slots.request import (
+    OUTSIDE,
     REUSED,
+    SHARED,
     STORED,
     WRITE,
     Counts,
@@ -50,21 +62,40 @@ class Claim:
     without a release keeps its slots for good.
     """
 
-    def __init__(self, pool: SlotPool, draft: Draft) -> None:
+    __slots__ = (
+        "_pool",
+        "_unwritten",
+        "evicted",
+        "generation",
+        "partial",
+        "request",
+        "reused_tokens",
+        "uses",
+    )
+
+    def __init__(
+        self,
+        pool: SlotPool,
+        request: Request,
+        uses: list[GroupUse],
+        *,
+        evicted: int,
+        reused_tokens: int = 0,
+        partial: PartialMatch | None = None,
+    ) -> None:
         self._pool = pool
-        self.request: Request = draft.request
-        self.partial: PartialMatch | None = draft.partial
+        self.request = request
+        self.partial = partial
         """Further tokens to copy, beyond the blocks that are REUSED."""
-        self.uses: list[GroupUse] = [
-            GroupUse(part.slots, bytes(part.kinds), part.evicted) for part in draft.parts
-        ]
+        self.uses = uses
         """By group, in the layout's order."""
-        self.counts: Counts = draft.counts()
-        self._unwritten: list[list[int]] | None = None
+        self.evicted = evicted
+        """Blocks of others that made room for this request's."""
+        self.reused_tokens = reused_tokens
+        """Tokens to load, partial match included."""
         self.generation = 0
         """Of its records in the pool's directory; 0: what it writes is not recorded."""
-        copied = self.partial.slots if self.partial else ()
-        self.copied_from = [copied[i : i + 1] for i in range(len(self.uses))]
+        self._unwritten: list[list[int]] | None = None
 
     @property
     def unwritten(self) -> list[list[int]]:
@@ -74,14 +105,33 @@ class Claim:
         return self._unwritten
 
     @property
-    def reused_tokens(self) -> int:
-        """Tokens to load, partial match included."""
-        return self.counts.reused_tokens
-
-    @property
     def compute_tokens(self) -> int:
         """Tokens left to compute."""
-        return self.counts.compute_tokens
+        return self.request.tokens - self.request.computed_tokens - self.reused_tokens
+
+    @property
+    def counts(self) -> Counts:
+        """What was done for it: from its own blocks, never by differences of sums."""
+        return Counts(*self.sums())
+
+    def sums(self) -> tuple[int, ...]:
+        """Return the fields of `counts`."""
+        uses, request = self.uses, self.request
+        kinds = uses[0].kinds if len(uses) == 1 else b"".join([use.kinds for use in uses])
+        return (
+            1,
+            len(kinds),
+            kinds.count(REUSED),
+            kinds.count(STORED),
+            kinds.count(SHARED),
+            kinds.count(WRITE),
+            kinds.count(OUTSIDE),
+            self.evicted,
+            request.tokens,
+            request.computed_tokens,
+            self.reused_tokens,
+            self.compute_tokens,
+        )
 
     def commit(self, blocks: int | None = None) -> None:
         """See `SlotPool.commit`."""
@@ -176,7 +226,8 @@ class SlotPool:
         )
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._totals = Counts()
+        self._totals = [0] * len(fields(Counts))
+        """In the order of its fields: an object for each call would cost more than the sums."""
         self._open: set[Claim] = set()
         if directory is not None and (directory.layout, directory.key_bytes) != (
             layout,
@@ -208,7 +259,7 @@ class SlotPool:
             self._check_process()
             if self._directory is None:
                 raise BadInputError("this pool has no directory to recover from")
-            if self._recovered is not None or self._totals.requests:
+            if self._recovered is not None or any(self._totals):
                 raise BadInputError(
                     "recover: the pool is in use", remedy="call it once, before the first claim"
                 )
@@ -269,16 +320,26 @@ class SlotPool:
                 slots.free.give(held_back)
             self._quarantine.clear()
 
-    def _begin(self, claims: Sequence[Claim]) -> None:
-        """Void the records of what the claims will write, before anybody learns the slots."""
+    def _claim_of(self, draft: Draft) -> Claim:
+        return Claim(
+            self,
+            draft.request,
+            [GroupUse(part.slots, bytes(part.kinds), part.evicted) for part in draft.parts],
+            evicted=draft.evicted,
+            reused_tokens=draft.reused_tokens,
+            partial=draft.partial,
+        )
+
+    def _enter(self, claim: Claim) -> None:
+        """Count a claim; void the records of what it will write, before its slots are known."""
         directory = self._directory
-        if directory is None:
-            return
-        for claim in claims:
+        if directory is not None:
             claim.generation = directory.new_generation() if claim.request.keep else 0
             for index, (use, blocks) in enumerate(zip(claim.uses, claim.unwritten)):
                 slots = in_a_row([use.slots[block] for block in blocks])
                 directory.begin(index, slots, claim.generation)
+        self._totals = list(map(add, self._totals, claim.sums()))
+        self._open.add(claim)
 
     def claim_batch(
         self, requests: Sequence[Request], *, token_budget: int | None = None
@@ -308,11 +369,43 @@ class SlotPool:
                 partial=self._partial,
                 keep_evicted=self._keep_evicted,
             )
-            claims = tuple(Claim(self, draft) for draft in drafts)
-            self._begin(claims)
-            self._totals = self._totals.plus(*[claim.counts for claim in claims])
-            self._open.update(claims)
+            claims = tuple([self._claim_of(draft) for draft in drafts])
+            for claim in claims:
+                self._enter(claim)
         return BatchClaim(claims, tuple(requests[len(drafts) :]))
+
+    def claim_blocks(
+        self, hashes: Sequence[bytes], *, name: str = "", store: bool = True, keep: bool = True
+    ) -> Claim:
+        """Claim single blocks, wherever they are in their sequences, in the layout's only group.
+
+        Cheaper than `claim_batch` for a few of them. With `store`, those that are there become
+        STORED (or SHARED), and the rest get slots to WRITE; without, the blocks up to the first one
+        that is not there are REUSED, and the claim has no others. `name` is the request's in
+        errors; `keep` as a Request's.
+
+        Raises ShortageError with nothing changed; BadInputError for hashes of another kind, or a
+        layout of several groups, of windows or of states.
+        """
+        group = self._groups[0]
+        if len(self._groups) > 1 or not group.has_all or self._partial is not None:
+            raise BadInputError("claim_blocks: for one group without a window only")
+        for length in set(map(len, hashes)) - {self.hash_bytes}:
+            raise BadInputError(f"a hash of {length} bytes: this pool's have {self.hash_bytes}")
+        request = Request(name, len(hashes), hashes, store=store, keep=keep)
+        keys = Keys(hashes, self.hash_bytes)
+        with self._lock:
+            self._check_process()
+            self._end_quarantine()
+            if store:
+                use, evicted = claim_or_allocate(group, keys, keep_evicted=self._keep_evicted)
+                claim = Claim(self, request, [use], evicted=evicted)
+            else:
+                use = claim_ready(group, keys)
+                request.tokens = count = len(use.slots)
+                claim = Claim(self, request, [use], evicted=0, reused_tokens=count)
+            self._enter(claim)
+        return claim
 
     def _first_phase(
         self, requests: Sequence[Request], token_budget: int | None
@@ -400,20 +493,17 @@ class SlotPool:
         """
         with self._lock:
             self._check_open(claim)
-            moved = Counts()
+            before = claim.sums()
             for index, slots in enumerate(self._groups):
-                before = set(claim.unwritten[index])
-                claim.uses[index], more = take_over(
-                    slots, claim.uses[index], claim.unwritten[index]
-                )
+                known = set(claim.unwritten[index])
+                claim.uses[index] = take_over(slots, claim.uses[index], claim.unwritten[index])
                 if self._directory is not None:
-                    blocks = [block for block in claim.unwritten[index] if block not in before]
+                    blocks = [block for block in claim.unwritten[index] if block not in known]
                     taken = [claim.uses[index].slots[block] for block in blocks]
                     self._directory.begin(index, taken, claim.generation)
-                moved = moved.plus(more)
-            claim.counts = claim.counts.plus(moved)
-            self._totals = self._totals.plus(moved)
-            return claim.counts.shared
+            after = claim.sums()
+            self._totals = list(map(add, self._totals, map(sub, after, before)))
+            return sum(use.kinds.count(SHARED) for use in claim.uses)
 
     def release(self, claim: Claim) -> None:
         """End a claim: its contents stay until they are evicted, the last blocks first.
@@ -424,13 +514,17 @@ class SlotPool:
         with self._lock:
             self._check_open(claim)
             self._open.discard(claim)
-            for slots, use, unwritten, copied in zip(
-                self._groups, claim.uses, claim.unwritten, claim.copied_from
-            ):
-                slots.mark([use.slots[i] for i in unwritten], ABANDONED)
-                held = [slot for slot in use.slots if slot >= 0]
-                self._touch(slots, use, held)
+            for index, (slots, use) in enumerate(zip(self._groups, claim.uses)):
+                unwritten = claim.unwritten[index]
+                if unwritten:
+                    slots.mark([use.slots[i] for i in unwritten], ABANDONED)
+                held = use.slots
+                if OUTSIDE in use.kinds:
+                    held = [slot for slot in held if slot >= 0]
+                if self._directory is not None:
+                    self._touch(self._directory, index, use, held)
                 slots.note_gaps(held)
+                copied = claim.partial.slots[index : index + 1] if claim.partial else ()
                 slots.settle(slots.unclaim([*copied, *reversed(held)]))
 
     def touch(self, hashes: Iterable[bytes], group: int = 0) -> None:
@@ -447,26 +541,23 @@ class SlotPool:
             if self._directory is not None:
                 self._directory.touch(group, [slot for slot in found if slot >= 0], again=True)
 
-    def _touch(self, group: SlotGroup, use: GroupUse, held: Sequence[int]) -> None:
-        if self._directory is None:
-            return
-        index = self._groups.index(group)
+    def _touch(self, directory: Directory, index: int, use: GroupUse, held: Sequence[int]) -> None:
         if REUSED not in use.kinds and STORED not in use.kinds:
-            self._directory.touch(index, in_a_row(held), again=False)
+            directory.touch(index, in_a_row(held), again=False)
             return
         known = {REUSED, STORED}
         for again in (False, True):
             some = [s for s, k in zip(use.slots, use.kinds) if s >= 0 and (k in known) == again]
-            self._directory.touch(index, in_a_row(some), again=again)
+            directory.touch(index, in_a_row(some), again=again)
 
     def holds(self, block_hash: bytes, group: int = 0) -> bool:
         """Whether a block is there and written. It may be gone at the next call: claim it."""
         if len(block_hash) != self.hash_bytes:
             raise BadInputError(f"a hash of {len(block_hash)} bytes: not {self.hash_bytes}")
         slots = self._groups[group]
-        with self._lock:  # what is written has its entry in the index
-            found = slots.index.find_all(block_hash, 1)
-            return bool(found) and slots.state[found[0]] == READY
+        with self._lock:
+            slot = slots.index.slot_of(block_hash)
+            return slot >= 0 and slots.state[slot] == READY
 
     def forget_unclaimed(self) -> int:
         """Empty every unclaimed slot (the model's weights changed). Returns how many.
@@ -491,7 +582,7 @@ class SlotPool:
     def totals(self) -> Counts:
         """Return what was done for all requests so far: the sum of their claims' counts."""
         with self._lock:
-            return self._totals
+            return Counts(*self._totals)
 
     def open_claims(self) -> int:
         """Return how many claims were not released."""

@@ -42,7 +42,7 @@ from hostprep.engines.vllm.offloading_compat import (
     metric_definitions,
 )
 from hostprep.errors import FailedError
-from hostprep.slots import WRITE, Claim, Group, Layout, Request, ShortageError, SlotPool
+from hostprep.slots import WRITE, Claim, Group, Layout, ShortageError, SlotPool
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -52,6 +52,10 @@ if TYPE_CHECKING:
 
 _KEY_BYTES = 36
 """vLLM's keys by default: a SHA-256, and the number of a group."""
+
+
+_HIT, _PENDING, _MISS = LookupResult.HIT, LookupResult.HIT_PENDING, LookupResult.MISS
+"""Attributes of an enumeration take as long as the rest of a lookup."""
 
 
 class _Store:
@@ -130,9 +134,12 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
 
     def lookup(self, key: Any, req_context: Any) -> Any:
         """Tell whether a chunk can be loaded; if it can, it stays until this request has it."""
+        reads = req_context.get_state(_Reads)
+        if reads is not None and key in reads.slots and reads.owner is self._reads:
+            return _HIT
         if key in self._writing:
-            return LookupResult.HIT_PENDING
-        return LookupResult.HIT if self._reads.has(key, req_context) else LookupResult.MISS
+            return _PENDING
+        return _HIT if self._reads.has(key, req_context) else _MISS
 
     def get_load_source(self, key: Any, req_context: Any) -> Any:
         """Return what vLLM counts as the origin of a hit."""
@@ -296,10 +303,9 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         """Claim what is there of these and slots for the rest; None where they are short."""
         self._reads.claim_noted()
         keep = self._keeper is not None and self._keeper.may_keep(request_id)
-        request = _request(request_id, keys, store=True, keep=keep)
         while True:
             try:
-                return self.pool.claim_batch([request]).claims[0]
+                return self.pool.claim_blocks(keys, name=request_id, keep=keep)
             except ShortageError as short:
                 (lack,) = short.missing
             stores = set(self._writing.values())
@@ -458,11 +464,8 @@ class ReadClaims:
         """Claim what was noted. To be called before anything is evicted."""
         if not self._noted:
             return
-        noted = list(self._noted)
-        requests = [_request(reads.request_id, list(reads.notes)) for reads in noted]
-        batch = self._pool.claim_batch(requests)
-        for reads, claim in zip(noted, batch.claims):
-            self._take(reads, claim)
+        for reads in list(self._noted):
+            self._claim(reads, list(reads.notes))
             self._forget_notes(reads)
 
     def give_up(self, lacking: int, stored: Iterable[bytes]) -> bool:
@@ -519,17 +522,15 @@ class ReadClaims:
 
     def _claim(self, reads: _Reads, keys: list[bytes]) -> None:
         """Claim the first of these keys, up to one that is not there."""
-        if keys:
-            batch = self._pool.claim_batch([_request(reads.request_id, keys)])
-            self._take(reads, batch.claims[0])
-
-    def _take(self, reads: _Reads, claim: Claim) -> None:
-        if not claim.counts.reused:
-            claim.release()
+        if not keys:
             return
-        reads.claims.append(claim)
-        found = claim.uses[0].slots[: claim.counts.reused]
-        reads.slots.update(zip(claim.request.hashes, found))
+        claim = self._pool.claim_blocks(keys, name=reads.request_id, store=False)
+        found = claim.uses[0].slots
+        if found:
+            reads.claims.append(claim)
+            reads.slots.update(zip(keys, found))
+        else:
+            claim.release()
 
     def _leave(self, reads: _Reads) -> None:
         if not reads.loads:
@@ -557,23 +558,3 @@ def _release(claims: Iterable[Claim]) -> None:
 def slots_layout(chunks: int, chunk_bytes: int) -> Layout:
     """Return the one group of slots that all of vLLM's groups share: a chunk is a slot."""
     return Layout(1, (Group("chunks", chunks, chunk_bytes),))
-
-
-def _request(
-    request_id: str, keys: list[bytes], *, store: bool = False, keep: bool = False
-) -> Request:
-    """Return the request for all of these chunks, to store or to load; a chunk is one token.
-
-    They may be from anywhere in a sequence: not from its first block on.
-    """
-    end = 1 + len(keys)
-    return Request(
-        request_id,
-        end,
-        keys,
-        computed_tokens=1,
-        first_block=1,
-        reuse_limit_tokens=0 if store else end,
-        store=store,
-        keep=keep,
-    )

@@ -23,6 +23,7 @@ from hostprep.slots import (
     SlotPool,
 )
 from hostprep.slots.group import MISSING
+from hostprep.slots.index import HashIndex
 from tests.unit.slots.reference import Held, ReferencePool
 
 TOKENS_PER_BLOCK = 3
@@ -66,9 +67,12 @@ def request_of(
 class Play:
     """Every step is made on both, and everything that can be seen is compared."""
 
-    def __init__(self, layout: Layout, spare: float = 0.0) -> None:
+    def __init__(self, layout: Layout, spare: float = 0.0, *, has_table: bool = False) -> None:
+        """`has_table`: as in groups of many slots."""
         self.layout = layout
         self.pool = SlotPool(layout, hash_bytes=HASH_BYTES, keep_evicted=True, spare=spare)
+        for slots in self.pool._groups if has_table else ():
+            slots.index = HashIndex(slots.group.slots, HASH_BYTES)
         self.model = ReferencePool(layout, spare)
         self.open: list[tuple[Claim, Held]] = []
         self.memory: dict[tuple[int, int], bytes] = {}
@@ -208,7 +212,7 @@ def random_request(choose: random.Random, kind: str) -> Request:
 def play_at_random(seed: int, steps: int = 60) -> None:
     """Random steps; raises where pool and reference differ."""
     choose = random.Random(seed)
-    play = Play(choose.choice(LAYOUTS), choose.choice((0.0, 0.0, 0.3)))
+    play = Play(choose.choice(LAYOUTS), choose.choice((0.0, 0.0, 0.3)), has_table=bool(seed % 2))
     kind = choose.choice(("whole", "loaded", "any"))
     for _ in range(steps):
         step = choose.randrange(9)

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from hostprep.slots import Request, ShortageError, SlotPool, batch, matching
-from hostprep.slots.batch import Draft
+from hostprep.slots import Claim, Request, ShortageError, SlotPool, batch, matching
 from hostprep.slots.eviction import EvictionOrder
 from hostprep.slots.group import READY, SlotGroup
 from hostprep.slots.index import HashIndex, Keys
 from hostprep.slots.pool import BatchClaim
-from hostprep.slots.request import Counts
 from tests.unit.slots.play import play_at_random
 
 pytestmark = pytest.mark.unit
@@ -50,15 +48,15 @@ def one_request_after_the_other(patch: Patch) -> None:
 
 def credit_by_differences(patch: Patch) -> None:
     """The seed's: totals before the batch, so that later requests get earlier ones' blocks."""
-    own = Draft.counts
-    seen: list[Counts] = []
+    own = Claim.sums
+    seen: list[tuple[int, ...]] = []
 
-    def counts(self: Draft) -> Counts:
-        before = seen[-1] if seen else Counts()
+    def sums(self: Claim) -> tuple[int, ...]:
+        before = seen[-1] if seen else (0,) * 12
         seen.append(own(self))
-        return seen[-1].plus(Counts(reused=before.reused, written=before.written))
+        return (*seen[-1][:2], seen[-1][2] + before[2], *seen[-1][3:])
 
-    patch.setattr(Draft, "counts", counts)
+    patch.setattr(Claim, "sums", sums)
 
 
 def evictions_go_to_the_last(patch: Patch) -> None:

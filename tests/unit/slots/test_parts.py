@@ -7,7 +7,7 @@ from hypothesis import given, strategies
 from hypothesis.strategies import DataObject
 
 from hostprep.slots.eviction import EvictionOrder
-from hostprep.slots.index import HashIndex, Keys
+from hostprep.slots.index import DictIndex, HashIndex, Keys
 from hostprep.slots.rows import FreeSlots, in_a_row, runs
 
 pytestmark = pytest.mark.unit
@@ -15,11 +15,14 @@ pytestmark = pytest.mark.unit
 _KEYS = [bytes([a, b]) for a in range(6) for b in range(4)]
 
 
+@pytest.mark.parametrize("kind", [HashIndex, DictIndex])
 @given(strategies.data())
-def test_the_table_is_a_dict(data: DataObject) -> None:
+def test_an_index_is_a_dict(kind: type[HashIndex | DictIndex], data: DataObject) -> None:
     slots = data.draw(strategies.integers(1, 20))
-    index = HashIndex(slots, 2)
-    held: dict[int, bytes] = {}
+    index = kind(slots, 2)
+    there = data.draw(strategies.permutations(range(slots)))[: data.draw(strategies.integers(0, 4))]
+    held = dict(zip(there, _KEYS, strict=False))
+    index.restore({key: slot for slot, key in held.items()}, there)
     for _ in range(data.draw(strategies.integers(0, 12))):
         free = [slot for slot in range(slots) if slot not in held]
         new = [key for key in _KEYS if key not in held.values()]
@@ -31,13 +34,13 @@ def test_the_table_is_a_dict(data: DataObject) -> None:
         settled = data.draw(strategies.integers(0, count))
         index.settle(places[:settled])
         gone = data.draw(strategies.lists(strategies.sampled_from(range(slots)), unique=True))
-        drop = data.draw(strategies.sampled_from([index.remove, index.forget]))
-        drop(gone)
+        drops = [index.forget, index.remove] if isinstance(index, HashIndex) else [index.forget]
+        data.draw(strategies.sampled_from(drops))(gone)
         held = {slot: key for slot, key in held.items() if slot not in gone}
         where = {key: slot for slot, key in held.items()}
         asked = data.draw(strategies.permutations(_KEYS))
         found = index.find(Keys(asked, 2))
-        assert found == [where.get(key, -1) for key in asked]
+        assert found == [where.get(key, -1) for key in asked] == list(map(index.slot_of, asked))
         until = index.find(Keys(asked, 2), until_missing=True)
         assert until == found[: found.index(-1) + 1 if -1 in found else len(found)]
         ordered = [held[slot] for slot in sorted(held)]

@@ -30,9 +30,13 @@ def requests(draw: strategies.DrawFn) -> Request:
 class PoolBesideReference(RuleBasedStateMachine):
     play: Play
 
-    @initialize(layout=strategies.sampled_from(LAYOUTS), spare=strategies.sampled_from((0, 0.3)))
-    def begin(self, layout: Layout, spare: float) -> None:
-        self.play = Play(layout, spare)
+    @initialize(
+        layout=strategies.sampled_from(LAYOUTS),
+        spare=strategies.sampled_from((0, 0.3)),
+        has_table=strategies.booleans(),
+    )
+    def begin(self, layout: Layout, spare: float, has_table: bool) -> None:
+        self.play = Play(layout, spare, has_table=has_table)
 
     @rule(
         batch=strategies.lists(requests(), min_size=1, max_size=3),
