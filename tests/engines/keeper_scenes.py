@@ -13,11 +13,13 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from vllm.v1.kv_offload.base import ReqContext
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
 
+from hostprep.cuda.gate import Gate
 from hostprep.engines.vllm import keeping
 from hostprep.engines.vllm.identity import Identity
 from hostprep.engines.vllm.keeping import KEY_BYTES, Keeper
+from hostprep.engines.vllm.offloading import GatedManager
 from hostprep.engines.vllm.offloading_slots import SlotsManager, slots_layout
 from hostprep.paths import PoolPaths
 from hostprep.slots import Request
@@ -41,7 +43,9 @@ def scene(function: Callable[[], None]) -> Callable[[], None]:
 class Engine:
     """A scheduler's half, with what would be found out put in by hand."""
 
-    def __init__(self, memory: bytearray, engine: Identity = _ENGINE) -> None:
+    def __init__(
+        self, memory: bytearray, engine: Identity = _ENGINE, *, has_events: bool = False
+    ) -> None:
         self.keeper = Keeper(
             "chat",
             Directory(memoryview(memory), slots_layout(_CHUNKS, 64), key_bytes=KEY_BYTES),
@@ -51,7 +55,9 @@ class Engine:
             chunk_bytes=64,
             deadline_s=600,
         )
-        self.manager = SlotsManager(_CHUNKS, chunk_bytes=64, keeper=self.keeper)
+        self.manager = SlotsManager(
+            _CHUNKS, chunk_bytes=64, keeper=self.keeper, has_events=has_events
+        )
         self.keeper._is_attached = True
         self.keeper._recover = self.manager.recover
         self.keeper.add_ranks(_RANKS)
@@ -252,6 +258,54 @@ def a_reset_before_it_is_decided_keeps_from_then_on() -> None:
     engine.manager.reset_cache()
     engine.decided().store()
     assert Engine(memory).decided().cached == len(_KEYS)
+
+
+def _gated(memory: bytearray, weights: Identity = _WEIGHTS) -> tuple[Gate, Engine, GatedManager]:
+    engine, gate = Engine(memory, has_events=True), Gate(1)
+    gated = GatedManager(engine.manager, gate, engine.keeper)
+    engine.keeper._weights = weights
+    for _ in range(3):
+        gated.on_schedule_end(ScheduleEndContext(new_req_ids=set(), preempted_req_ids=set()))
+    return gate, engine, gated
+
+
+@scene
+def while_the_gate_is_closed_what_is_kept_is_neither_used_nor_changed() -> None:
+    memory = _stored()
+    before = bytes(memory)
+    gate, engine, gated = _gated(memory)
+    asked = ReqContext("a")
+    assert gated.lookup(_KEYS[0], asked) == LookupResult.MISS
+    assert not gated.prepare_store([b"z" * KEY_BYTES], asked).keys_to_store
+    assert not list(gated.take_events()), "announced, and no lookup would find it"
+    assert bytes(memory) == before
+    assert engine.cached == len(_KEYS), "found in the first steps, which nobody waits for"
+    gate.report(0, "Ready")
+    assert gated.lookup(_KEYS[0], asked) == LookupResult.MISS, "a request stays where it began"
+    assert gated.lookup(_KEYS[0], ReqContext("b")) == LookupResult.HIT
+    (announced,) = gated.take_events()
+    assert set(announced.keys) == set(_KEYS)
+
+
+@scene
+def an_engine_whose_gate_never_opens_leaves_what_is_kept_whatever_differs() -> None:
+    for weights in (Identity({"weights": "sha256:2"}), Identity({}, {"weights": "dummy"})):
+        memory = _stored()
+        gate, engine, gated = _gated(memory, weights)
+        assert not engine.keeper.is_open
+        assert Engine(bytearray(memory)).decided().cached == len(_KEYS)
+        gate.report(0, "Ready")
+        assert gated.lookup(_KEYS[0], ReqContext("b")) == LookupResult.MISS
+        assert engine.keeper.is_open
+        assert Engine(memory).decided().cached == 0
+
+
+@scene
+def weights_that_change_while_the_gate_is_closed_void_what_is_kept() -> None:
+    memory = _stored()
+    _, engine, _ = _gated(memory)
+    engine.keeper.stop("they are about to change")
+    assert Engine(memory).decided().cached == 0
 
 
 @scene

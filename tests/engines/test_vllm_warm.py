@@ -65,5 +65,5 @@ def test_the_table_in_the_docs_is_this_one() -> None:
 
 def test_when_blocks_are_recovered_and_when_they_are_void(tmp_path: Path) -> None:
     wrong = _play("keeper_scenes", tmp_path)
-    assert len(wrong) == 17
+    assert len(wrong) == 20
     assert not any(wrong.values()), "\n".join(wrong.values())

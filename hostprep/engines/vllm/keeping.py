@@ -140,37 +140,46 @@ class Keeper:
             self._ended.set()
             self._update_report()
 
-    def poll(self) -> None:
-        """Decide, if it can be decided now. Raises nothing: the scheduler would end by it."""
+    def poll(self, *, is_used: bool = True) -> None:
+        """Decide, if it can be decided now. Raises nothing: the scheduler would end by it.
+
+        While the tier is not used, its gate being closed, nothing that is kept is voided: an engine
+        that fails or is killed before it ever had use of it leaves it to the next one.
+        """
         if self.is_decided:
             return
+        weights = self._weights  # once: another thread finds them
         try:
-            self._poll()
+            known = self._known_but_weights()
+            if weights is not None:
+                known = known.joined(weights)
+            if is_used:
+                self._poll(known, has_weights=weights is not None)
+            elif weights is not None and self._kept and self._is_same(known):
+                self._decide(known)
         except Exception as error:
             LOG.exception("whether blocks are kept could not be decided")
             self._give_up({"identity": str(error)})
 
-    def _poll(self) -> None:
-        if not self._is_attached:
-            self._give_up({"kv_connector": "only HostprepOffloadingConnector sees what counts"})
-            return
+    def _known_but_weights(self) -> Identity:
         # vLLM brings what its ranks say before it takes the first step.
         ranks = self._ranks or Identity({}, {"ranks": "they said nothing"})
-        known = self._known.joined(_seed()).joined(ranks)
-        if known.unknown:
+        return self._known.joined(_seed()).joined(ranks)
+
+    def _is_same(self, known: Identity) -> bool:
+        return not known.unknown and not known.differences(self._kept)
+
+    def _poll(self, known: Identity, *, has_weights: bool) -> None:
+        if not self._is_attached:
+            self._give_up({"kv_connector": "only HostprepOffloadingConnector sees what counts"})
+        elif known.unknown:
             self._give_up(known.unknown)
-            return
-        if self._weights is None:
-            if time.monotonic() > self._until_s:
-                self._give_up({"weights": "they were not known in time"})
-            else:
-                self._open_if_nothing_fits(known)
-            return
-        known = known.joined(self._weights)
-        if known.unknown:
-            self._give_up(known.unknown)
-            return
-        self._decide(known)
+        elif has_weights:
+            self._decide(known)
+        elif time.monotonic() > self._until_s:
+            self._give_up({"weights": "they were not known in time"})
+        else:
+            self._open_if_nothing_fits(known)
 
     def stop(self, why: str) -> None:
         """Void what is kept, and keep nothing until a restart: the weights are about to change."""

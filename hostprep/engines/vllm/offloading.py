@@ -44,7 +44,7 @@ from hostprep.errors import BadInputError
 from hostprep.slots.directory import Directory
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
     from typing import Any
 
     from hostprep.client.attach import Attachment
@@ -258,6 +258,10 @@ class GatedManager(Forwarding):  # type: ignore[misc]
         self.inner.on_schedule_end(context)
         self._is_recovered()
 
+    def take_events(self) -> Iterable[Any]:
+        """Announce what is kept from before once it can be loaded: routers would send requests."""
+        return self.inner.take_events() if self.gate.is_open else ()
+
     def has_pending_work(self) -> bool:
         """Make the engine take one step by itself once it is up, with or without a request.
 
@@ -273,10 +277,10 @@ class GatedManager(Forwarding):  # type: ignore[misc]
         self.inner.shutdown()
 
     def _is_recovered(self) -> bool:
-        """Tell whether all that is to be recovered was."""
+        """Tell whether all that is to be recovered was; it is found while the gate is closed."""
         if self.keeper is None:
             return True
-        self.keeper.poll()
+        self.keeper.poll(is_used=self.gate.is_open)
         return self.keeper.is_open
 
     def _is_inside(self, req_context: Any) -> bool:
