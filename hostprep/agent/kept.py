@@ -81,7 +81,8 @@ def _why_given_up(pool: PoolObservation, before: KeptObservation) -> str:
         return REMOVED
     if before.gives_way:
         return before.gives_way
-    return CLAIMED if now.state == "Leased" else OTHER
+    # A scrub, such as of `hostprep purge`, locks the region as well, and has no holder.
+    return CLAIMED if now.state == "Leased" and now.holder else OTHER
 
 
 class KeptMetrics:

@@ -23,6 +23,8 @@ from hostprep_operator.reconcile.changes import (
     Settings,
     Write,
 )
+from hostprep_operator.reconcile.kept import Key as KeptKey
+from hostprep_operator.reconcile.kept import kept_notes
 from hostprep_operator.reconcile.node import reconcile_node
 from hostprep_operator.reconcile.pool import reconcile_pool
 from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord, Record
@@ -62,6 +64,8 @@ class Controller:
         self._deletion_check = DeletionCheck(kube, handler)
         self._grants: dict[str, frozenset[str]] = {}
         """Pool to the nodes that its rollout lets change now."""
+        self._kept_notes: dict[str, frozenset[KeptKey]] = {}
+        """By node: what there were events of, or was there when this process first saw it."""
         metrics.queue_depth.set_function(lambda: float(len(queue)))
 
     async def work(self) -> None:
@@ -113,6 +117,7 @@ class Controller:
             except ConflictError:
                 await self._refresh(key.name)
                 continue
+            self._report_kept(key.name)
             if changes.recheck_at_s is not None:
                 delay_s = changes.recheck_at_s - time.time()
                 self._queue.add_after(key, max(delay_s, _SOONEST_RECHECK_S))
@@ -180,6 +185,17 @@ class Controller:
         if node is not None:
             self._post("Node", node, changes.events)
         self._count(key.name, changes.facts)
+
+    def _report_kept(self, name: str) -> None:
+        """Post what the node's agent reports of kept contents, each thing once."""
+        hmn = self._cache.host_memory_nodes.get(name)
+        if hmn is None:
+            self._kept_notes.pop(name, None)
+            return
+        notes = kept_notes(hmn.status)
+        known = self._kept_notes.get(name, frozenset(notes))
+        self._kept_notes[name] = frozenset(notes)
+        self._post("HostMemoryNode", hmn, tuple(notes[key] for key in notes if key not in known))
 
     def _post(self, kind: str, record: Record, notes: tuple[EventNote, ...]) -> None:
         about = Regarding(kind=kind, name=record.name, uid=record.uid)

@@ -305,12 +305,18 @@ def _of_interest(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pool_of_interest(pool: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: pool[key] for key in _POOL_KEYS if key in pool}
-    # Of a region the size and the pages; whether it is leased is no news.
-    sizes = [
-        {"sizeBytes": region.get("sizeBytes"), "backing": region.get("backing")}
-        for region in pool.get("regions") or ()
-    ]
-    return {**kept, "regions": sizes}
+    return {**kept, "regions": list(map(_region_of_interest, pool.get("regions") or ()))}
+
+
+def _region_of_interest(region: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the size and the pages, and what there are events of; a lease is no news."""
+    found = {"sizeBytes": region.get("sizeBytes"), "backing": region.get("backing")}
+    kept, given_up = region.get("kept") or {}, region.get("givenUp")
+    if kept.get("refused") or given_up:
+        found["name"] = region.get("name")
+        found["kept"] = kept if kept.get("refused") else None
+        found["givenUp"] = given_up
+    return found
 
 
 def _report(read: PoolStatus) -> PoolStatus:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,9 +25,13 @@ import yaml
 from hostprep.api.names import API_VERSION, CLUSTER_AUTOSCALER_TAINT, POOL_KIND
 from hostprep.api.node_resource import NodeStatus, Phase, PoolStatus, entries_of
 from hostprep.backing import MIB
+from hostprep.client.attach import attach
+from hostprep.client.kept import WarmReport, write_warm_report
+from hostprep.client.owner import Owner
 from hostprep.errors import NotReadyError
 from hostprep.node.apply.service import Node
 from hostprep.node.observe.pools import observe_pools
+from hostprep.paths import PoolPaths
 from testbed.api import MERGE_PATCH
 from testbed.control_plane import ControlPlane
 from testbed.nodes import create_node, node_object, reboot_node
@@ -35,6 +41,7 @@ from tests.cluster.prometheus import Prometheus, Target, free_address
 from tests.support.observability import AGENT_JOB, OPERATOR_JOB, RULES
 
 SILENT = "silent"
+WARM = "chat"
 POOL_BYTES = 32 * MIB
 _HERE, _REBOOTED = "here", "rebooted"
 _POOLS = "/apis/hostprep.dev/v1alpha1/hostmemorypools"
@@ -101,6 +108,7 @@ def _troubled(cluster: ControlPlane, folder: str) -> Observed:
     _answer_as_agent(cluster, _REBOOTED)
     _wait_open(cluster, _REBOOTED)
     _wait_open(cluster, _HERE)
+    _restart_warm(cluster, prometheus, f"{folder}/root")
     wait_for(
         lambda: prometheus.value("hostprep_operator_openings_total") == 2, 10, why="not scraped"
     )
@@ -159,6 +167,33 @@ def _start_agent(cluster: ControlPlane, listen: str, folder: str) -> Child:
     command += [f"--node-name={_HERE}", f"--listen={listen}", f"--kubeconfig={kubeconfig}"]
     command += [f"--state-dir={folder}/state", "--verify-interval=1", "--allow-cgroup-v1"]
     return cluster.spawn("agent", command)
+
+
+def _restart_warm(cluster: ControlPlane, prometheus: Prometheus, root: str) -> None:
+    """Be an engine that keeps contents and may not use what was kept; then forget them."""
+    with attach("kv", owner=Owner("a-secret-of-the-engine", name=WARM), root=root) as memory:
+        report = WarmReport(
+            at_s=time.time(), kept_blocks=5, recovered_blocks=3, refused={"weights": ("/a", "/b")}
+        )
+        write_warm_report(PoolPaths(root, "kv"), memory.region.name, WARM, report)
+    refused = 'hostprep_recovery_refusals_total{pool="kv",field="weights"}'
+    wait_for(lambda: prometheus.value(refused) == 1, 20, why="no refusal seen")
+    wait_for(
+        lambda: _region(cluster).get("kept", {}).get("refused") == ["weights"],
+        20,
+        why="no refusal reported",
+    )
+    wait_for(lambda: prometheus.value("hostprep_kept_blocks") == 5, 10, why="no blocks seen")
+    subprocess.run([sys.executable, "-m", "hostprep", "purge", "kv", "--root", root], check=True)
+    gone = 'hostprep_kept_given_up_total{pool="kv",reason="Other"}'
+    wait_for(lambda: prometheus.value(gone) == 1, 20, why="not seen as given up")
+    wait_for(lambda: _region(cluster).get("state") == "Free", 20, why="not scrubbed")
+
+
+def _region(cluster: ControlPlane) -> dict[str, Any]:
+    pools = _hmn(cluster, _HERE)["status"]["pools"]
+    found: dict[str, Any] = next(pool for pool in pools if pool["name"] == "kv")["regions"][0]
+    return found
 
 
 def _hmn(cluster: ControlPlane, node: str) -> dict[str, Any]:

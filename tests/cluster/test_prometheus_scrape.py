@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from testbed.processes import wait_for
-from tests.cluster.observed_cluster import POOL_BYTES, SILENT, Observed, observed_cluster
+from tests.cluster.observed_cluster import POOL_BYTES, SILENT, WARM, Observed, observed_cluster
 from tests.cluster.prometheus import Sample
 from tests.support.observability import METRICS, alerts, panels, without_variables
 
@@ -92,9 +92,10 @@ def test_a_reboot_closes_its_node_and_is_counted_once(observed: Observed) -> Non
     assert closed["reboot",] == pytest.approx(1, rel=0.5)
     reboots = _ask(observed, "Reboots and missed deadlines")
     assert reboots[()] == pytest.approx(1, rel=0.5)
+    ready = 'hostprep_operator_pool_nodes{pool="kv",state="ready"}'
+    wait_for(lambda: observed.prometheus.value(ready) == 1, 10, why="not counted as unready")
     nodes = _ask(observed, "Nodes of a pool by state", "pool", "state")
     assert nodes["kv", "selected"] == 3
-    assert nodes["kv", "ready"] == 1
     share = _ask(observed, "Nodes ready, of those selected", "pool")
     assert share == {("kv",): pytest.approx(1 / 3), ("vast",): 0}
     assert _ask(observed, "Nodes not ready") == {(): 3}
@@ -117,6 +118,24 @@ def test_the_agents_memory_is_shown_in_bytes(observed: Observed) -> None:
     assert _ask(observed, "Regions by backing", "backing") == {("Base",): POOL_BYTES}
     assert _ask(observed, "Memory populated", "pool", "backing") == {("kv", "Base"): POOL_BYTES}
     assert _ask(observed, "Regions leased", "pool")["kv",] == 0
+
+
+def test_a_warm_restart_that_was_refused_is_shown_by_field(observed: Observed) -> None:
+    assert _ask(observed, "Refusals by field", "pool", "field") == {("kv", "weights"): 1}
+    given_up = 'hostprep_kept_given_up_total{pool="kv",reason="Other"}'
+    assert observed.prometheus.value(given_up) == 1
+    assert observed.prometheus.value("hostprep_recovered_blocks_total") == 3
+    assert _ask(observed, "Kept for owners", "state") == {("Leased",): 0, ("Retained",): 0}
+
+
+def test_an_event_names_the_field_that_was_refused_and_no_value(observed: Observed) -> None:
+    events = observed.cluster.api.get("/apis/events.k8s.io/v1/events")["items"]
+    (event,) = [one for one in events if one["reason"] == "WarmRestartRefused"]
+    assert event["regarding"]["kind"] == "HostMemoryNode"
+    assert event["regarding"]["name"] == "here"
+    assert f'kept for "{WARM}"' in event["note"]
+    assert "weights" in event["note"]
+    assert "/a" not in event["note"]
 
 
 def test_times_to_ready_are_numbers_and_not_longer_than_the_test(observed: Observed) -> None:

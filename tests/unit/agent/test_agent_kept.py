@@ -149,6 +149,10 @@ def test_names_that_an_engine_made_up_share_one_label(name: str) -> None:
     assert field_label(name) == "other"
 
 
+def _held(*found: KeptObservation) -> PoolObservation:
+    return pool_observation(region(state="Leased", holder="process 7, vllm"), kept=found)
+
+
 def _damaged() -> PoolObservation:
     return pool_observation(region(state="Damaged"))
 
@@ -158,9 +162,10 @@ def _damaged() -> PoolObservation:
     [
         (pool_of(kept(gives_way="AgeLimit")), FREE, "AgeLimit"),
         (pool_of(kept(gives_way="Waiters", state="Dirty")), FREE, "Waiters"),
-        (RETAINED, pool_observation(region(state="Leased")), "Claimed"),
-        (RETAINED, pool_of(kept(name="code", state="Leased", is_leased=True)), "Claimed"),
-        (RETAINED, pool_of(kept(since_s=2000.0, state="Leased", is_leased=True)), "Claimed"),
+        (RETAINED, _held(), "Claimed"),
+        (RETAINED, _held(kept(name="code", state="Leased", is_leased=True)), "Claimed"),
+        (RETAINED, _held(kept(since_s=2000.0, state="Leased", is_leased=True)), "Claimed"),
+        (RETAINED, pool_observation(region(state="Leased")), "Other"),
         (RETAINED, FREE, "Other"),
         (RETAINED, pool_observation(), "Removed"),
         (RETAINED, _damaged(), "Removed"),
