@@ -22,6 +22,8 @@ from hostprep.engines.lmcache.server import Server
 from hostprep.engines.lmcache.settings import bytes_of_gib, check_one_call
 from hostprep.errors import BadInputError
 
+_TRANSFER = "--supported-transfer-mode"
+_SERVER_COPIES = "lmcache_driven"
 SYNTAX = CommandSyntax(
     starts=(("lmcache", "server"),),
     otherwise="the command is not `lmcache server`",
@@ -46,6 +48,7 @@ SYNTAX = CommandSyntax(
         "--p2p-advertise-url",
         "--p2p-listen-url",
         "--shm-name",
+        _TRANSFER,
     ),
     flags=(
         "--l1-use-hugepages",
@@ -117,6 +120,14 @@ def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
     if server.last("--eviction-policy") is None:
         words += ("--eviction-policy", "LRU")
         notes += ("no --eviction-policy was given: LRU",)
+    transfer = server.last(_TRANSFER)
+    if transfer not in (None, _SERVER_COPIES):
+        why = (
+            f"{_TRANSFER} {transfer}: workers without a GPU that copy by themselves send their "
+            "blocks through the message queue, since a region has no name in /dev/shm; with "
+            f"LMCACHE_MP_TRANSFER_MODE={_SERVER_COPIES} in their environment the server copies"
+        )
+        notes += (why,)
     if len(leases) > 1:
         # Several tagged L1s (--l1-manager) would each cache for themselves, and none could grow.
         regions = [text for each in leases[1:] for text in (each.path, str(each.region.size_bytes))]

@@ -162,3 +162,12 @@ def test_what_is_no_url_of_it_is_refused(url: str) -> None:
 def test_a_server_that_is_not_there_is_not_ready() -> None:
     with pytest.raises(NotReadyError, match="no LMCache server answers"):
         Server("http://127.0.0.1:1").wait(0.0)
+
+
+def test_who_has_workers_copy_is_told_what_that_costs_over_a_region() -> None:
+    slow = ("--eviction-policy", "LRU", "--supported-transfer-mode")
+    assert _completed(*slow, "lmcache_driven").notes == ()
+    for mode in ("engine_driven", "auto"):
+        (note,) = _completed(*slow, mode).notes
+        assert "message queue" in note
+        assert "LMCACHE_MP_TRANSFER_MODE=lmcache_driven" in note
