@@ -104,6 +104,8 @@ ROWS = (
         arguments={"compilation_config": {"inductor_passes": {"p": "json.dumps"}}}),
     Row("ray", "environment that Ray gives its workers", "parallel.ray_runtime_env.env_vars.A",
         arguments={"ray_runtime_env": {"env_vars": {"A": "1"}}}),
+    Row("rank_variable", "a variable of vLLM's in a rank's environment", "ranks.environment",
+        rank="environment"),
     Row("drafter_class", "a speculator's class from outside of vLLM", "speculative.method",
         is_unknown=True, arguments={"speculative_config": {"method": "custom_class",
                                     "model": "json.JSONDecoder", "num_speculative_tokens": 2}}),

@@ -106,7 +106,8 @@ def _ranks(config: Any, cache: Any, change: str) -> Identity:
         tensors = {name: one.transpose(1, 2) .contiguous().transpose(1, 2)
                    for name, one in tensors.items()}  # fmt: skip
     config.compilation_config.static_forward_context = {name: _Layer(change) for name in LAYERS}
-    return ranks_identity({0: rank_facts(config, cache, tensors)}, 1)
+    with _environment({"VLLM_SOMETHING_NEW": "1"} if change == "environment" else {}):
+        return ranks_identity({0: rank_facts(config, cache, tensors)}, 1)
 
 
 def _of_the_other_runner(config: Any) -> Any:

@@ -250,7 +250,10 @@ def weights_identity(
 
 
 def rank_facts(vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> Identity:
-    """Return what only a rank knows: its tensors, their layers' attention backends and scales."""
+    """Return what only a rank knows: its tensors, their layers' attention backends and scales.
+
+    And its environment, which need not be the scheduler's: Ray starts ranks in one of their own.
+    """
     layers = getattr(vllm_config.compilation_config, "static_forward_context", {})
     columns: dict[str, list[str]] = {}
     unknown: dict[str, str] = {}
@@ -265,6 +268,7 @@ def rank_facts(vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, A
             columns.setdefault(key, []).append(text)
     fields = {key: _column(texts) for key, texts in columns.items()}
     fields["layers"] = ",".join(kv_caches)
+    fields["environment"] = json.dumps(_variables(os.environ))
     return Identity(fields, unknown)
 
 
@@ -336,9 +340,8 @@ class _Fields:
         self.put("row_bytes", json.dumps(tensors))
 
     def add_variables(self, environ: Mapping[str, str]) -> None:
-        for name in sorted(environ):
-            if name.startswith("VLLM_") and name not in HARMLESS_VARIABLES:
-                self.put(f"environment.{name}", environ[name])
+        for name, text in _variables(environ).items():
+            self.put(f"environment.{name}", text)
 
     def add_hash(self, algorithm: str) -> None:
         """Add what the hash of blocks depends on besides its name, which is a field of `cache`."""
@@ -479,6 +482,15 @@ def _check_remote_code(model: Any) -> None:
     elsewhere = any("--" in str(one) for one in named.values())
     if (elsewhere or model.code_revision) and not is_commit(model.code_revision):
         raise UnknownError("remote code without a commit: give it by --code-revision")
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return vLLM's variables but the harmless ones, sorted by name."""
+    return {
+        name: environ[name]
+        for name in sorted(environ)
+        if name.startswith("VLLM_") and name not in HARMLESS_VARIABLES
+    }
 
 
 def _text_of(value: Any) -> str | None:
