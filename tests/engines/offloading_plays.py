@@ -7,13 +7,22 @@ held against what each chunk holds. With slots also against who may evict what.
 
 from __future__ import annotations
 
+import importlib
+from types import SimpleNamespace
 from typing import Any
 
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
 from vllm.v1.kv_offload.cpu.common import CPUOffloadingMetrics
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-from hostprep.engines.vllm.offloading_slots import SlotsManager
+from hostprep.engines.vllm import keeping
+from hostprep.engines.vllm.identity import Identity
+from hostprep.engines.vllm.keeping import KEY_BYTES, Keeper
+from hostprep.engines.vllm.offloading_slots import SlotsManager, slots_layout
+from hostprep.paths import PoolPaths
+from hostprep.slots import Directory
+
+_POOL: Any = importlib.import_module("hostprep.slots.pool")
 
 
 class Request:
@@ -65,8 +74,15 @@ class Play:
     """One engine's life: `steps` in, what was answered out. Raises AssertionError."""
 
     def __init__(
-        self, inner: str, room: int, *, windows: bool = False, positions: bool = True
+        self,
+        inner: str,
+        room: int,
+        *,
+        windows: bool = False,
+        positions: bool = True,
+        keeps: bool = False,
     ) -> None:
+        """With `keeps`, slots with a directory, which outlives `_killed`."""
         self.has_slots = inner == "slots"
         self.room = room
         self.groups = 2 if windows else 1
@@ -76,6 +92,7 @@ class Play:
             if self.has_slots
             else CPUOffloadingManager(num_chunks=room, enable_events=True)
         )
+        self.keeper: Keeper | None = None
         self.requests: list[Request] = []
         self.waiting: list[Request] = []
         """Of which something is claimed, the first first."""
@@ -86,6 +103,15 @@ class Play:
             name: [] for name in ("answers", "stored", "evicted", "hits", "events", "gauges")
         }
         self.seen["refused"] = self.seen["overtaken"] = 0
+        self.memory = bytearray(Directory.size_bytes_for(room, KEY_BYTES))
+        self.recorded: dict[int, bytes] = {}
+        """What a next engine may believe of chunks: evicting leaves it, writing does not."""
+        self.unrecorded: set[int] = set()
+        """Chunks that were written, or begun, since they were last recorded."""
+        self.quarantined: set[int] = set()
+        self.now_s = 0.0
+        if keeps:
+            self._start()
 
     def play(self, steps: list[Any]) -> dict[str, Any]:
         for step, *arguments in steps:
@@ -101,10 +127,66 @@ class Play:
     def writing(self) -> set[bytes]:
         return {key for _, keys, _, _ in self.jobs for key in keys}
 
+    def _start(self) -> None:
+        """Begin over what a dead engine left, as one with the same identity does."""
+        _POOL.time = SimpleNamespace(monotonic=lambda: self.now_s)
+        directory = Directory(
+            memoryview(self.memory), slots_layout(self.room, 1), key_bytes=KEY_BYTES
+        )
+        self.keeper = keeper = Keeper(
+            "play",
+            directory,
+            engine=Identity({"engine": "play"}),
+            paths=PoolPaths("/nowhere", "kv"),
+            region="r0",
+            chunk_bytes=1,
+            deadline_s=600,
+        )
+        self.manager = SlotsManager(self.room, keeper=keeper, has_events=True)
+        keeping._seed = lambda: Identity({})
+        keeper._write_report = lambda: None  # type: ignore[method-assign]
+        keeper._is_attached, keeper._recover = True, self.manager.recover
+        keeper._weights = Identity({"weights": "play"})
+        keeper.add_ranks(Identity({}))
+        keeper.poll()
+        assert keeper.is_open
+        (kept,) = directory.read()
+        assert (
+            set(kept.slots)
+            == set(self.recorded.values())
+            == set(self.manager.pool.recovered_hashes())
+        )
+        self.content = {chunk: key for key, chunk in kept.slots.items()}
+        assert self.content.items() <= self.recorded.items()
+        self.quarantined = set(self.unrecorded)
+        assert set(kept.writing) == self.quarantined
+
+    def _killed(self) -> None:
+        """Nothing that it began ends; the next one knows none of its requests."""
+        self.requests.clear()
+        self.waiting.clear()
+        self.began.clear()
+        self.jobs.clear()
+        self._start()
+
+    def _later(self) -> None:
+        """The quarantine ends with the next claim."""
+        self.now_s += 61
+        self.quarantined.clear()
+        self.manager.pool.claim_batch([])
+
     def _new(self, path: str) -> None:
         request = Request(len(self.requests), path, self.groups, has_positions=self.positions)
+        if self.keeper is not None:
+            adapter = None if self._is_kept(request) else "an adapter"
+            named = SimpleNamespace(request_id=request.context.req_id, lora_request=adapter)
+            self.keeper.add_request(named)
         self.manager.on_new_request(request.context)
         self.requests.append(request)
+
+    @staticmethod
+    def _is_kept(request: Request) -> bool:
+        return not request.path.startswith("b")
 
     def _look(self, number: int, admit: bool, local: int = 0) -> None:
         """Look a waiting request up from a chunk on; admit it in the same step, or have it wait."""
@@ -213,6 +295,10 @@ class Play:
         assert output.keys_to_store == new
         chunks = output.store_spec.block_ids.tolist()
         self._check_evicted(output.evicted_keys, chunks, set(offered))
+        assert not self.quarantined & set(chunks)
+        self.unrecorded.update(chunks)
+        for chunk in chunks:
+            self.recorded.pop(chunk, None)
         self.seen["stored"] += [name_of(key) for key in new]
         if new:
             self.jobs.append((request, new, chunks, set(offered)))
@@ -223,7 +309,7 @@ class Play:
 
         None is given up where all of them are not enough.
         """
-        free = self.room - len(self.content) - len(self.writing)
+        free = self.room - len(self.content) - len(self.writing) - len(self.quarantined)
         told = [one.told for one in self.requests if one not in self.waiting]
         stays = offered.union(*told, *(stored for _, _, _, stored in self.jobs))
         if len(new) > free + len(self.ready - stays):
@@ -241,7 +327,7 @@ class Play:
         """Nothing is claimed but what somebody was told, loads, or stores."""
         if self.has_slots:
             (usage,) = self.manager.pool.usage()
-            assert usage.claimed == len(self._pinned())
+            assert usage.claimed == len(self._pinned()) + len(self.quarantined)
 
     def _check_evicted(self, evicted: list[bytes], chunks: list[int], offered: set[bytes]) -> None:
         busy = {chunk for _, _, used, _ in self.jobs for chunk in used}
@@ -268,8 +354,13 @@ class Play:
             request, keys, chunks, _ = self.jobs.pop(number % len(self.jobs))
             self.manager.complete_store(set(keys), request.context)
             self.content.update(zip(chunks, keys, strict=True))
+            if self._is_kept(request):
+                self.recorded.update(zip(chunks, keys, strict=True))
+                self.unrecorded.difference_update(chunks)
 
     def _failed(self, number: int) -> None:
+        if not self.jobs:
+            return
         request, keys, _, _ = self.jobs.pop(number % len(self.jobs))
         self.manager.complete_store(set(keys), request.context, success=False)
 
@@ -302,6 +393,7 @@ class Play:
         """Forget all, jobs and loads as well: vLLM never reports those again."""
         self.manager.reset_cache()
         self.content.clear()
+        self.recorded.clear()
         self.jobs.clear()
         self.waiting.clear()
         for one in self.requests:
@@ -333,6 +425,7 @@ class Play:
             self._stored(0)
         if self.has_slots:
             (usage,) = self.manager.pool.usage()
-            assert (self.manager.pool.open_claims(), usage.claimed) == (0, 0)
+            left = (self.manager.pool.open_claims(), usage.claimed)
+            assert left == (0, len(self.quarantined))
             assert usage.cached == len(self.content)
             assert not self.manager._reads._ended

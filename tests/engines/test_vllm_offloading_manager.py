@@ -121,19 +121,17 @@ def test_the_engine_takes_one_step_by_itself(play: Play) -> None:
 
 
 _WHICH = st.integers(0, 7)
-_TURNS = st.lists(
-    st.one_of(
-        st.tuples(st.just("new"), st.text("ab", min_size=1, max_size=6)),
-        st.tuples(st.just("look"), _WHICH, st.booleans(), st.sampled_from([0, 0, 0, 1, 2])),
-        st.tuples(st.just("loaded"), _WHICH),
-        st.tuples(st.just("run"), _WHICH, st.integers(1, 4)),
-        st.tuples(st.just("stored"), _WHICH),
-        st.tuples(st.just("finish"), _WHICH),
-        st.tuples(st.just("end")),
-        st.tuples(st.just("reset")),
-    ),
-    max_size=80,
+_TURN = st.one_of(
+    st.tuples(st.just("new"), st.text("ab", min_size=1, max_size=6)),
+    st.tuples(st.just("look"), _WHICH, st.booleans(), st.sampled_from([0, 0, 0, 1, 2])),
+    st.tuples(st.just("loaded"), _WHICH),
+    st.tuples(st.just("run"), _WHICH, st.integers(1, 4)),
+    st.tuples(st.just("stored"), _WHICH),
+    st.tuples(st.just("finish"), _WHICH),
+    st.tuples(st.just("end")),
+    st.tuples(st.just("reset")),
 )
+_TURNS = st.lists(_TURN, max_size=80)
 
 
 _SCENE = st.fixed_dictionaries({"windows": st.booleans(), "positions": st.booleans()})
@@ -148,6 +146,25 @@ def test_a_manager_says_what_is_there_and_evicts_what_it_may(
     """Checked at every step, with slots also against the rule of who is overtaken."""
     seen = play(steps, inner, room=room, **scene)
     assert inner == "vllm" or seen["overtaken"] == 0
+
+
+_KILLS = st.lists(
+    st.one_of(
+        st.lists(st.one_of(_TURN, st.tuples(st.just("failed"), _WHICH)), max_size=20),
+        st.just([["killed"]]),
+        st.just([["later"]]),
+    ),
+    max_size=10,
+)
+
+
+@settings(max_examples=300)
+@given(lives=_KILLS, room=st.integers(1, 12), scene=_SCENE)
+def test_nor_after_kills_does_it_say_what_is_not_there(
+    play: Play, lives: list[list[Any]], room: int, scene: dict[str, bool]
+) -> None:
+    """Each next one believes what was recorded, all of it, and leaves alone what was begun."""
+    play([step for life in lives for step in life], "slots", room=room, keeps=True, **scene)
 
 
 @settings(max_examples=300)

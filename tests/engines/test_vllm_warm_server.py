@@ -70,7 +70,8 @@ class Restarts:
         write_weights(stage.folder / "model")
         self._command = stage.own(command)
         packages = plugin(stage.folder / "plugin", "copy_slowly")
-        self._around = stage.environment(packages, REPOSITORY, variables={COPIES: str(self.copies)})
+        more = {COPIES: str(self.copies), **variables}
+        self._around = stage.environment(packages, REPOSITORY, variables=more)
         self._starts = 0
         self._seen: dict[bytes, bytes] = {}
 
@@ -140,6 +141,9 @@ def test_a_killed_server_finds_its_blocks_again(stage: Stage) -> None:
         _begin(server, prompt_of(21, _TOKENS))
         _begin(server, _PROMPT)
         restarts.wait_for_copies("load")
+        server.process.kill()  # alone: its engine's process sees it and ends
+        server.process.wait(_SLOW_S)
+        wait_for(lambda: not stage.users(), _SLOW_S)
     restarts.left()
     with restarts.server() as server:
         _is_found(server, live)
@@ -176,7 +180,8 @@ def test_a_start_waits_for_all_ranks_of_the_dead_engine(stage: Stage) -> None:
             _begin(again, prompt_of(21, _TOKENS))
             killed, _ = restarts.wait_for_copies("store", ranks=2)
             os.kill(killed, signal.SIGKILL)
-            assert again.process.wait(_SLOW_S), "an engine ends with one of its ranks"
+            again.process.wait(_SLOW_S)  # an engine ends with one of its ranks
+            wait_for(lambda: not stage.users(), _SLOW_S)
     kept = restarts.left()
     assert len(kept.blocks) * BLOCK_TOKENS >= live[1]
     _others_get_zeros(stage)
