@@ -55,17 +55,19 @@ class Stage:
     def users(self) -> set[int]:
         """Return the processes that have the first region open or mapped, whatever they call it."""
         status = self.region.stat()
+        # Other pools' regions have the same name, and each file system begins its inodes again.
+        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+        file = [device, str(status.st_ino)]
         found = set()
         for process in Path("/proc").glob("[0-9]*"):
             # It, or its file, may be gone by now.
             with contextlib.suppress(OSError):
                 lines = (process / "maps").read_text().splitlines()
-                named = [line for line in lines if self.region.name in line]
-                if any(line.split()[4] == str(status.st_ino) for line in named):
+                if any(line.split()[3:5] == file for line in lines):
                     found.add(int(process.name))
-                for file in (process / "fd").iterdir():
+                for fd in (process / "fd").iterdir():
                     with contextlib.suppress(OSError):
-                        if os.path.samestat(file.stat(), status):
+                        if os.path.samestat(fd.stat(), status):
                             found.add(int(process.name))
         return found
 
