@@ -15,13 +15,13 @@ from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
 from vllm.v1.kv_offload.cpu.common import CPUOffloadingMetrics
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-from hostprep.engines.vllm import keeping
 from hostprep.engines.vllm.identity import Identity
 from hostprep.engines.vllm.keeping import KEY_BYTES, Keeper
 from hostprep.engines.vllm.offloading_slots import SlotsManager, slots_layout
 from hostprep.paths import PoolPaths
 from hostprep.slots import Directory
 
+_KEEPING: Any = importlib.import_module("hostprep.engines.vllm.keeping")
 _POOL: Any = importlib.import_module("hostprep.slots.pool")
 
 
@@ -129,6 +129,8 @@ class Play:
 
     def _start(self) -> None:
         """Begin over what a dead engine left, as one with the same identity does."""
+        if self.keeper is not None:
+            self.keeper.close()  # its thread ends
         _POOL.time = SimpleNamespace(monotonic=lambda: self.now_s)
         directory = Directory(
             memoryview(self.memory), slots_layout(self.room, 1), key_bytes=KEY_BYTES
@@ -143,8 +145,8 @@ class Play:
             deadline_s=600,
         )
         self.manager = SlotsManager(self.room, keeper=keeper, has_events=True)
-        keeping._seed = lambda: Identity({})
-        keeper._write_report = lambda: None  # type: ignore[method-assign]
+        _KEEPING._seed = lambda: Identity({})
+        _KEEPING.write_warm_report = lambda *_, **__: None
         keeper._is_attached, keeper._recover = True, self.manager.recover
         keeper._weights = Identity({"weights": "play"})
         keeper.add_ranks(Identity({}))
@@ -429,3 +431,5 @@ class Play:
             assert left == (0, len(self.quarantined))
             assert usage.cached == len(self.content)
             assert not self.manager._reads._ended
+        if self.keeper is not None:
+            self.keeper.close()
