@@ -162,7 +162,7 @@ def allocate(
     """
     for index, group in enumerate(groups):
         for draft in drafts:
-            group.hold(draft.parts[index].first)
+            group.hold(draft.parts[index].first, draft.parts[index].present)
             _take_abandoned(group, draft.parts[index])
         count = len(lacking[index])
         fill = _fill if count == sum(d.wanted[index].count for d in drafts) else _fill_or_share
@@ -171,6 +171,9 @@ def allocate(
         for draft in drafts:
             part = draft.parts[index]
             fill(group, part, draft.wanted[index], taken)
+            if draft.wanted[index].count:
+                slots = [part.slots[block] for block in part.missing]
+                group.note_returned(draft.wanted[index], slots)
             if not draft.is_whole and (part.present or part.missing or draft.partial):
                 group.gapless = False
             more, part.evicted = taken.account()
@@ -183,16 +186,28 @@ def _make_room(
     """Evict until that many slots are free, and some to spare. Returns how many, and their keys."""
     more = max(0, count + group.spare - group.free.count) if count else 0
     more = min(more, group.order.count)
-    return more, evict(group, more, partial, keep_evicted=keep_evicted)
+    return more, evict(group, more, partial, keep_evicted=keep_evicted, remember=True)
 
 
 def evict(
-    group: SlotGroup, count: int, partial: PartialMatches | None, *, keep_evicted: bool = False
+    group: SlotGroup,
+    count: int,
+    partial: PartialMatches | None,
+    *,
+    keep_evicted: bool = False,
+    remember: bool = False,
 ) -> list[bytes]:
-    """Empty that many of the slots that can be evicted, the oldest. Returns their keys, if kept."""
+    """Empty that many of the slots that can be evicted, those that go first.
+
+    Returns their keys, if kept. `remember`: what is stored again soon is known to have been there.
+    """
+    if not count:
+        return []
     evicted = group.order.take(count)
     hashes = group.index.keys(evicted) if keep_evicted else []
     emptied = Listed(sorted(evicted))  # in rows, as far as they are
+    if remember:
+        group.remember(emptied)
     group.empty(emptied)
     if partial is not None and partial.leads(group):
         partial.forget(emptied)
@@ -290,7 +305,7 @@ def claim_ready(group: SlotGroup, keys: Keys) -> GroupUse:
         slots.pop()
     ready = len(slots) - len(marks_of(group.state, slots).lstrip(_READY))
     held = in_a_row(slots[:ready])
-    group.hold(group.claim(held))
+    group.hold(group.claim(held), held)
     group.gapless = group.gapless and not held
     return GroupUse(held, _REUSED * ready)
 
@@ -316,17 +331,20 @@ def claim_or_allocate(group: SlotGroup, keys: Keys, *, keep_evicted: bool) -> tu
         group.unclaim(present)
         lack = Missing(group.group.name, len(wanted), available, group.group.slots)
         raise ShortageError((lack,))
-    group.hold(first)
+    group.hold(first, present)
     if present:
         _write_abandoned(group, slots, kinds)
     evicted, hashes = _make_room(group, len(wanted), None, keep_evicted=keep_evicted)
     taken = in_a_row(group.free.take(len(wanted)))
     if len(wanted) == keys.count:
         group.fill(keys, taken)
+        group.note_returned(keys, taken)
         slots = list(taken)
     elif wanted:
         own = sorted(wanted.values())
-        group.fill(keys.chosen(own), taken)
+        new = keys.chosen(own)
+        group.fill(new, taken)
+        group.note_returned(new, taken)
         for block, slot in zip(own, taken):
             slots[block] = slot
         for block in blocks:

@@ -73,6 +73,8 @@ class Kept:
     """The same slots, the one to be evicted first first."""
     writing: list[int]
     """Slots that were being written when the last process ended."""
+    again: bytes
+    """By slot of the group, 1: its contents had been used again."""
 
 
 class Directory:
@@ -380,7 +382,8 @@ class Directory:
         # What was used at one time goes last block first: a request's blocks ascend.
         order = sorted(found.values(), reverse=True)
         order.sort(key=used.__getitem__)
-        return Kept(found, order, writing)
+        again = bytes([value & 1 for value in used])
+        return Kept(found, order, writing, again)
 
     def _sound(self, low: int, high: int) -> tuple[list[bytes], list[int] | None, list[int]]:
         """Return of the records that count: keys, places behind `low` (None: all), generations.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from hostprep.layout import ATTENTION, Group
 from hostprep.slots.directory import Kept
-from hostprep.slots.eviction import EvictionOrder
+from hostprep.slots.eviction import EvictionOrder, Ghosts
 from hostprep.slots.index import Keys, index_for
 from hostprep.slots.rows import FreeSlots, Listed, in_a_row, marks_of, runs, set_marks
 
@@ -19,6 +19,9 @@ ABANDONED = 3
 """Its writer released it unwritten, and others still claim it: the next one to ask writes it."""
 
 _READY = bytes([READY])
+_ONE_CLAIM = array("i", [1]).tobytes()
+_WORTH_ROWS = 16
+"""Slots from which looking for rows beats a loop."""
 
 
 class SlotGroup:
@@ -31,6 +34,8 @@ class SlotGroup:
         self.index = index_for(group.slots, hash_bytes)
         self.free = FreeSlots(group.slots)
         self.order = EvictionOrder(group.slots)
+        self._ghosts = Ghosts(group.slots)
+        self.order.weight = self._ghosts.weight
         self.refs = array("i", [0]) * group.slots
         self.state = bytearray(group.slots)
         self.has_all = group.kind == ATTENTION and group.window_tokens is None
@@ -86,9 +91,14 @@ class SlotGroup:
                 first.append(slot)
         return first
 
-    def unclaim(self, slots: Iterable[int]) -> list[int]:
+    def unclaim(self, slots: Sequence[int]) -> Sequence[int]:
         """Take one claim back from each. Returns those that have none left."""
         refs = self.refs
+        rows = runs(in_a_row(slots[::-1])) if len(slots) >= _WORTH_ROWS else None
+        if rows is not None and all(refs[a:b].tobytes() == _ONE_CLAIM * (b - a) for a, b in rows):
+            for a, b in rows:
+                refs[a:b] = array("i", [0]) * (b - a)
+            return slots
         idle = []
         for slot in slots:
             left = refs[slot] - 1
@@ -97,9 +107,13 @@ class SlotGroup:
                 idle.append(slot)
         return idle
 
-    def hold(self, slots: Sequence[int]) -> None:
-        """Take newly claimed slots out of the order of eviction."""
-        self.order.unlink(slots)
+    def hold(self, first: Sequence[int], present: Sequence[int]) -> None:
+        """Take newly claimed slots out of the order of eviction.
+
+        All those that a request found count as used again.
+        """
+        self.order.unlink(first)
+        set_marks(self.order.again, present, 1)
 
     @property
     def available(self) -> int:
@@ -114,11 +128,27 @@ class SlotGroup:
         if self.free.count == self.group.slots:
             self.gapless, self._may_gap = self.has_all, False
 
+    def remember(self, evicted: Sequence[int]) -> None:
+        """Note slots that are about to be emptied to make room."""
+        marks = marks_of(self.order.again, evicted)
+        again = marks.count(1)
+        chosen = self.index.sampled(evicted, self._ghosts.sampled)
+        keys = zip(self.index.keys(chosen), map(self.order.again.__getitem__, chosen))
+        self._ghosts.remember((len(evicted) - again, again), keys)
+
     def fill(self, keys: Keys, slots: Sequence[int]) -> None:
         """Give slots that were free their contents' names: claimed once, being written."""
         self.index.insert(keys, slots)
         self.claim(slots)
         self.mark(slots, PENDING)
+        set_marks(self.order.again, slots, 0)
+
+    def note_returned(self, keys: Keys, slots: Sequence[int]) -> None:
+        """Learn from what one request is to write, of which these are the slots."""
+        last = self._ghosts.returned(keys)
+        if last:
+            set_marks(self.order.again, slots[:last], 1)
+            self.order.weight = self._ghosts.weight
 
     def written(self, slots: Sequence[int]) -> None:
         """Mark the contents as written: others match them from now on."""
@@ -135,7 +165,7 @@ class SlotGroup:
         self.free.withhold(Listed(kept.writing))
         self.index.restore(kept.slots, slots)
         self.mark(slots, READY)
-        self.order.append(kept.order)
+        self.order.restore(kept.order, kept.again)
         self.gapless = self.gapless and not slots
 
     def mark(self, slots: Sequence[int], state: int) -> None:
@@ -147,10 +177,11 @@ class SlotGroup:
 
         What never was written is forgotten.
         """
-        states = marks_of(self.state, idle)
+        states = marks_of(self.state, in_a_row(idle[::-1]))
         if states.count(READY) == len(idle):
             self.order.append(idle)
             return
+        states = states[::-1]
         self.order.append([s for s, state in zip(idle, states) if state == READY])
         self.empty([s for s, state in zip(idle, states) if state != READY])
         self.gapless = self.gapless and not self._may_gap
@@ -161,7 +192,7 @@ class SlotGroup:
         idle = [s for s in slots if s >= 0 and not refs[s] and state[s] == READY]
         if idle:
             self.order.unlink(in_a_row(idle))
-            self.order.append(reversed(idle))
+            self.order.append(idle[::-1])
             self.gapless = False  # a block may now be evicted before those behind it
 
     def note_gaps(self, blocks: Sequence[int]) -> None:

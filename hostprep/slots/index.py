@@ -123,6 +123,10 @@ class DictIndex:
         """Return the keys of those of the slots that have one."""
         return [key for key in map(self._keys.__getitem__, slots) if key]
 
+    def sampled(self, slots: Sequence[int], chosen: bytes) -> Sequence[int]:
+        """Return those of the slots whose keys' first bytes are `chosen`: 1 in that map."""
+        return slots if 0 not in chosen else [s for s in slots if chosen[self._keys[s][0]]]
+
     def key_of(self, slot: int) -> bytes:
         """Return the key of a slot that has one."""
         return self._keys[slot]
@@ -360,6 +364,19 @@ class HashIndex:
             some = chain.from_iterable(self._unpack(content[first * width : end * width]))
             keys += compress(some, held[first:end])
         return keys
+
+    def sampled(self, slots: Sequence[int], chosen: bytes) -> Sequence[int]:
+        """Return those of the slots whose keys' first bytes are `chosen`: 1 in that map."""
+        if 0 not in chosen:
+            return slots
+        content, width, rows = self._keys, self._width, runs(slots)
+        if rows is None:
+            return [slot for slot in slots if chosen[content[slot * width]]]
+        found: list[int] = []
+        for first, end in rows:
+            marks = content[first * width : end * width : width].translate(chosen)
+            found += compress(range(first, end), marks)
+        return found
 
     def key_of(self, slot: int) -> bytes:
         """Return the key of a slot that has one."""

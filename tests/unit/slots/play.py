@@ -152,6 +152,11 @@ class Play:
         self.model.release(held)
         self.check()
 
+    def touch(self, keys: Sequence[bytes], group: int) -> None:
+        self.pool.touch(keys, group)
+        self.model.touch(keys, group)
+        self.check()
+
     def forget(self) -> None:
         assert self.pool.forget_unclaimed() == self.model.forget_unclaimed()
         self.check()
@@ -164,7 +169,7 @@ class Play:
         ):
             order = slots.order.oldest_first()
             assert len(order) == slots.order.count
-            assert slots.index.keys(order) == model.idle, "another order of eviction"
+            assert slots.index.keys(order) == model.in_order(), "another order of eviction"
             claimed: dict[int, bytes] = {}
             for claim, held in self.open:
                 for key, slot in zip(claim.request.hashes, claim.uses[index].slots, strict=True):
@@ -221,6 +226,9 @@ def play_at_random(seed: int, steps: int = 60) -> None:
             play.claim(requests, choose.choice((None, None, choose.randrange(30))))
         elif step == 8 and choose.random() < 0.1:
             play.forget()
+        elif step == 8 and choose.random() < 0.2:
+            keys = random_request(choose, kind).hashes
+            play.touch(keys, choose.randrange(len(play.layout.groups)))
         elif play.open and step < 6:
             play.commit(choose.randrange(9), choose.choice((None, None, choose.randrange(4))))
         elif play.open and step == 6:

@@ -12,6 +12,10 @@ from hostprep.slots import OUTSIDE, RECURRENT, REUSED, SHARED, STORED, WRITE, Gr
 class Block:
     written: bool = False
     has_writer: bool = True
+    again: bool = False
+    """Another request has used it, or it was evicted and is back."""
+    released: int = 0
+    """How many blocks had been when it was."""
 
 
 @dataclass
@@ -21,6 +25,12 @@ class GroupModel:
     group: Group
     blocks: dict[bytes, Block] = field(default_factory=dict)
     idle: list[bytes] = field(default_factory=list)
+    released: int = 0
+    evictions: list[int] = field(default_factory=lambda: [0, 0])
+    """Of blocks used once, and of those used again."""
+    ghosts: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    """Of what was evicted: whether it had been used again, and how many of those had been then."""
+    weight_log: float = 4.0
 
     @property
     def free(self) -> int:
@@ -28,6 +38,57 @@ class GroupModel:
 
     def ready(self, key: bytes) -> bool:
         return key in self.blocks and self.blocks[key].written
+
+    def release(self, keys: Sequence[bytes]) -> None:
+        self.released += len(keys)
+        self.idle += keys
+        for key in keys:
+            self.blocks[key].released = self.released
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """The first of these newest of all."""
+        known = [key for key in dict.fromkeys(keys) if key in self.idle]
+        self.idle = [key for key in self.idle if key not in known]
+        self.release(known[::-1])
+
+    def in_order(self) -> list[bytes]:
+        """What is evicted first first."""
+        once = [key for key in self.idle if not self.blocks[key].again]
+        again = [key for key in self.idle if self.blocks[key].again]
+        order = []
+        while once and again:
+            order.append((again if self._goes(again[0], once[0]) else once).pop(0))
+        return order + once + again
+
+    def _goes(self, again: bytes, once: bytes) -> bool:
+        """Whether a block goes that was used again, and not the one that was used once."""
+        weight = round(256 * 2**self.weight_log)
+        age = self.released - self.blocks[again].released
+        return age * 256 > (self.released - self.blocks[once].released) * weight
+
+    def evict(self, count: int) -> list[bytes]:
+        gone = self.in_order()[:count]
+        for key in gone:
+            self.evictions[self.blocks[key].again] += 1
+        for key in gone:
+            again = self.blocks[key].again
+            self.ghosts[key] = again, self.evictions[again]
+            self.idle.remove(key)
+            del self.blocks[key]
+        return gone
+
+    def note_returned(self, stored: Sequence[bytes]) -> None:
+        """What was evicted lately counts as used again, and so does all that is in front of it."""
+        last = 0
+        for number, key in enumerate(stored):
+            again, evictions = self.ghosts.pop(key, (0, -99))
+            if evictions > self.evictions[again] - max(8, self.group.slots // 10):
+                change = min(0.125, 32 / self.group.slots)
+                self.weight_log += change if again else -change
+                self.weight_log = min(5.0, max(0.0, self.weight_log))
+                last = number + 1
+        for key in stored[:last]:
+            self.blocks[key].again = True
 
 
 @dataclass(eq=False)
@@ -81,11 +142,14 @@ class ReferencePool:
         model, evicted = self.groups[index], list[bytes]()
         claimed = {key for one in held for key in one.keys(index)}
         model.idle = [key for key in model.idle if key not in claimed]  # first phase
+        for key in claimed & model.blocks.keys():
+            model.blocks[key].again = True
+        lacking = [[key for key in one.keys(index) if key not in model.blocks] for one in held]
         count = len(claimed - model.blocks.keys())
-        while count and model.idle and model.free < count + int(model.group.slots * self.spare):
-            evicted.append(model.idle.pop(0))
-            del model.blocks[evicted[-1]]
-        for one in held:  # second phase
+        if count:
+            room = count + int(model.group.slots * self.spare) - model.free
+            evicted = model.evict(max(0, room))
+        for one, missing in zip(held, lacking, strict=True):  # second phase
             new = 0
             for number, key in enumerate(one.request.hashes):
                 if one.kinds[index][number] != WRITE:
@@ -97,6 +161,7 @@ class ReferencePool:
                     model.blocks[key].has_writer = True
                 else:  # an earlier request of the batch writes it
                     one.kinds[index][number] = SHARED
+            model.note_returned(missing)
             count -= new
             booked = len(evicted) if new and not count else min(new, len(evicted))
             one.evicted.append(evicted[:booked])
@@ -130,13 +195,14 @@ class ReferencePool:
             for number in held.unwritten[index]:
                 model.blocks[held.request.hashes[number]].has_writer = False
             others = {key for one in self.open for key in one.keys(index)}
-            for key in reversed(held.keys(index)):
-                if key in others:
-                    continue
-                if model.blocks[key].written:
-                    model.idle.append(key)
-                else:
+            idle = [key for key in reversed(held.keys(index)) if key not in others]
+            model.release([key for key in idle if model.blocks[key].written])
+            for key in idle:
+                if not model.blocks[key].written:
                     del model.blocks[key]
+
+    def touch(self, keys: Sequence[bytes], group: int) -> None:
+        self.groups[group].touch(keys)
 
     def forget_unclaimed(self) -> int:
         forgotten = 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hostprep.slots import Claim, Request, ShortageError, SlotPool, batch, matching
-from hostprep.slots.eviction import EvictionOrder
+from hostprep.slots.eviction import EvictionOrder, Ghosts
 from hostprep.slots.group import READY, SlotGroup
 from hostprep.slots.index import HashIndex, Keys
 from hostprep.slots.pool import BatchClaim
@@ -123,6 +123,25 @@ def given_up_is_never_written(patch: Patch) -> None:
     patch.setattr("hostprep.slots.batch._take_abandoned", lambda group, part: None)
 
 
+def used_again_is_not_noted(patch: Patch) -> None:
+    patch.setattr(SlotGroup, "hold", lambda self, first, present: self.order.unlink(first))
+
+
+def what_comes_back_is_new(patch: Patch) -> None:
+    patch.setattr(Ghosts, "returned", lambda self, keys: 0)
+
+
+def new_contents_keep_the_mark(patch: Patch) -> None:
+    own = SlotGroup.fill
+
+    def fill(self: SlotGroup, keys: Keys, slots: Sequence[int]) -> None:
+        marks = bytes(self.order.again)
+        own(self, keys, slots)
+        self.order.again[:] = marks
+
+    patch.setattr(SlotGroup, "fill", fill)
+
+
 MUTANTS: list[Callable[[Patch], None]] = [
     claims_do_not_protect,
     one_request_after_the_other,
@@ -136,6 +155,9 @@ MUTANTS: list[Callable[[Patch], None]] = [
     a_window_too_short,
     groups_do_not_agree,
     given_up_is_never_written,
+    used_again_is_not_noted,
+    what_comes_back_is_new,
+    new_contents_keep_the_mark,
 ]
 
 
