@@ -11,7 +11,16 @@ from benchmarks.machine import BenchmarkError, wait_until_quiet
 from benchmarks.measure import Result
 from benchmarks.report import document, print_results, write_docs
 
-NAMES = ("populate_2m", "populate_4k", "fragmented", "attach", "adopt", "memory", "startup")
+NAMES = (
+    "populate_2m",
+    "populate_4k",
+    "fragmented",
+    "attach",
+    "adopt",
+    "memory",
+    "startup",
+    "directory",
+)
 
 
 def main() -> int:

@@ -295,20 +295,16 @@ class Directory:
             if not self._epoch or generation < self._oldest:
                 return
             head = _HEAD.pack(_VALID, self.key_bytes, self._flags, self._epoch, 0, generation)
-            seed, pack, size = crc32(head), self._pack, self._record_bytes
-            begun = self._begun
-            numbers = [first + slot for slot in slots]
+            size, begun = self._record_bytes, self._begun
+            numbers = slots if not first else [first + slot for slot in slots]
+            heads: Iterable[bytes] = repeat(head)
+            seeds: Iterable[int] = repeat(crc32(head))
             if self.checksums:
                 start, end = head[: -_CHECKSUM_BYTES - _GENERATION.size], head[-_GENERATION.size :]
                 heads = [start + _CHECK.pack(each) + end for each in checksums]
-                records = [
-                    pack(crc32(key, crc32(head)) ^ number, head, key)
-                    for number, key, head in zip(numbers, keys, heads)
-                ]
-            else:
-                records = [
-                    pack(crc32(key, seed) ^ number, head, key) for number, key in zip(numbers, keys)
-                ]
+                seeds = map(crc32, heads)
+            checks = map(xor, map(crc32, keys, seeds), numbers)
+            records = list(map(self._pack, checks, heads, keys))
             mine = array("Q", [generation])
             rows = runs(slots)
             if rows is None:

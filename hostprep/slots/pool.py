@@ -336,7 +336,10 @@ class SlotPool:
         if directory is not None:
             claim.generation = directory.new_generation() if claim.request.keep else 0
             for index, (use, blocks) in enumerate(zip(claim.uses, claim.unwritten)):
-                slots = in_a_row([use.slots[block] for block in blocks])
+                slots = use.slots
+                if len(blocks) < len(slots):
+                    slots = [slots[block] for block in blocks]
+                slots = in_a_row(slots)
                 directory.begin(index, slots, claim.generation)
         self._totals = list(map(add, self._totals, claim.sums()))
         self._open.add(claim)
