@@ -99,7 +99,7 @@ class Scene:
             *("upgrade", RELEASE, "charts/hostprep", "--namespace", NAMESPACE),
             *("--reset-then-reuse-values", "--set", f"image.tag={tag}"),
         )
-        wait_for_chart(self.cluster)
+        wait_for_chart(self.cluster, timeout_s=2 * _SECONDS)
         assert agent_pod(self.cluster) != before
 
 

@@ -33,7 +33,7 @@ from hostprep.engines.vllm.command_parser import (
     read_command,
     worker_count,
 )
-from hostprep.engines.vllm.settings import SLOTS, WARM, has_slots
+from hostprep.engines.vllm.settings import SLOTS, WARM, check_settings, has_slots
 from hostprep.errors import BadInputError
 from hostprep.layout import directory_bytes
 from hostprep.units import format_bytes, format_exact
@@ -211,7 +211,16 @@ def check_config(config: dict[str, Any], connector: Connector) -> None:
             "it keeps its blocks in a file on disk",
             "leave it out",
         )
+    has_plugin = bool(connector.module or connector.spec_module)
+    if has_plugin:
+        check_settings(extra)
     has_slots(extra, can_have=connector.spec_module is not None)
+    if has_plugin and extra.get(WARM) not in (None, False, connector is KEEPING):
+        raise _contradicts(
+            f"{WARM} {extra[WARM]!r}",
+            "`hostprep exec` claims the memory, and --warm says under which name it is kept",
+            f"leave {WARM} out, and give `hostprep exec` --warm NAME --owner-file FILE",
+        )
     for key in (SLOTS, WARM) if connector is KEEPING else ():
         if extra.get(key) is False:
             raise _contradicts(

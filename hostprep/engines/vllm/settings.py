@@ -51,13 +51,7 @@ class Settings:
         Raises BadInputError for what is unknown or no number, and for what cannot go together.
         `can_have_slots`: whether the connector has a manager that slots can replace.
         """
-        unknown = [key for key in config if key.startswith("hostprep.") and key not in _KEYS]
-        if unknown:
-            raise BadInputError(
-                f"kv_connector_extra_config holds the unknown key(s) {', '.join(sorted(unknown))}",
-                reason="UnknownKey",
-                remedy=f"known are {', '.join(_KEYS)}",
-            )
+        check_settings(config)
         warm = warm_name(config, can_keep=can_have_slots)
         return cls(
             warm=warm,
@@ -71,6 +65,23 @@ class Settings:
     def registers(self, *, is_cuda: bool) -> bool:
         """Tell whether this engine registers its memory."""
         return is_cuda if self.register == "auto" else self.register == "always"
+
+
+def check_settings(config: Mapping[str, Any]) -> None:
+    """Raise BadInputError for keys of ours that are unknown, or have no value that they can have.
+
+    It needs no engine: `hostprep exec` says so before the memory is claimed.
+    """
+    unknown = [key for key in config if key.startswith("hostprep.") and key not in _KEYS]
+    if unknown:
+        raise BadInputError(
+            f"kv_connector_extra_config holds the unknown key(s) {', '.join(sorted(unknown))}",
+            reason="UnknownKey",
+            remedy=f"known are {', '.join(_KEYS)}",
+        )
+    _one_of(config, "hostprep.register", _REGISTER)
+    _one_of(config, "hostprep.mode", _MODES)
+    _deadline_s(config)
 
 
 def warm_name(config: Mapping[str, Any], *, can_keep: bool) -> str | None:

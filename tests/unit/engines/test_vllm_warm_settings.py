@@ -82,11 +82,22 @@ def test_a_name_without_a_file_claims_nothing() -> None:
         memory.engine_memory({"hostprep.pool": "kv", "hostprep.owner_file": "/run/owner"})
 
 
-@pytest.mark.parametrize("key", ["hostprep.warm", "hostprep.slots"])
-def test_what_contradicts_warm_is_refused_before_the_claim(key: str) -> None:
-    config = json.dumps({"kv_connector_extra_config": {key: False}})
+@pytest.mark.parametrize(
+    ("key", "value", "warm"),
+    [
+        ("hostprep.warm", False, True),
+        ("hostprep.slots", False, True),
+        ("hostprep.warm", "other", True),
+        ("hostprep.warm", "chat", False),
+        ("hostprep.warm", True, False),
+        ("hostprep.wram", "chat", True),
+        ("hostprep.mode", "later", False),
+    ],
+)
+def test_what_contradicts_is_refused_before_the_claim(key: str, value: object, warm: bool) -> None:
+    config = json.dumps({"kv_connector_extra_config": {key: value}})
     command = (*_SERVE, "--kv-transfer-config", config)
-    start = EngineStart(integration_of("vllm-offloading"), command, {}, Options(warm=True))
+    start = EngineStart(integration_of("vllm-offloading"), command, {}, Options(warm=warm))
     with pytest.raises(BadInputError, match=key):
         launch.requirements(start)
 
