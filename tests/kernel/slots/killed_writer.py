@@ -96,13 +96,16 @@ def _break() -> None:
             self._states[:] = before
 
         Directory.begin = begin  # type: ignore[assignment,method-assign]
-    if mutant == "epoch-not-changed":
+    if mutant == "reset-leaves-the-records":
         own_reset = Directory.reset
 
         def reset(self: Directory, identity: dict[str, str]) -> None:
+            """Neither their states change nor the epoch: either would do."""
             os.urandom = lambda size: b"\1" * size
             self._header[32:36] = bytes(4)
+            before = bytes(self._states)
             own_reset(self, identity)
+            self._states[:] = before
 
         Directory.reset = reset  # type: ignore[assignment,method-assign]
 

@@ -48,7 +48,7 @@ def test_every_block_that_is_believed_has_its_own_bytes(node: Node, backing: Bac
 
 
 @pytest.mark.parametrize(
-    "mutant", ["validated-before-the-copy", "not-voided-before-reuse", "epoch-not-changed"]
+    "mutant", ["validated-before-the-copy", "not-voided-before-reuse", "reset-leaves-the-records"]
 )
 def test_a_broken_protocol_is_found(node: Node, mutant: str) -> None:
     node.prepare([pool_of()])

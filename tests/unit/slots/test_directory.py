@@ -257,6 +257,17 @@ def test_another_layout_finds_the_header_and_voids_it() -> None:
     assert opened(many).identity is None
 
 
+def test_records_that_a_late_writer_left_of_another_epoch_count_for_nothing() -> None:
+    """It was stopped before its record was written, and goes on after a reset."""
+    memory = _memory()
+    found = _sealed(memory)
+    _store(_pool(found), 1, 2)
+    late = bytes(memory[: 12 * _RECORD])
+    found.reset(_IDENTITY)
+    memory[: 12 * _RECORD] = late
+    assert not _known(_recovered(memory))
+
+
 def test_what_is_touched_counts_as_used_last() -> None:
     memory = _memory()
     _store(_pool(_sealed(memory)), 1, 2, 3)

@@ -85,13 +85,25 @@ class _Play:
     def claim(self) -> None:
         numbers = self.choose.sample(range(30), self.choose.randrange(1, 5))
         hashes = [number.to_bytes(_KEY_BYTES, "big") for number in numbers]
-        request = Request(
-            "r", 1 + len(hashes), hashes, computed_tokens=1, first_block=1, reuse_limit_tokens=0,
-            keep=self.choose.random() < 0.9,
-        )  # fmt: skip
-        claims: list[Any] = []
+        keep, claims = self.choose.random() < 0.9, []
+
+        def claim_some() -> None:
+            if self.choose.random() < 0.5:
+                claims.append(self.pool.claim_blocks(hashes, keep=keep))
+                return
+            request = Request(
+                "r",
+                1 + len(hashes),
+                hashes,
+                computed_tokens=1,
+                first_block=1,
+                reuse_limit_tokens=0,
+                keep=keep,
+            )
+            claims.extend(self.pool.claim_batch([request]).claims)
+
         try:
-            if self._torn(lambda: claims.extend(self.pool.claim_batch([request]).claims)):
+            if self._torn(claim_some):
                 self.kill()
                 return
         except ShortageError:
@@ -205,10 +217,15 @@ def generation_not_compared_by_writers(patch: pytest.MonkeyPatch) -> None:
     own = Directory.finish
 
     def finish(
-        self: Directory, group: int, slots: Sequence[int], keys: Sequence[bytes], generation: int
+        self: Directory,
+        group: int,
+        slots: Sequence[int],
+        keys: Sequence[bytes],
+        generation: int,
+        *rest: Any,
     ) -> None:
         self.begin(group, slots, generation)
-        own(self, group, slots, keys, generation)
+        own(self, group, slots, keys, generation, *rest)
 
     patch.setattr(Directory, "finish", finish)
 
@@ -283,7 +300,6 @@ _Mutant = Callable[[pytest.MonkeyPatch], None]
         validated_before_the_copy,
         not_void_before_reuse,
         torn_records_count,
-        epoch_not_compared,
         no_quarantine,
     ],
 )
@@ -302,6 +318,10 @@ def test_a_play_finds_what_is_broken(mutant: _Mutant, monkeypatch: pytest.Monkey
         (
             generation_not_compared_by_readers,
             test_directory.test_of_two_records_of_one_key_the_newest_counts,
+        ),
+        (
+            epoch_not_compared,
+            test_directory.test_records_that_a_late_writer_left_of_another_epoch_count_for_nothing,
         ),
         (
             no_quarantine,
