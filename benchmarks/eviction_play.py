@@ -95,6 +95,44 @@ def _loop(chance: random.Random) -> Iterator[Prompt]:
         yield tuple((number % 60) * 100 + at for at in range(40))
 
 
+def _shift(chance: random.Random) -> Iterator[Prompt]:
+    """Prompts by rank; after every 500 requests those of each second rank are others."""
+    for number, prompt in enumerate(_zipf(chance)):
+        others = number // 500 * 10**8 if prompt[0] // 100 % 2 else 0
+        yield tuple(chunk + others if chunk < 10**6 else chunk for chunk in prompt)
+
+
+def _tenants(chance: random.Random) -> Iterator[Prompt]:
+    """Conversations, and in turns with them another tenant's prompts by rank and scans."""
+    chats, others = _chat(chance), _scan(chance)
+    while True:
+        yield next(chats)
+        yield tuple(chunk + 10**9 for chunk in next(others))
+
+
+def _agents(chance: random.Random) -> Iterator[Prompt]:
+    """Agents under one system prompt, with one of six sets of tools, that go on step by step.
+
+    Every eighth request is about a long document, which is seldom asked about twice.
+    """
+    fresh = itertools.count(5 * 10**6)
+    runs: list[Prompt] = []
+    while True:
+        for _ in range(7):
+            if len(runs) < 40 or chance.random() < 0.08:
+                tools = 1000 + 100 * min(int(chance.expovariate(1 / 1.5)), 5)
+                runs.append((*range(12), *range(tools, tools + 20)))
+            at = chance.randrange(len(runs))
+            said = (*runs.pop(at), *(next(fresh) for _ in range(chance.randrange(1, 5))))
+            if len(said) < 70:
+                runs.append(said)
+            yield said
+        document = tuple(next(fresh) for _ in range(120))
+        yield document
+        if chance.random() < 0.3:
+            yield (*document, next(fresh))
+
+
 SCENES = {
     "skewed prompts": Scene(_zipf, 4000),
     "skewed, with scans": Scene(_scan, 4000),
@@ -102,12 +140,17 @@ SCENES = {
     "hybrid chat": Scene(_chat, 3000, has_window=True),
     "long documents, small tier, a queue": Scene(_documents, 1000, waiting=4),
     "a loop": Scene(_loop, 2000),
+    "ranks that shift": Scene(_shift, 4000),
+    "two tenants": Scene(_tenants, 4000),
+    "agents and long documents": Scene(_agents, 1200),
 }
 MANAGERS: dict[str, Callable[[int], Any]] = {
     "vLLM's LRU": lambda room: CPUOffloadingManager(num_chunks=room),
     "vLLM's ARC": lambda room: CPUOffloadingManager(num_chunks=room, cache_policy="arc"),
     "hostprep.slots": SlotsManager,
+    "slots, 1/32 free": lambda room: SlotsManager(room - room // 32),
 }
+"""The last one: as a pool that keeps slots free, so that blocks lie in rows (`spare`)."""
 
 
 class _Request:

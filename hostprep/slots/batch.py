@@ -19,7 +19,7 @@ from hostprep.slots.request import (
     Request,
     ShortageError,
 )
-from hostprep.slots.rows import Listed, in_a_row, marks_of
+from hostprep.slots.rows import Listed, in_a_row, marks_of, set_marks
 
 _READY = bytes([READY])
 _REUSED = bytes([REUSED])
@@ -171,9 +171,8 @@ def allocate(
         for draft in drafts:
             part = draft.parts[index]
             fill(group, part, draft.wanted[index], taken)
-            if draft.wanted[index].count:
-                slots = [part.slots[block] for block in part.missing]
-                group.note_returned(draft.wanted[index], slots)
+            returned = part.missing[: group.returned(draft.wanted[index])]
+            set_marks(group.order.again, [part.slots[block] for block in returned], 1)
             if not draft.is_whole and (part.present or part.missing or draft.partial):
                 group.gapless = False
             more, part.evicted = taken.account()
@@ -338,13 +337,13 @@ def claim_or_allocate(group: SlotGroup, keys: Keys, *, keep_evicted: bool) -> tu
     taken = in_a_row(group.free.take(len(wanted)))
     if len(wanted) == keys.count:
         group.fill(keys, taken)
-        group.note_returned(keys, taken)
+        set_marks(group.order.again, taken[: group.returned(keys)], 1)
         slots = list(taken)
     elif wanted:
         own = sorted(wanted.values())
         new = keys.chosen(own)
         group.fill(new, taken)
-        group.note_returned(new, taken)
+        set_marks(group.order.again, taken[: group.returned(new)], 1)
         for block, slot in zip(own, taken):
             slots[block] = slot
         for block in blocks:

@@ -143,12 +143,12 @@ class SlotGroup:
         self.mark(slots, PENDING)
         set_marks(self.order.again, slots, 0)
 
-    def note_returned(self, keys: Keys, slots: Sequence[int]) -> None:
-        """Learn from what one request is to write, of which these are the slots."""
-        last = self._ghosts.returned(keys)
-        if last:
-            set_marks(self.order.again, slots[:last], 1)
+    def returned(self, keys: Keys) -> int:
+        """Learn from what one request is to write; return how many of it count as used again."""
+        count = self._ghosts.returned(keys)
+        if count:
             self.order.weight = self._ghosts.weight
+        return count
 
     def written(self, slots: Sequence[int]) -> None:
         """Mark the contents as written: others match them from now on."""

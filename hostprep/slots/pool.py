@@ -41,7 +41,7 @@ from hostprep.slots.request import (
     ShortageError,
     check_request,
 )
-from hostprep.slots.rows import Listed, in_a_row
+from hostprep.slots.rows import Listed, in_a_row, marks_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -525,7 +525,7 @@ class SlotPool:
                 if OUTSIDE in use.kinds:
                     held = [slot for slot in held if slot >= 0]
                 if self._directory is not None:
-                    self._touch(self._directory, index, use, held)
+                    self._touch(self._directory, index, held)
                 slots.note_gaps(held)
                 copied = claim.partial.slots[index : index + 1] if claim.partial else ()
                 slots.settle(slots.unclaim([*copied, *reversed(held)]))
@@ -542,16 +542,13 @@ class SlotPool:
             found = slots.index.find(Keys(wanted, width))
             slots.touch(found)
             if self._directory is not None:
-                self._directory.touch(group, [slot for slot in found if slot >= 0], again=True)
+                self._touch(self._directory, group, [slot for slot in found if slot >= 0])
 
-    def _touch(self, directory: Directory, index: int, use: GroupUse, held: Sequence[int]) -> None:
-        if REUSED not in use.kinds and STORED not in use.kinds:
-            directory.touch(index, in_a_row(held), again=False)
-            return
-        known = {REUSED, STORED}
-        for again in (False, True):
-            some = [s for s, k in zip(use.slots, use.kinds) if s >= 0 and (k in known) == again]
-            directory.touch(index, in_a_row(some), again=again)
+    def _touch(self, directory: Directory, index: int, slots: Sequence[int]) -> None:
+        marks = marks_of(self._groups[index].order.again, slots)
+        for again in set(marks):
+            some = [slot for slot, mark in zip(slots, marks) if mark == again]
+            directory.touch(index, in_a_row(some), again=bool(again))
 
     def holds(self, block_hash: bytes, group: int = 0) -> bool:
         """Whether a block is there and written. It may be gone at the next call: claim it."""

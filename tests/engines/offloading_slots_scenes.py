@@ -148,8 +148,8 @@ def one_that_waits_and_is_aborted_or_forgotten_leaves_nothing_claimed() -> None:
 @scene
 def what_slots_cannot_have_beside_them_is_refused() -> None:
     refusal(
-        lambda: spec_of(**{"hostprep.slots": True, "eviction_policy": "arc"}),
-        "hostprep.slots does not go with eviction_policy 'arc'",
+        lambda: spec_of(**{"hostprep.slots": True, "eviction_policy": "mine"}),
+        "hostprep.slots does not go with eviction_policy 'mine'",
     )
 
 

@@ -157,7 +157,7 @@ def _is_number(given: Any) -> bool:
 
 
 _HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "eviction_policy": lambda given: given == "lru",
+    "eviction_policy": lambda given: given in ("lru", "arc"),  # slots' own is as good as either
     "cache_policy_module_path": lambda given: not given,
     "store_threshold": _is_number,
     "max_tracker_size": _is_number,

@@ -30,13 +30,15 @@ def test_what_slots_have_too_goes_with_them() -> None:
         "max_tracker_size": 7,
     }
     assert Settings.read({**fitting, **_SLOTS}, can_have_slots=True).slots
+    assert Settings.read({"eviction_policy": "arc", **_SLOTS}, can_have_slots=True).slots
 
 
 @pytest.mark.parametrize(
     ("key", "given"),
     [
-        ("eviction_policy", "arc"),
+        ("eviction_policy", "mine"),
         ("eviction_policy", None),
+        ("eviction_policy", ["arc"]),
         ("cache_policy_module_path", "my.policies"),
         ("max_tracker_size", "large"),
         ("store_threshold", "often"),
@@ -52,8 +54,8 @@ def test_what_vllms_own_manager_alone_can_do_is_refused_by_name(key: str, given:
 
 
 def test_all_that_contradicts_is_named_at_once() -> None:
-    extra = {"eviction_policy": "arc", "secondary_tiers": [3], **_SLOTS}
-    with pytest.raises(BadInputError, match=r"eviction_policy 'arc' and secondary_tiers \[3\]"):
+    extra = {"eviction_policy": "mine", "secondary_tiers": [3], **_SLOTS}
+    with pytest.raises(BadInputError, match=r"eviction_policy 'mine' and secondary_tiers \[3\]"):
         Settings.read(extra, can_have_slots=True)
 
 
@@ -77,6 +79,6 @@ def test_other_ways_refuse_them_before_the_claim(connector: Connector) -> None:
 
 
 def test_what_contradicts_is_refused_before_the_claim() -> None:
-    extra = {"eviction_policy": "arc", **_SLOTS}
+    extra = {"eviction_policy": "mine", **_SLOTS}
     with pytest.raises(BadInputError, match="does not go with eviction_policy"):
         check_config({"kv_connector_extra_config": extra}, OFFLOADING)
