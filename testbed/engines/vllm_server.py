@@ -177,13 +177,19 @@ def with_own_shared_memory(command: Sequence[str], pools: Path, aside: Path) -> 
 def without_queues() -> Iterator[None]:
     """Take away what vLLM's queues leave in shared memory when its processes are killed.
 
-    Not for where others start a vLLM meanwhile: see `with_own_shared_memory`.
+    And what LMCache leaves: a worker's KV cache. Not for where others start a vLLM meanwhile: see
+    `with_own_shared_memory`.
     """
-    before = set(Path("/dev/shm").glob("psm_*"))
+    patterns = ("psm_*", "lmcache_kv_*")
+
+    def found() -> set[Path]:
+        return {path for pattern in patterns for path in Path("/dev/shm").glob(pattern)}
+
+    before = found()
     try:
         yield
     finally:
-        for left in set(Path("/dev/shm").glob("psm_*")) - before:
+        for left in found() - before:
             left.unlink(missing_ok=True)
 
 

