@@ -182,7 +182,8 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         if new:
             self._sizes.append(len(new))
             self._record_event(evicted, is_removed=True)
-            self._recovered.difference_update(evicted)
+            if self._recovered:
+                self._recovered.difference_update(evicted)
             self._writing.update(dict.fromkeys(new, _Store(claim, new, req_context)))
             self._reads.stores(req_context)
         else:
