@@ -46,7 +46,7 @@ class Engine(SmallEngine):
             sys.argv[2],
             connector={"kv_connector": "OffloadingConnector"},
             cpu_bytes_to_use=_CHUNKS * ROW_BYTES * len(LAYERS),
-            **_OURS | ({"hostprep.slots": True} if has_slots else {}),
+            **_OURS | {"hostprep.slots": has_slots},
         )
         super().__init__(config)
         for rank in self.ranks:

@@ -124,18 +124,18 @@ def _served_without_the_tier(server: Server) -> list[int]:
     return tokens
 
 
-# A whole server with slots is one more of the same story: their own scenes are above.
+# A whole server with vLLM's manager is one more of the same story: its own scenes are above.
 @pytest.mark.parametrize(
     "slots",
     [
-        pytest.param(False, id="vllms_manager"),
-        pytest.param(True, id="slots", marks=pytest.mark.long),
+        pytest.param(False, id="vllms_manager", marks=pytest.mark.long),
+        pytest.param(True, id="slots"),
     ],
 )
 def test_it_serves_while_it_registers_and_then_from_the_region(stage: Stage, slots: bool) -> None:
     backing = Backing.HUGETLB_2MI
     stage.node.prepare([pool_of(mib=_REGION_MIB, backing=backing)])
-    extra = {"hostprep.register": "always", **({"hostprep.slots": True} if slots else {})}
+    extra = {"hostprep.register": "always", **({} if slots else {"hostprep.slots": False})}
     command = stage.command({"kv_connector_extra_config": extra}, "--engine", "vllm-offloading")
     command += ["--shutdown-timeout", "60"]  # by default it kills them at once
     log = stage.folder / "log"

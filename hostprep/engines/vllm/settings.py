@@ -40,7 +40,7 @@ class Settings:
     size_bytes: int | None
     """vLLM's own cpu_bytes_to_use; None: the whole region."""
     slots: bool = False
-    """Hostprep's slots in place of vLLM's own manager."""
+    """Hostprep's slots in place of vLLM's own manager: unless that is asked for."""
     warm: str | None = None
     """Under which name blocks are kept for the next process; None: they are not."""
 
@@ -59,7 +59,13 @@ class Settings:
             mode=_one_of(config, "hostprep.mode", _MODES),
             deadline_s=_deadline_s(config),
             size_bytes=_size_bytes(config.get("cpu_bytes_to_use")),
-            slots=has_slots({SLOTS: warm is not None, **config}, can_have=can_have_slots),
+            slots=has_slots(
+                {
+                    SLOTS: warm is not None or (can_have_slots and not _asks_for_vllms(config)),
+                    **config,
+                },
+                can_have=can_have_slots,
+            ),
         )
 
     def registers(self, *, is_cuda: bool) -> bool:
@@ -149,6 +155,11 @@ def has_slots(config: Mapping[str, Any], *, can_have: bool) -> bool:
     return True
 
 
+def _asks_for_vllms(config: Mapping[str, Any]) -> bool:
+    """Tell whether a setting of vLLM's own manager is given that says how it is to keep chunks."""
+    return any(config.get(key) for key in _OF_VLLMS_OWN)
+
+
 def _is_number(given: Any) -> bool:
     try:
         return int(given or 0) >= 0
@@ -156,6 +167,7 @@ def _is_number(given: Any) -> bool:
         return False
 
 
+_OF_VLLMS_OWN = ("eviction_policy", "cache_policy_module_path", "secondary_tiers")
 _HARMLESS: dict[str, Callable[[Any], bool]] = {
     "eviction_policy": lambda given: given in ("lru", "arc"),  # slots' own is as good as either
     "cache_policy_module_path": lambda given: not given,

@@ -15,10 +15,25 @@ pytestmark = pytest.mark.unit
 _SLOTS = {"hostprep.slots": True}
 
 
-def test_slots_are_off_unless_asked_for() -> None:
+def test_slots_are_the_default_where_they_can_be() -> None:
     assert not Settings.read({}).slots
-    assert not Settings.read({"hostprep.slots": False, "eviction_policy": "arc"}).slots
+    assert Settings.read({}, can_have_slots=True).slots
+    assert Settings.read({"secondary_tiers": [], "store_threshold": 2}, can_have_slots=True).slots
     assert Settings.read(_SLOTS, can_have_slots=True).slots
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"hostprep.slots": False},
+        {"hostprep.slots": False, "eviction_policy": "arc"},
+        {"eviction_policy": "lru"},
+        {"cache_policy_module_path": "my.policies"},
+        {"secondary_tiers": [{"type": "fs"}]},
+    ],
+)
+def test_vllms_own_manager_stays_where_a_setting_asks_for_it(asked: dict[str, Any]) -> None:
+    assert not Settings.read(asked, can_have_slots=True).slots
 
 
 def test_what_slots_have_too_goes_with_them() -> None:
