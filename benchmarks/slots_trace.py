@@ -34,10 +34,11 @@ class Trace:
     def batch(self, requests: int = REQUESTS) -> list[list[bytes]]:
         """Half of each prompt is there; none is asked for by two of one batch.
 
-        Of the younger half of the prompts, which the batches of a run do not evict. Keys are
-        new objects, as they are when an engine computes them.
+        Of the youngest quarter of the prompts, which the batches of a run do not evict: a pool that
+        was in use before keeps what was used again, and of the prompts as many fewer. Keys are new
+        objects, as they are when an engine computes them.
         """
-        heads = self._random.sample(self._heads[len(self._heads) // 2 :], requests)
+        heads = self._random.sample(self._heads[-(len(self._heads) // 4) :], requests)
         return [
             [bytes(bytearray(key)) for key in head] + self._new(BLOCKS - HITS) for head in heads
         ]

@@ -215,11 +215,11 @@ _LEAST = 8
 _MOST_KEYS = 1 << 13
 """Of each list: of larger pools every second, fourth ... key is remembered, by its first byte, so
 that the dicts rebuild themselves within a millisecond. Then a key stands for so many more."""
-_STEP = 32.0
-"""A tenth of all slots that come back change the weight's logarithm by 3.2: it follows a load that
-changes within some turnovers, and one request more or less is no matter."""
+_STEP = 64.0
+"""As many returns as a tenth of all slots change the weight by at most 6.4 powers of two:
+it follows a load that changes within a turnover or two."""
 _MOST_STEP = 0.125
-_FIRST_LOG = 4.0
+_FIRST_LOG = 3.0
 _MOST_LOG = 5.0
 
 

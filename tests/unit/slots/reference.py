@@ -30,7 +30,7 @@ class GroupModel:
     """Of blocks used once, and of those used again."""
     ghosts: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     """Of what was evicted: whether it had been used again, and how many of those had been then."""
-    weight_log: float = 4.0
+    weight_log: float = 3.0
 
     @property
     def free(self) -> int:
@@ -83,7 +83,7 @@ class GroupModel:
         for number, key in enumerate(stored):
             again, evictions = self.ghosts.pop(key, (0, -99))
             if evictions > self.evictions[again] - max(8, self.group.slots // 10):
-                change = min(0.125, 32 / self.group.slots)
+                change = min(0.125, 64 / self.group.slots)
                 self.weight_log += change if again else -change
                 self.weight_log = min(5.0, max(0.0, self.weight_log))
                 last = number + 1
