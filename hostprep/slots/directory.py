@@ -359,14 +359,14 @@ class Directory:
             writing = [slot for slot, state in enumerate(states) if state == _WRITING]
         keys: list[bytes] = []
         slots: list[int] = []
-        generations: list[int] = []
+        generations = array("Q")
         for low in range(0, count if self._epoch else 0, _READ_AT_ONCE):
             high = min(low + _READ_AT_ONCE, count)
             if _VALID in states[low:high]:
                 some = self._sound(first + low, first + high)
                 keys += some[0]
                 slots += range(low, high) if some[1] is None else [low + at for at in some[1]]
-                generations += some[2]
+                generations.extend(some[2])
         self._next = max(self._next, 1 + max(generations, default=0))
         found = dict(zip(keys, slots))
         if len(found) < len(slots):
@@ -378,7 +378,9 @@ class Directory:
         # What was used at one time goes last block first: a request's blocks ascend.
         order = sorted(found.values(), reverse=True)
         order.sort(key=used.__getitem__)
-        again = bytes([value & 1 for value in used])
+        again = (
+            self._touched[first : first + count].tobytes()[::_TOUCH_BYTES].translate(_LOWEST_BIT)
+        )
         return Kept(found, order, writing, again)
 
     def _sound(self, low: int, high: int) -> tuple[list[bytes], list[int] | None, list[int]]:
@@ -432,6 +434,7 @@ def _column(layout: str, records: memoryview) -> list[Any]:
 
 
 _WRITING_BYTE = bytes([_WRITING])
+_LOWEST_BIT = bytes([value & 1 for value in range(256)])
 _READ_AT_ONCE = 8192
 """Records whose fields fit into a processor's cache."""
 _VALID_BYTE = bytes([_VALID])
