@@ -44,6 +44,8 @@ This run: {machine}.
   [why](benchmarks-engines.md#cold-8-gib-one-work-several-times).
 - `adopt`: the whole call that finds everything right. `memory`: RssAnon, sampled each
   millisecond. `hostprep exec`: claims a region and becomes `true`.
+- `directory` counts CPU time: the recovery of a million blocks by a restarted engine, and stores
+  with and without a record of each block, in turns in one pool. [More](directory.md#figures).
 - The fight for regions (`python -m benchmarks.claims`) is about fairness: 8 processes claim any 2
   to 4 of 6 regions, 1,000 rounds, with random pauses between the locks; nobody got a part of a set,
   shared a region or waited in vain.

@@ -302,8 +302,10 @@ def claim_ready(group: SlotGroup, keys: Keys) -> GroupUse:
     slots = group.index.find(keys, until_missing=True)
     if slots and slots[-1] < 0:
         slots.pop()
-    ready = len(slots) - len(marks_of(group.state, slots).lstrip(_READY))
-    held = in_a_row(slots[:ready])
+    held = in_a_row(slots)
+    ready = len(slots) - len(marks_of(group.state, held).lstrip(_READY))
+    if ready < len(slots):
+        held = in_a_row(slots[:ready])
     group.hold(group.claim(held), held)
     group.gapless = group.gapless and not held
     return GroupUse(held, _REUSED * ready)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import partial
 
 _WORTH_IT = 8
 """Slots in a row, on average, from which slices of arrays beat loops."""
@@ -21,10 +21,8 @@ there is none, all of the map would be looked through at each batch: millisecond
 class Listed(list[int]):
     """Slots that several steps use, and none changes: their runs are computed once."""
 
-    @cached_property
-    def runs(self) -> list[tuple[int, int]] | None:
-        """The result of `runs`."""
-        return _runs(self)
+    runs: list[tuple[int, int]] | bool | None = False
+    """The result of `runs`; False: not known yet. A cached_property takes a lock."""
 
 
 def in_a_row(slots: Sequence[int]) -> Sequence[int]:
@@ -45,7 +43,12 @@ def runs(slots: Sequence[int]) -> list[tuple[int, int]] | None:
         return []
     if isinstance(slots, range):  # always in steps of 1 here
         return [(slots.start, slots.stop)]
-    return slots.runs if isinstance(slots, Listed) else _runs(slots)
+    if not isinstance(slots, Listed):
+        return _runs(slots)
+    found = slots.runs
+    if isinstance(found, bool):
+        found = slots.runs = _runs(slots)
+    return found
 
 
 def _runs(slots: Sequence[int]) -> list[tuple[int, int]] | None:
