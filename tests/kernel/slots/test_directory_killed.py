@@ -32,6 +32,7 @@ def _killed(node: Node, rounds: int, mutant: str = "") -> dict[str, int]:
     return sums
 
 
+@pytest.mark.timeout(1800)  # in its long form
 @pytest.mark.parametrize("backing", [Backing.BASE, Backing.HUGETLB_2MI])
 def test_every_block_that_is_believed_has_its_own_bytes(node: Node, backing: Backing) -> None:
     rounds = _ROUNDS // 2

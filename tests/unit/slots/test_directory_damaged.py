@@ -18,7 +18,7 @@ from hostprep.slots import Directory, Group, Layout, Request, ShortageError, Slo
 
 pytestmark = pytest.mark.unit
 
-_ROUNDS = 150_000 if os.environ.get("LONG", "") not in {"", "0"} else 400
+_ROUNDS = 100_000 if os.environ.get("LONG", "") not in {"", "0"} else 400
 _SLOTS = 12
 _LAYOUT = Layout(1, (Group("kv", _SLOTS, 1),))
 _KEY_BYTES = 8
@@ -195,6 +195,7 @@ def _play(seed: int) -> int:
     return len(believed)
 
 
+@pytest.mark.timeout(1800)  # in its long form
 def test_damage_never_raises_and_never_hits_wrongly() -> None:
     base = random.randrange(1 << 48)
     believed = 0
