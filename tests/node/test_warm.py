@@ -21,7 +21,7 @@ from testbed.node_scene import agent_pod, pool_status
 from testbed.processes import wait_for
 from tests.node.node_pools import NodePools, pool_object
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.timeout(1800)]
 
 JsonObject = dict[str, Any]
 _POOL = "warm"
