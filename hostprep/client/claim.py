@@ -210,7 +210,7 @@ class _PendingClaim:
         if not taken.held and (may_queue or taken.ending) and self.ticket is None:
             # Without a place it goes on trying, behind all that have one.
             with contextlib.suppress(NotReadyError):
-                wanted = taken.ending or names
+                wanted = taken.own if taken.ending else names
                 self.ticket = draw_ticket(self.paths, wanted, self.request.owner)
         return taken
 

@@ -182,6 +182,8 @@ class Taken:
         self.ending: frozenset[str] = frozenset()
         """Regions kept for the claimer that processes of its last lease still use, as they end:
         nothing was taken, so that the claimer may wait for those."""
+        self.own: frozenset[str] = frozenset()
+        """Those, and the others whose bytes it would have got in the same batch."""
 
     def drop(self) -> None:
         """Close what was taken."""
@@ -223,10 +225,12 @@ def take_all(
                 taken.held.append(outcome)
             else:
                 taken.refusals[region.name] = outcome
+        kept = {held.region.name for held in taken.held if held.contents_kept}
         if len(taken.held) == request.wanted:
             taken.held = _all_kept_or_none(paths, taken.held)
         ending = _ending(paths, request, taken)
         taken.ending = ending if may_wait else frozenset()
+        taken.own = ending | kept
         if len(taken.held) < request.wanted or taken.ending:
             taken.drop()
         taken.held = [_without(held, ending) for held in taken.held]

@@ -428,6 +428,18 @@ class Directory:
         return [keys[at] for at in counting], counting, [generations[at] for at in counting]
 
 
+def void_any(region: memoryview) -> None:
+    """Void the directory at the end of a region's bytes, of whatever layout, if there is one.
+
+    For who keeps none and writes there: an earlier one's records would vouch for other bytes.
+    """
+    whole = region.cast("B")
+    if len(whole) >= HEADER_BYTES and not whole.readonly:
+        start = len(whole) - HEADER_BYTES
+        if whole[start : start + len(_MAGIC)] == _MAGIC:
+            whole[start : start + len(_MAGIC)] = bytes(len(_MAGIC))
+
+
 def _column(layout: str, records: memoryview) -> list[Any]:
     """Return one field of all records."""
     return list(chain.from_iterable(Struct(layout).iter_unpack(records)))

@@ -94,7 +94,9 @@ class SlotGroup:
     def unclaim(self, slots: Sequence[int]) -> Sequence[int]:
         """Take one claim back from each. Returns those that have none left."""
         refs = self.refs
-        rows = runs(in_a_row(slots[::-1])) if len(slots) >= _WORTH_ROWS else None
+        # A range ascends; what a claim releases is a list that descends.
+        ascending = slots if isinstance(slots, range) else in_a_row(slots[::-1])
+        rows = runs(ascending) if len(slots) >= _WORTH_ROWS else None
         if rows is not None and all(refs[a:b].tobytes() == _ONE_CLAIM * (b - a) for a, b in rows):
             for a, b in rows:
                 refs[a:b] = array("i", [0]) * (b - a)

@@ -24,7 +24,7 @@ from hostprep.slots.batch import (
     evict,
     take_over,
 )
-from hostprep.slots.directory import Directory, Kept
+from hostprep.slots.directory import Directory, Kept, void_any
 from hostprep.slots.group import ABANDONED, READY, SlotGroup
 from hostprep.slots.index import Keys
 from hostprep.slots.matching import PartialMatches
@@ -648,7 +648,8 @@ def over(
     process where the region was claimed with an `Owner`. The pool then keeps the mapping open.
     With `checksum` too, `commit` reads the bytes that were written and records their CRC-32, and
     those of an earlier process are read again, all of them, before this returns: what differs is
-    not there (`SlotPool.damaged_blocks`). It is for bytes of this region alone.
+    not there (`SlotPool.damaged_blocks`). It is for bytes of this region alone. Without `keep`,
+    records that an earlier process left there are void.
 
     `layout` stands in for the handoff's, where the pool was not sized for a model. The process
     that leads the region's lease keeps the one index; those that joined it (other ranks) receive
@@ -696,7 +697,9 @@ def over(
             directory=directory,
             checksum=_checksum_in(attachment.buffer, chosen) if checksum else None,
         )
-        if directory is not None and keep is not None:
+        if directory is None:
+            void_any(attachment.buffer)
+        elif keep is not None:
             if directory.identity != keep:
                 directory.reset(keep)
             pool.recover()

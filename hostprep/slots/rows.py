@@ -41,7 +41,9 @@ def runs(slots: Sequence[int]) -> list[tuple[int, int]] | None:
     """Return first and end of each stretch of consecutive slots; None where they are scattered."""
     if not slots:
         return []
-    if isinstance(slots, range):  # always in steps of 1 here
+    if isinstance(slots, range):
+        if slots.step != 1:
+            raise ValueError(f"{slots} does not ascend in steps of 1")
         return [(slots.start, slots.stop)]
     if not isinstance(slots, Listed):
         return _runs(slots)

@@ -41,8 +41,8 @@ KEY_BYTES = 36
 REPORT_EVERY_S = 10.0
 _HARMLESS: dict[str, tuple[object, ...]] = {
     "collective_rpc": ("compute_weight_checksums", "profile"),
-    # Its first level moves the weights away and back, as they are.
-    "sleep": (1,),
+    # Level 0 pauses scheduling; the first moves the weights away and back, as they are.
+    "sleep": (0, 1),
 }
 """By method of vLLM's engine: first arguments with which it changes no weights; others may."""
 

@@ -16,6 +16,7 @@ import hostprep
 from hostprep.client.claim import draw_ticket
 from hostprep.client.owner import Owner, read_token_file
 from hostprep.client.sidecar import read_sidecar
+from hostprep.errors import BusyError
 from hostprep.node.apply.service import Node
 from hostprep.node.plan.actions import ScrubRegion
 from hostprep.paths import PoolPaths
@@ -362,3 +363,26 @@ def test_a_second_engine_of_the_same_owner_does_not_wait_for_the_first(
         second = _exec(node, _READ, *_warm(tmp_path / "token"))
         assert second.stdout.splitlines() == ["chat", ""]
         assert "starts empty" in second.stderr
+
+
+def test_while_one_region_of_a_batch_is_waited_for_nobody_takes_the_others(
+    node: Node, tmp_path: Path, leftover: str
+) -> None:
+    node.prepare([pool_of(regions=2)])
+    lead = leftover.replace("hostprep.join()", "hostprep.join(region='node0-0')")
+    owned = ("exec", POOL, "--root", node.root, "--count", "2", *_warm(tmp_path / "token"), "--")
+    run_hostprep(*owned, sys.executable, "-c", lead, "4")
+    command = [sys.executable, "-m", "hostprep", *owned, sys.executable, "-c", _READ]
+    waiting = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    tickets = Path(PoolPaths(node.root, POOL).tickets)
+    while not list(tickets.iterdir()):
+        assert waiting.poll() is None
+        time.sleep(0.01)
+
+    with pytest.raises(BusyError):
+        hostprep.attach(POOL, root=node.root)
+    output, _ = waiting.communicate(timeout=60)
+    assert output.splitlines() == ["chat", "node0-0 chat", ""]
+    sidecar = read_sidecar(PoolPaths(node.root, POOL), "node0-1")
+    assert sidecar is not None
+    assert sidecar.owner is not None

@@ -114,3 +114,31 @@ def test_it_is_for_one_group_without_windows(layout: Layout) -> None:
 def test_a_hash_of_another_length_is_refused() -> None:
     with pytest.raises(BadInputError, match="a hash of 3 bytes: this pool's have 2"):
         _pool().claim_blocks([b"abc"])
+
+
+@pytest.mark.parametrize("singly", [True, False], ids=["claim_blocks", "claim_batch"])
+def test_a_shortage_takes_back_its_claims_on_matches_in_a_row(singly: bool) -> None:
+    pool = SlotPool(Layout(1, (Group("chunks", 64, 1),)), hash_bytes=2, spare=0)
+
+    def keys(first: int, count: int) -> list[bytes]:
+        return [(first + at).to_bytes(2, "big") for at in range(count)]
+
+    def stored(first: int, count: int) -> None:
+        claim = pool.claim_blocks(keys(first, count))
+        claim.commit()
+        claim.release()
+
+    stored(1000, 1)  # so that the row does not begin at the first slot
+    stored(0, 20)
+    other = pool.claim_blocks(keys(2000, 43))
+    wanted = [*keys(0, 20), *keys(3000, 2)]
+    with pytest.raises(ShortageError):
+        pool.claim_blocks(wanted) if singly else _as_a_batch(pool, wanted, store=True)
+
+    assert pool.usage()[0].claimed == 43
+    reader = pool.claim_blocks(keys(0, 20), store=False)
+    other.release()
+    writer = pool.claim_blocks(keys(4000, 44))
+    assert not set(writer.uses[0].slots) & set(reader.uses[0].slots)
+    with pytest.raises(ShortageError):
+        pool.claim_blocks(keys(5000, 1))

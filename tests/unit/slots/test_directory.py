@@ -392,6 +392,14 @@ def test_a_connector_of_its_own_keeps_blocks_by_their_identity() -> None:
         over(_attachment(memory[: 69632 + 8]), layout=_ONE, hash_bytes=8, keep=_IDENTITY)
 
 
+def test_slots_without_a_directory_void_the_one_that_an_earlier_process_left() -> None:
+    memory = bytearray(4096) + _memory()
+    _store(over(_attachment(memory), layout=_ONE, hash_bytes=8, keep=_IDENTITY), 1, 2)
+    _store(over(_attachment(memory), layout=_ONE, hash_bytes=8), 3, 4)
+    again = over(_attachment(memory), layout=_ONE, hash_bytes=8, keep=_IDENTITY)
+    assert not again.recovered_hashes()
+
+
 def _checked(memory: bytearray) -> SlotPool:
     attachment = _attachment(memory)
     return over(attachment, layout=_WIDE, hash_bytes=8, spare=0, keep=_IDENTITY, checksum=True)
