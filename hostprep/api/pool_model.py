@@ -167,6 +167,7 @@ class Sizing(_Model):
 
     model: Annotated[str | None, constraints("spec.sizing.model")]
     tokens_per_block: Annotated[_Whole, constraints("spec.sizing.tokensPerBlock")]
+    directory: Annotated[bool | None, constraints("spec.sizing.directory")]
     groups: Annotated[tuple[SizingGroup, ...], BeforeValidator(check.groups)]
 
     @model_validator(mode="after")

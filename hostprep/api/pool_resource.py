@@ -199,6 +199,7 @@ def _slot_layout(sizing: Sizing) -> SlotLayout:
         tokens_per_block=sizing.tokens_per_block,
         min_slots=[group.min_slots for group in sizing.groups],
         model=sizing.model or "",
+        has_directory=sizing.directory or False,
     )
 
 

@@ -32,6 +32,8 @@ class SlotLayout:
     ever."""
     model: str = ""
     """For people."""
+    has_directory: bool = False
+    """Whether each region has room behind the slots for the directory of blocks."""
 
     @classmethod
     def of(
@@ -41,6 +43,7 @@ class SlotLayout:
         tokens_per_block: int,
         min_slots: Sequence[int] = (),
         model: str = "",
+        has_directory: bool = False,
     ) -> SlotLayout:
         """Put the groups one behind the other, each on a page's beginning, their slots on sectors.
 
@@ -62,6 +65,7 @@ class SlotLayout:
             layout=Layout(tokens_per_block, tuple(placed)),
             min_slots=tuple(min_slots) or (1,) * len(placed),
             model=model,
+            has_directory=has_directory,
         )
 
     @property
@@ -72,7 +76,8 @@ class SlotLayout:
     @property
     def directory_bytes(self) -> int:
         """What is left behind the slots, at the region's end, for keys of up to 40 bytes."""
-        return directory_bytes(sum(group.slots for group in self.layout.groups))
+        slots = sum(group.slots for group in self.layout.groups)
+        return directory_bytes(slots) if self.has_directory else 0
 
     def region_bytes(self, page_bytes: int) -> int:
         """Return the size of a region of such pages that holds it, and its directory."""

@@ -442,5 +442,6 @@ def _sizing_spec(sizing: Sizing) -> dict[str, Any]:
     return {
         "model": layout.model,
         "tokensPerBlock": layout.layout.tokens_per_block,
+        "directory": layout.has_directory,
         "groups": groups,
     }

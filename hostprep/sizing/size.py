@@ -112,6 +112,7 @@ def slot_layout(tier: Tier, limits: Limits, name: str) -> SlotLayout:
         min_slots=[sized.min_slots for sized in tier.groups],
         tokens_per_block=limits.tokens_per_block,
         model=name,
+        has_directory=tier.has_directory,
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from hostprep.api.pool_resource import load_pools
+from hostprep.api.slot_layout import round_up
 from hostprep.cli.main import main
 from hostprep.cli.size import model_name
 from hostprep.layout import Layout
@@ -248,6 +249,17 @@ def test_a_region_of_the_pool_has_room_for_its_directory(
         room_bytes = (spec.region_bytes or 0) - found["layout"]["size_bytes"]
         assert room_bytes >= Directory.size_bytes_for(slots, 40)
         assert (spec.region_bytes or 0) <= parse_quantity(memory)
+
+
+def test_regions_of_a_pool_that_was_sized_without_a_directory_stay_as_they_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = run(capsys, LLAMA, *SERVED, "--host-memory", "16Gi", "-o", "yaml")
+    (now,) = load_pools(told, source="pool.yaml")
+    (before,) = load_pools(told.replace("    directory: true\n", ""), source="pool.yaml")
+    assert now.sizing is not None
+    assert now.region_bytes == round_up(now.sizing.size_bytes + now.sizing.directory_bytes, 2 << 20)
+    assert before.region_bytes == round_up(now.sizing.size_bytes, 2 << 20)
 
 
 def test_states_reach_the_pool(capsys: pytest.CaptureFixture[str]) -> None:
