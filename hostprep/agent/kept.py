@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hostprep.agent.messages import KeptObservation, Observation, PoolObservation
-from hostprep.api.node_resource import GivenUp
+from hostprep.api.node_resource import GivenUp, field_label
 
 if TYPE_CHECKING:
     from hostprep.agent.metrics import Registry
@@ -21,29 +22,12 @@ REASONS = (AGE_LIMIT, WAITERS, CLAIMED, REMOVED, OTHER)
 another claim took it, or its owner's own came too late; it was removed, or is made again; else,
 such as `hostprep purge`."""
 
-_FIELDS = frozenset(
-    (
-        *("additional", "attention", "cache", "compilation", "directory", "drafter", "engine"),
-        *("environment", "groups", "hash", "identity", "kernel", "kv_connector", "kv_transfer"),
-        *("layout", "load", "lora", "mamba", "model", "model_runner_v2", "packages", "parallel"),
-        *("platform", "pooler", "quant", "ranks", "row_bytes", "scheduler", "speculative"),
-        *("tokenizer", "weight_transfer", "weights"),
-    )
-)
-OTHER_FIELD = "other"
 _STATES = ("Leased", "Retained")
+_LEAST_BLOCK_BYTES = 64
+"""Smaller than any block: its record in the directory alone is larger."""
 
 Key = tuple[str, str]
 """A pool and a region."""
-
-
-def field_label(name: str) -> str:
-    """Return the part of an identity's field that serves as a label's value: one of a few.
-
-    Any engine of the pool may have written the name.
-    """
-    first = name.partition(".")[0].removesuffix("_config")
-    return first if first in _FIELDS else OTHER_FIELD
 
 
 class KeptHistory:
@@ -66,13 +50,25 @@ class KeptHistory:
             kept = {one.region: one for one in pool.kept}
             for region, before in self._before.get(pool.name, {}).items():
                 now = kept.get(region)
-                if now is None or (now.name, now.since_s) != (before.name, before.since_s):
+                if now is not None and (now.name, now.since_s) == (before.name, before.since_s):
+                    kept[region] = _with_reason(now, before)
+                else:
                     why = _why_given_up(pool, before)
                     given_up[pool.name, region] = GivenUp(
                         name=before.name, at_s=float(int(now_s)), reason=why
                     )
             self._before[pool.name] = kept
         return given_up
+
+
+def _with_reason(now: KeptObservation, before: KeptObservation) -> KeptObservation:
+    """Return what is still kept, with the reason of the round before while it is being scrubbed.
+
+    The scrub's own lock hides the reason, and how long the region was without a holder.
+    """
+    if now.gives_way or now.is_leased or now.unheld_s:
+        return now
+    return replace(now, gives_way=before.gives_way)
 
 
 def _why_given_up(pool: PoolObservation, before: KeptObservation) -> str:
@@ -145,8 +141,9 @@ class KeptMetrics:
             if before is not None and before.reported_s == one.reported_s:
                 loaded -= before.loaded_blocks
             else:
-                recovered.inc(one.recovered_blocks)
-                recovered_bytes.inc(one.recovered_bytes)
+                # Any engine of the pool may have written it: no more than the region can hold.
+                recovered.inc(min(one.recovered_blocks, one.size_bytes // _LEAST_BLOCK_BYTES))
+                recovered_bytes.inc(min(one.recovered_bytes, one.size_bytes))
                 for label in {field_label(name) for name in one.refused}:
                     self._refused.labels(pool, label).inc()
             reused.inc(max(0, loaded))

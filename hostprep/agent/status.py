@@ -179,6 +179,10 @@ def _ready_since(derived: DerivedPhase, before: PoolStatus | None, now_s: float)
 def _region_statuses(
     pool: PoolObservation, before: PoolStatus | None, given_up: Mapping[Key, GivenUp]
 ) -> Iterator[RegionStatus]:
+    if pool.failure:
+        # As they were last seen: what they keep, and gave up, would be news again otherwise.
+        yield from before.regions if before else ()
+        return
     kept = {one.region: one for one in pool.kept}
     # What an earlier agent saw stays.
     earlier = {one.name: one.given_up for one in before.regions} if before else {}

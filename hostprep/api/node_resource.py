@@ -105,6 +105,25 @@ def _time(key: str) -> dict[str, Any]:
 
 MAX_REFUSED = 16
 MAX_FIELD = 80
+_FIELDS = frozenset(
+    (
+        *("additional", "attention", "cache", "compilation", "directory", "drafter", "engine"),
+        *("environment", "groups", "hash", "identity", "kernel", "kv_connector", "kv_transfer"),
+        *("layout", "load", "lora", "mamba", "model", "model_runner_v2", "packages", "parallel"),
+        *("platform", "pooler", "quant", "ranks", "row_bytes", "scheduler", "speculative"),
+        *("tokenizer", "weight_transfer", "weights"),
+    )
+)
+OTHER_FIELD = "other"
+
+
+def field_label(name: str) -> str:
+    """Return the part of an identity's field that serves as a label's value: one of a few.
+
+    Any engine of the pool may have written the name.
+    """
+    first = name.partition(".")[0].removesuffix("_config")
+    return first if first in _FIELDS else OTHER_FIELD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

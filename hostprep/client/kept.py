@@ -55,9 +55,7 @@ def kept_contents(paths: PoolPaths, region: str) -> KeptContents | None:
     sidecar = read_sidecar(paths, region)
     if sidecar is None or sidecar.owner is None:
         return None
-    owner = sidecar.owner
-    since_s = owner.since_s or sidecar.claimed_at_s
-    return KeptContents(owner.name, since_s, read_warm_report(paths, region))
+    return KeptContents(sidecar.owner.name, sidecar.kept_since_s, read_warm_report(paths, region))
 
 
 def read_warm_report(paths: PoolPaths, region: str) -> WarmReport | None:
@@ -98,7 +96,9 @@ def _refused(value: object) -> dict[str, tuple[str, str]]:
     for key, values in value.items() if isinstance(value, dict) else ():
         if len(found) == _MAX_FIELDS:
             break
-        if is_text(key, most=_MAX_FIELD) and isinstance(values, list) and len(values) == 2:
+        if not is_text(key, most=_MAX_FIELD) or not key.isascii():
+            continue  # no field's name; and as JSON it may be twelve times as long
+        if isinstance(values, list) and len(values) == 2:
             was, now = (printable(str(each)[:_MAX_VALUE]) for each in values)
             found[printable(key)] = was, now
     return found

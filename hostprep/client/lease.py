@@ -341,15 +341,15 @@ def _all_kept_or_none(paths: PoolPaths, taken: Sequence[Held]) -> list[Held]:
     batch = [replace(held, index=index) for index, held in enumerate(taken)]
     if not any(held.contents_kept for held in batch):
         return batch
-    records = [_owner_record(paths, held.region.name) for held in batch]
+    sidecars = [read_sidecar(paths, held.region.name) for held in batch]
     whole = len(batch) == 1 or all(
-        held.contents_kept and record is not None and record.index == held.index
-        for held, record in zip(batch, records)
+        held.contents_kept and sidecar and sidecar.owner and sidecar.owner.index == held.index
+        for held, sidecar in zip(batch, sidecars)
     )
     if whole:
         return [
-            replace(held, kept_since_s=record.since_s if record else 0.0)
-            for held, record in zip(batch, records)
+            replace(held, kept_since_s=sidecar.kept_since_s if sidecar else 0.0)
+            for held, sidecar in zip(batch, sidecars)
         ]
     why = "not all regions of the last batch can be had: all are kept, or none"
     return [
@@ -390,11 +390,6 @@ def _without(held: Held, ending: frozenset[str]) -> Held:
         return held
     why = f"{', '.join(sorted(ending))}: processes of the last engine have not ended"
     return replace(held, discarded=why)
-
-
-def _owner_record(paths: PoolPaths, region: str) -> OwnerRecord | None:
-    sidecar = read_sidecar(paths, region)
-    return sidecar.owner if sidecar else None
 
 
 def owner_record(request: Request, held: Held) -> OwnerRecord | None:

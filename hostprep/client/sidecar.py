@@ -51,6 +51,14 @@ class Sidecar:
     links: tuple[str, ...] = ()
     """Paths of the engine's choice that lead to the region while the lease lives."""
 
+    @property
+    def kept_since_s(self) -> float:
+        """When the owner first claimed the region, by the clock; 0 where it is not known.
+
+        Earlier versions noted the last claim only.
+        """
+        return (self.owner.since_s if self.owner else 0.0) or self.claimed_at_s
+
 
 def make_state_folder(paths: PoolPaths, region: str) -> None:
     """Make the folder of a region's small files, or give it the access that it should have.

@@ -78,6 +78,29 @@ def test_what_is_kept_is_named_with_what_its_engine_reported(watched: Watched) -
     assert watched.given_up == [], "its owner got it back"
 
 
+def test_names_of_refused_fields_are_few_whatever_the_engine_writes(watched: Watched) -> None:
+    with attach("kv", region="node0-1", owner=OWNER, root=watched.root):
+        refused = {f"model.{number:02}": ("a", "b") for number in reversed(range(64))}
+        report = WarmReport(at_s=5.0, refused=refused)
+        write_warm_report(watched.paths, "node0-1", "chat", report)
+        (found,) = watched.look()
+    assert found.refused == tuple(f"model.{number:02}" for number in range(16))
+
+
+def test_what_an_earlier_version_kept_is_the_same_once_its_owner_is_back(watched: Watched) -> None:
+    _keep(watched, "node0-1")
+    path = Path(watched.paths.sidecar("node0-1"))
+    sidecar = json.loads(path.read_text())
+    del sidecar["owner"]["since_s"]
+    path.write_text(json.dumps(sidecar | {"claimed_at_s": 1000.0}))
+    (before,) = watched.look()
+    watched.given_up.clear()  # what this test itself changed
+    with attach("kv", owner=OWNER, root=watched.root):
+        (after,) = watched.look()
+    assert before.since_s == after.since_s == 1000.0
+    assert watched.given_up == []
+
+
 def test_the_age_limit_and_waiters_are_reasons(watched: Watched) -> None:
     _keep(watched, "node0-1")
     watched.look()

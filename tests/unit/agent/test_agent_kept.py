@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hostprep.agent.desired import DesiredState
-from hostprep.agent.kept import KeptHistory, KeptMetrics, field_label
+from hostprep.agent.kept import KeptHistory, KeptMetrics
 from hostprep.agent.messages import (
     KeptObservation,
     PoolObservation,
@@ -18,7 +18,7 @@ from hostprep.agent.messages import (
 )
 from hostprep.agent.metrics import Metrics, Registry
 from hostprep.agent.state import AgentState
-from hostprep.api.node_resource import GivenUp, NodeStatus, RegionStatus
+from hostprep.api.node_resource import GivenUp, NodeStatus, RegionStatus, field_label
 from tests.engines.warm_rows import ROWS
 from tests.support.agent_values import (
     desired_state_of,
@@ -115,6 +115,15 @@ def test_a_report_counts_once_and_its_loads_as_they_grow() -> None:
     assert shown.value("recovered_blocks_loaded_total") == 6
 
 
+def test_a_report_counts_no_more_than_the_region_can_hold() -> None:
+    shown = Shown(FREE)
+    for reported_s in (5.0, 6.0):
+        found = kept(reported_s=reported_s, recovered_blocks=1 << 53, recovered_bytes=1 << 50)
+        shown.show(pool_of(found))
+    assert shown.value("recovered_bytes_total") == 2 * 8 * GIB
+    assert shown.value("recovered_blocks_total") == 2 * 8 * GIB // 64
+
+
 def test_what_was_reported_before_the_agent_started_is_not_counted_again() -> None:
     report: dict[str, Any] = {"reported_s": 5.0, "recovered_blocks": 10, "refused": ("weights",)}
     shown = Shown(pool_of(kept(**report, loaded_blocks=100)))
@@ -177,6 +186,35 @@ def test_what_is_given_up_counts_once_with_its_reason(
 ) -> None:
     assert Shown(before, after, after).given_up == {reason: 1}
     assert Shown(before, UNSEEN, after).given_up == {reason: 1}
+
+
+@pytest.mark.parametrize("reason", ["AgeLimit", "Waiters"])
+def test_the_reason_outlasts_the_rounds_that_fall_into_the_scrub(reason: str) -> None:
+    due, scrubbing = pool_of(kept(gives_way=reason, unheld_s=9.0)), pool_of(kept(state="Dirty"))
+    assert Shown(RETAINED, due, scrubbing, scrubbing, FREE).given_up == {reason: 1}
+    assert Shown(due, scrubbing, UNSEEN, scrubbing, FREE).given_up == {reason: 1}
+
+
+@pytest.mark.parametrize(
+    ("between", "after", "reason"),
+    [
+        (LEASED, FREE, "Other"),
+        (pool_of(kept(unheld_s=9.0)), FREE, "Other"),
+        (pool_of(kept(unheld_s=9.0)), _held(), "Claimed"),
+    ],
+)
+def test_a_reason_that_no_longer_holds_is_forgotten(
+    between: PoolObservation, after: PoolObservation, reason: str
+) -> None:
+    """As the owner came back in time, or the waiter went away."""
+    due = pool_of(kept(gives_way="Waiters", unheld_s=9.0))
+    assert Shown(due, between, after).given_up == {reason: 1}
+
+
+@pytest.mark.parametrize("other", [kept(name="code"), kept(since_s=2000.0)])
+def test_a_reason_is_not_passed_on_to_other_contents(other: KeptObservation) -> None:
+    due = pool_of(kept(gives_way="Waiters", unheld_s=9.0))
+    assert Shown(due, pool_of(other), FREE).given_up == {"Waiters": 1, "Other": 1}
 
 
 @pytest.mark.parametrize(
@@ -246,6 +284,21 @@ def test_what_was_given_up_is_known_to_the_next_agent() -> None:
     assert _region(status).given_up == GivenUp(name="chat", at_s=5000.0, reason="AgeLimit")
 
     assert _region(_see(_state(), FREE, status)).given_up == _region(status).given_up
+
+
+def test_a_round_that_saw_nothing_changes_nothing_of_what_is_kept() -> None:
+    state = _state()
+    status = _see(state, pool_of(kept(gives_way="AgeLimit")), NodeStatus())
+    refused = pool_of(kept(name="code", reported_s=7.0, refused=("weights",)))
+    status = _see(state, refused, status)
+    assert _region(status).kept is not None
+    assert _region(status).given_up is not None
+
+    unseen = _see(_state(), UNSEEN, status)
+    assert (unseen.pools[0].reason, unseen.pools[0].ready_bytes) == ("CannotLook", 0)
+    assert _region(unseen) == _region(status)
+    assert _region(_see(_state(), refused, unseen)) == _region(status)
+    assert _see(_state(), UNSEEN, NodeStatus()).pools[0].regions == ()
 
 
 def test_pools_that_went_show_nothing() -> None:
