@@ -23,8 +23,7 @@ from hostprep_operator.reconcile.changes import (
     Settings,
     Write,
 )
-from hostprep_operator.reconcile.kept import Key as KeptKey
-from hostprep_operator.reconcile.kept import kept_notes
+from hostprep_operator.reconcile.kept import KeptNews
 from hostprep_operator.reconcile.node import reconcile_node
 from hostprep_operator.reconcile.pool import reconcile_pool
 from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord, Record
@@ -64,8 +63,8 @@ class Controller:
         self._deletion_check = DeletionCheck(kube, handler)
         self._grants: dict[str, frozenset[str]] = {}
         """Pool to the nodes that its rollout lets change now."""
-        self._kept_notes: dict[str, frozenset[KeptKey]] = {}
-        """By node: what there were events of, or was there when this process first saw it."""
+        self._kept_news: dict[str, KeptNews] = {}
+        """By node."""
         metrics.queue_depth.set_function(lambda: float(len(queue)))
 
     async def work(self) -> None:
@@ -190,12 +189,10 @@ class Controller:
         """Post what the node's agent reports of kept contents, each thing once."""
         hmn = self._cache.host_memory_nodes.get(name)
         if hmn is None:
-            self._kept_notes.pop(name, None)
+            self._kept_news.pop(name, None)
             return
-        notes = kept_notes(hmn.status)
-        known = self._kept_notes.get(name, frozenset(notes))
-        self._kept_notes[name] = frozenset(notes)
-        self._post("HostMemoryNode", hmn, tuple(notes[key] for key in notes if key not in known))
+        news = self._kept_news.setdefault(name, KeptNews())
+        self._post("HostMemoryNode", hmn, news.take(hmn.status, now_s=time.monotonic()))
 
     def _post(self, kind: str, record: Record, notes: tuple[EventNote, ...]) -> None:
         about = Regarding(kind=kind, name=record.name, uid=record.uid)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
-from hostprep.api.node_resource import NodeStatus, RegionStatus
+from hostprep.api.node_resource import NodeStatus, RegionStatus, field_label
 from hostprep_operator.reconcile.changes import EventNote
 
-Key = tuple[str, str, str, float]
-"""Pool, region, reason of the event, and when it happened."""
+Key = tuple[str, str, str]
+"""Pool, region and reason of the event."""
 
+REFUSED_EVERY_S = 600.0
+"""At most one WarmRestartRefused a region in this time: engines write what it is about."""
+
+_REFUSED = "WarmRestartRefused"
 _SHOWN_FIELDS = 8
 _WHY = {
     "AgeLimit": "it was kept for as long as retention.maxAgeSeconds allows",
@@ -19,8 +24,39 @@ _WHY = {
 """By reasons of the agent; of the others nobody needs to be told."""
 
 
-def kept_notes(status: NodeStatus) -> dict[Key, EventNote]:
-    """Return the event for each thing that a status says happened, new or not."""
+class KeptNews:
+    """What one HostMemoryNode reported so far: each thing is told once.
+
+    Not what was there when it was first seen. A pool or a region that a status leaves out has
+    reported nothing new once it is back.
+    """
+
+    def __init__(self) -> None:
+        self._is_first = True
+        self._seen: dict[Key, float] = {}
+        """When the last one happened, as the status says."""
+        self._told_s: dict[Key, float] = {}
+
+    def take(self, status: NodeStatus, *, now_s: float) -> tuple[EventNote, ...]:
+        """Return the events of what is new. `now_s`: of any clock that only goes forward."""
+        notes = kept_notes(status)
+        new = [key for key, (at_s, _note) in notes.items() if self._seen.get(key) != at_s]
+        self._seen.update((key, at_s) for key, (at_s, _note) in notes.items())
+        if self._is_first:
+            self._is_first = False
+            return ()
+        due = [key for key in new if self._is_due(key, now_s)]
+        self._told_s.update(dict.fromkeys(due, now_s))
+        return tuple(notes[key][1] for key in due)
+
+    def _is_due(self, key: Key, now_s: float) -> bool:
+        if key[2] != _REFUSED:
+            return True
+        return now_s - self._told_s.get(key, -math.inf) >= REFUSED_EVERY_S
+
+
+def kept_notes(status: NodeStatus) -> dict[Key, tuple[float, EventNote]]:
+    """Return each thing that a status says happened, new or not: when, and its event."""
     return dict(
         found
         for pool in status.pools
@@ -29,7 +65,7 @@ def kept_notes(status: NodeStatus) -> dict[Key, EventNote]:
     )
 
 
-def _of(pool: str, region: RegionStatus) -> Iterator[tuple[Key, EventNote]]:
+def _of(pool: str, region: RegionStatus) -> Iterator[tuple[Key, tuple[float, EventNote]]]:
     where, gone, kept = f"{region.name} of pool {pool}", region.given_up, region.kept
     if gone is not None and gone.reason in _WHY:
         note = EventNote(
@@ -37,17 +73,18 @@ def _of(pool: str, region: RegionStatus) -> Iterator[tuple[Key, EventNote]]:
             "KeptContentsGivenUp",
             f"Region {where} no longer keeps {_named(gone.name)}: {_WHY[gone.reason]}.",
         )
-        yield (pool, region.name, note.reason, gone.at_s or 0.0), note
+        yield (pool, region.name, note.reason), (gone.at_s or 0.0, note)
     if kept is not None and kept.refused:
-        more = len(kept.refused) - _SHOWN_FIELDS
-        fields = ", ".join(kept.refused[:_SHOWN_FIELDS]) + (f" and {more} more" if more > 0 else "")
+        labels = sorted({field_label(name) for name in kept.refused})
+        more = len(labels) - _SHOWN_FIELDS
+        fields = ", ".join(labels[:_SHOWN_FIELDS]) + (f" and {more} more" if more > 0 else "")
         note = EventNote(
             "Warning",
-            "WarmRestartRefused",
+            _REFUSED,
             f"An engine began empty on region {where}, kept for {_named(kept.name)}, for what "
             f"differs or is unknown: {fields}. `hostprep status` on the node shows the values.",
         )
-        yield (pool, region.name, note.reason, kept.reported_s or 0.0), note
+        yield (pool, region.name, note.reason), (kept.reported_s or 0.0, note)
 
 
 def _named(name: str) -> str:
