@@ -99,11 +99,9 @@ def _lane(lane: Lane, folder: Path, options: argparse.Namespace) -> dict[str, An
             ask(lane.port, question(document, document, options.tokens), document, begin_s)
             for document in range(options.documents)
         ]
-        # A document again, while the engine lives: what a hit answers.
-        live = [
-            ask(lane.port, question(document, 500 + document, options.tokens), document, begin_s)
-            for document in range(options.documents)
-        ]
+        # A question again, while the engine lives: what a hit answers.
+        for _ in range(2):
+            live = _asked(lane, options, begin_s)
         time.sleep(_SETTLE_S)
     killed_s = time.monotonic()
     with _running(lane, folder / f"log-{lane.name}-2") as process:
@@ -112,24 +110,40 @@ def _lane(lane: Lane, folder: Path, options: argparse.Namespace) -> dict[str, An
         up_s = time.monotonic() - killed_s
         time.sleep(options.seconds)
         load.stop()
-        again = [
-            ask(lane.port, question(document, 500 + document, options.tokens), document, killed_s)
-            for document in range(options.documents)
-        ]
+        again = _asked(lane, options, killed_s)
     return {
         "name": lane.name,
         "up_s": up_s,
         "fill_waited_s": [answer.waited_s for answer in filled],
         "answers": as_json(load.answers),
-        "same_answers": _same(live, again),
+        **_compared(live, again),
         "load_average_before": round(load_average, 1),
         "load_average_after": round(os.getloadavg()[0], 1),
     }
 
 
-def _same(live: list[Answer], again: list[Answer]) -> bool:
-    """Tell whether hits after the restart answered as hits of the engine that was killed."""
-    return [answer.tokens for answer in live] == [answer.tokens for answer in again]
+def _asked(lane: Lane, options: argparse.Namespace, begin_s: float) -> list[Answer]:
+    """Ask one more question about each document, the same ones each time."""
+    return [
+        ask(lane.port, question(document, 500 + document, options.tokens), document, begin_s)
+        for document in range(options.documents)
+    ]
+
+
+def _compared(live: list[Answer], again: list[Answer]) -> dict[str, int]:
+    """Count hits after the restart that answered as those of the engine that was killed.
+
+    Where as many tokens were cached: what is computed anew may be rounded differently.
+    """
+    pairs = [
+        (before.tokens, after.tokens)
+        for before, after in zip(live, again, strict=True)
+        if before.cached_tokens == after.cached_tokens > 0
+    ]
+    return {
+        "answers_compared": len(pairs),
+        "answers_same": sum(before == after for before, after in pairs),
+    }
 
 
 @contextlib.contextmanager

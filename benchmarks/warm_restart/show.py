@@ -49,7 +49,7 @@ def _figures(lane: dict[str, Any], seconds: float) -> dict[str, str]:
         "  time to first token, median": f"{waits[len(waits) // 2]:.2f} s" if waits else "",
         "  tokens of prompts and answers": f"{_tokens(after):,}",
         "  hit rate": _share(cached, asked),
-        "same answers as before": "yes" if lane["same_answers"] else "no",
+        "hits that answer as before": f"{lane['answers_same']} of {lane['answers_compared']}",
         "(before: first time, median)": f"{sorted(lane['fill_waited_s'])[len(lane['fill_waited_s']) // 2]:.2f} s",  # noqa: E501
     }
 
