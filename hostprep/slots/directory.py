@@ -13,8 +13,8 @@ import os
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import astuple, dataclass, replace
 from itertools import chain, repeat
 from operator import xor
 from struct import Struct
@@ -69,12 +69,24 @@ class Kept:
 
     slots: dict[bytes, int]
     """By key."""
+    places: Sequence[int]
+    """The same slots, in the dict's order."""
+    joined: bytes
+    """The dict's keys, side by side."""
     order: list[int]
     """The same slots, the one to be evicted first first."""
     writing: list[int]
     """Slots that were being written when the last process ended."""
     again: bytes
     """By slot of the group, 1: its contents had been used again."""
+
+    def without(self, damaged: Set[int]) -> Kept:
+        """Return it without these slots."""
+        slots = {key: slot for key, slot in self.slots.items() if slot not in damaged}
+        order = [slot for slot in self.order if slot not in damaged]
+        return replace(
+            self, slots=slots, places=[*slots.values()], joined=b"".join(slots), order=order
+        )
 
 
 class Directory:
@@ -358,30 +370,39 @@ class Directory:
         if _WRITING in states:
             writing = [slot for slot, state in enumerate(states) if state == _WRITING]
         keys: list[bytes] = []
-        slots: list[int] = []
-        generations = array("Q")
+        slots: list[int] | range = range(0)
+        generations: list[list[int]] = []
+        joined = bytearray()
         for low in range(0, count if self._epoch else 0, _READ_AT_ONCE):
             high = min(low + _READ_AT_ONCE, count)
             if _VALID in states[low:high]:
                 some = self._sound(first + low, first + high)
                 keys += some[0]
-                slots += range(low, high) if some[1] is None else [low + at for at in some[1]]
-                generations.extend(some[2])
-        self._next = max(self._next, 1 + max(generations, default=0))
+                joined += b"".join(some[0])
+                generations.append(some[2])
+                more = range(low, high) if some[1] is None else [low + at for at in some[1]]
+                if isinstance(slots, list):
+                    slots += more
+                elif len(slots) == low and isinstance(more, range):
+                    slots = range(high)  # all of them so far, in a row
+                else:
+                    slots = [*slots, *more]
+        self._next = max(self._next, 1 + max(map(max, filter(None, generations)), default=0))
         found = dict(zip(keys, slots))
         if len(found) < len(slots):
             newest: dict[bytes, int] = {}
-            for key, slot, generation in zip(keys, slots, generations):
+            for key, slot, generation in zip(keys, slots, chain.from_iterable(generations)):
                 if newest.setdefault(key, generation) <= generation:
                     newest[key], found[key] = generation, slot
+            slots, joined = [*found.values()], bytearray().join(found)
         used = self._touched[first : first + count].tolist()
         # What was used at one time goes last block first: a request's blocks ascend.
-        order = sorted(found.values(), reverse=True)
+        order = sorted(slots, reverse=True)
         order.sort(key=used.__getitem__)
         again = (
             self._touched[first : first + count].tobytes()[::_TOUCH_BYTES].translate(_LOWEST_BIT)
         )
-        return Kept(found, order, writing, again)
+        return Kept(found, slots, bytes(joined), order, writing, again)
 
     def _sound(self, low: int, high: int) -> tuple[list[bytes], list[int] | None, list[int]]:
         """Return of the records that count: keys, places behind `low` (None: all), generations.
@@ -395,8 +416,9 @@ class Directory:
         words, step = records.cast("I"), size // 4
         keys = _column(f"{_KEY_AT}x{width}s{size - _KEY_AT - width}x", records)
         generations = records.cast("Q")[_GENERATION_AT // 8 :: size // 8].tolist()
-        checks = words[::step].tolist()
+        checks = words[::step].tobytes()
         start = _HEAD.pack(_VALID, width, self._flags, self._epoch, 0, 0)[: -_GENERATION.size]
+        known = set(generations)
         heads: Iterable[int]
         if self.checksums:
             start = start[:-_CHECKSUM_BYTES]
@@ -405,21 +427,21 @@ class Directory:
             heads = map(crc32, ends, repeat(crc32(start)))
         else:
             seed = crc32(start)
-            seeds = {each: crc32(_GENERATION.pack(each), seed) for each in set(generations)}
+            seeds = {each: crc32(_GENERATION.pack(each), seed) for each in known}
             heads = map(seeds.__getitem__, generations)
-        right = list(map(xor, map(crc32, keys, heads), range(low, high)))
+        right = array("I", map(xor, map(crc32, keys, heads), range(low, high)))
         if (
-            right == checks
+            right.tobytes() == checks
             and all(
                 words[1 + at // 4 :: step].tobytes() == start[at : at + 4] * count
                 for at in range(0, len(start), 4)
             )
-            and min(generations) > 0
-            and max(generations) < _MAX_GENERATION
+            and min(known) > 0
+            and max(known) < _MAX_GENERATION
         ):
             return keys, None, generations
         starts = _column(f"{_STATE_AT}x{len(start)}s{size - _STATE_AT - len(start)}x", records)
-        rows = enumerate(zip(checks, right, starts, generations))
+        rows = enumerate(zip(array("I", checks), right, starts, generations))
         counting = [
             at
             for at, (check, wanted, head, generation) in rows

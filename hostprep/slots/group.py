@@ -162,10 +162,10 @@ class SlotGroup:
 
         Slots that were being written are neither handed out nor matched: give them back to `free`.
         """
-        slots = in_a_row(list(kept.slots.values()))
+        slots = in_a_row(kept.places)
         self.free.withhold(slots)
         self.free.withhold(Listed(kept.writing))
-        self.index.restore(kept.slots, slots)
+        self.index.restore(kept.slots, slots, kept.joined)
         self.mark(slots, READY)
         self.order.restore(kept.order, kept.again)
         self.gapless = self.gapless and not slots

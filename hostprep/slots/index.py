@@ -102,8 +102,9 @@ class DictIndex:
         for slot, key in zip(slots, keys.keys):
             own[slot] = key
 
-    def restore(self, found: dict[bytes, int], slots: Sequence[int]) -> None:
-        """Fill an empty index; `slots` are those of `found`."""
+    def restore(self, found: dict[bytes, int], slots: Sequence[int], joined: bytes) -> None:
+        """Fill an empty index; `slots` are those of `found`, `joined` its keys side by side."""
+        del joined
         self.insert(Keys(list(found), self.key_bytes), slots)
 
     def settle(self, slots: Sequence[int]) -> None:
@@ -263,13 +264,13 @@ class HashIndex:
             begin, done = done, done + (end - first) * width
             content[first * width : end * width] = keys.joined[begin:done]
 
-    def restore(self, found: dict[bytes, int], slots: Sequence[int]) -> None:
-        """Fill an empty index with keys that are there to stay; `slots` are theirs.
+    def restore(self, found: dict[bytes, int], slots: Sequence[int], joined: bytes) -> None:
+        """Fill an empty index with keys that are there to stay, `joined`; `slots` are theirs.
 
         They have no entries, which would take longer than all else at a restart: the dict is
         there already, and kept as it is.
         """
-        self._put(Keys(list(found), self._width), slots)
+        self._put(Keys(list(found), self._width, joined), slots)
         self._restored = found
         set_marks(self._held, slots, _RESTORED)
 

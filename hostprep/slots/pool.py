@@ -8,7 +8,7 @@ import time
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from operator import add, sub
 from zlib import crc32
 
@@ -287,11 +287,7 @@ class SlotPool:
             return kept
         self.damaged_blocks += len(damaged)
         directory.begin(group, sorted(damaged), 0)
-        return replace(
-            kept,
-            slots={key: slot for key, slot in kept.slots.items() if slot not in damaged},
-            order=[slot for slot in kept.order if slot not in damaged],
-        )
+        return kept.without(damaged)
 
     def _checksums(self, group: int, slots: Sequence[int]) -> list[int]:
         """Return the slots' checksums, read by as many threads as there are processors."""

@@ -35,7 +35,7 @@ def test_the_sizing_table_has_every_number_in_one_piece(capsys: pytest.CaptureFi
         "31",
         "31744",
         "8192",
-        "252960",
+        "252928",
         "7.5",
         "GiB",
         "2.5",

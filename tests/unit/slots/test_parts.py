@@ -22,7 +22,8 @@ def test_an_index_is_a_dict(kind: type[HashIndex | DictIndex], data: DataObject)
     index = kind(slots, 2)
     there = data.draw(strategies.permutations(range(slots)))[: data.draw(strategies.integers(0, 4))]
     held = dict(zip(there, _KEYS, strict=False))
-    index.restore({key: slot for slot, key in held.items()}, there)
+    kept = {key: slot for slot, key in held.items()}
+    index.restore(kept, there, b"".join(kept))
     for _ in range(data.draw(strategies.integers(0, 12))):
         free = [slot for slot in range(slots) if slot not in held]
         new = [key for key in _KEYS if key not in held.values()]

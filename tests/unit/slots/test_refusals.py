@@ -106,6 +106,7 @@ class _Attachment:
     def __init__(self, region: SimpleNamespace, *, is_leader: bool) -> None:
         self.region = region
         self.is_leader = is_leader
+        self.buffer = memoryview(bytearray(region.size_bytes))
 
 
 def _attachment(*, is_leader: bool = True, **changes: Any) -> Any:
