@@ -4,8 +4,9 @@ For connectors of any engine; standard library only. See docs/slots.md.
 """
 
 from hostprep.layout import ATTENTION, RECURRENT, Group, Layout
+from hostprep.slots.claim import BatchClaim, Claim
 from hostprep.slots.directory import Directory
-from hostprep.slots.pool import BatchClaim, Claim, GroupUsage, SlotPool, over
+from hostprep.slots.pool import GroupUsage, SlotPool, over
 from hostprep.slots.request import (
     OUTSIDE,
     REUSED,

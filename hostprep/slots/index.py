@@ -239,7 +239,7 @@ class HashIndex:
         """Return at most `limit` of the slots that have the key, the latest first."""
         digest = hash(key)
         entry = self._heads[digest & self._mask]
-        found = [self._restored[key]] if key in self._restored else []
+        found: list[int] = []
         while entry >= 0 and len(found) < limit:
             slot = entry & _SLOT
             if self._held[slot] and self._keys.startswith(key, slot * self._width):

@@ -7,10 +7,9 @@ import threading
 import time
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import add, sub
-from zlib import crc32
 
 from hostprep.errors import BadInputError, BusyError, FailedError
 from hostprep.layout import RECURRENT, Layout
@@ -24,19 +23,17 @@ from hostprep.slots.batch import (
     evict,
     take_over,
 )
+from hostprep.slots.checksums import Checksum, checksum_in, checksums_of
+from hostprep.slots.claim import BatchClaim, Claim
 from hostprep.slots.directory import Directory, Kept, void_any
 from hostprep.slots.group import ABANDONED, READY, SlotGroup
 from hostprep.slots.index import Keys
 from hostprep.slots.matching import PartialMatches
 from hostprep.slots.request import (
     OUTSIDE,
-    REUSED,
     SHARED,
-    STORED,
-    WRITE,
     Counts,
     GroupUse,
-    PartialMatch,
     Request,
     ShortageError,
     check_request,
@@ -50,124 +47,8 @@ if TYPE_CHECKING:
 _FORGOTTEN_AT_ONCE = 4096
 _COMMITTED_AT_ONCE = 512
 """Some 3 µs each, with the lock held."""
-_MOST_THREADS = 16
 SPARE = 1 / 32
 """Of a group's slots. With 1/64, 512 blocks of a pool long in use lie in twice as many rows."""
-
-
-class Claim:
-    """Slots of one request, none of which is evicted before `release`.
-
-    One thread at a time commits it, takes over for it, or releases it. A claim that is dropped
-    without a release keeps its slots for good.
-    """
-
-    __slots__ = (
-        "_pool",
-        "_unwritten",
-        "evicted",
-        "generation",
-        "partial",
-        "request",
-        "reused_tokens",
-        "uses",
-    )
-
-    def __init__(
-        self,
-        pool: SlotPool,
-        request: Request,
-        uses: list[GroupUse],
-        *,
-        evicted: int,
-        reused_tokens: int = 0,
-        partial: PartialMatch | None = None,
-    ) -> None:
-        self._pool = pool
-        self.request = request
-        self.partial = partial
-        """Further tokens to copy, beyond the blocks that are REUSED."""
-        self.uses = uses
-        """By group, in the layout's order."""
-        self.evicted = evicted
-        """Blocks of others that made room for this request's."""
-        self.reused_tokens = reused_tokens
-        """Tokens to load, partial match included."""
-        self.generation = 0
-        """Of its records in the pool's directory; 0: what it writes is not recorded."""
-        self._unwritten: list[list[int]] | None = None
-
-    @property
-    def unwritten(self) -> list[list[int]]:
-        """By group: blocks still to be committed."""
-        if self._unwritten is None:  # not needed while claiming
-            self._unwritten = [use.blocks(WRITE) for use in self.uses]
-        return self._unwritten
-
-    @property
-    def compute_tokens(self) -> int:
-        """Tokens left to compute."""
-        return self.request.tokens - self.request.computed_tokens - self.reused_tokens
-
-    @property
-    def counts(self) -> Counts:
-        """What was done for it: from its own blocks, never by differences of sums."""
-        return Counts(*self.sums())
-
-    def sums(self) -> tuple[int, ...]:
-        """Return the fields of `counts`."""
-        uses, request = self.uses, self.request
-        kinds = uses[0].kinds if len(uses) == 1 else b"".join([use.kinds for use in uses])
-        return (
-            1,
-            len(kinds),
-            kinds.count(REUSED),
-            kinds.count(STORED),
-            kinds.count(SHARED),
-            kinds.count(WRITE),
-            kinds.count(OUTSIDE),
-            self.evicted,
-            request.tokens,
-            request.computed_tokens,
-            self.reused_tokens,
-            self.compute_tokens,
-        )
-
-    def commit(self, blocks: int | None = None) -> None:
-        """See `SlotPool.commit`."""
-        self._pool.commit(self, blocks)
-
-    def release(self) -> None:
-        """See `SlotPool.release`."""
-        self._pool.release(self)
-
-    def __repr__(self) -> str:
-        return f"<Claim {self.request.id!r} {self.counts!r}>"
-
-
-@dataclass(frozen=True)
-class BatchClaim:
-    """A whole batch's claims, in the order of its requests."""
-
-    claims: tuple[Claim, ...]
-    deferred: tuple[Request, ...] = ()
-    """Requests beyond the token budget: nothing of theirs is claimed."""
-
-    @property
-    def compute_tokens(self) -> int:
-        """What the batch has to compute: never more than the budget."""
-        return sum(claim.compute_tokens for claim in self.claims)
-
-    def release(self) -> None:
-        """Release every claim. Raises BadInputError, once all are, if one was before."""
-        released_before: BadInputError | None = None
-        for claim in self.claims:
-            try:
-                claim.release()
-            except BadInputError as error:
-                released_before = error
-        if released_before is not None:
-            raise released_before
 
 
 @dataclass(frozen=True)
@@ -198,11 +79,11 @@ class SlotPool:
         keep_evicted: bool = False,
         spare: float = SPARE,
         directory: Directory | None = None,
-        checksum: Callable[[int, int], int] | None = None,
+        checksum: Checksum | None = None,
     ) -> None:
         """All slots are empty; with a `directory`, until `recover`.
 
-        `checksum` returns the CRC-32 of a group's slot, read now; for a directory with checksums.
+        `checksum`: for a directory with checksums.
 
         `partial` also keeps each block's tokens (4 bytes each).
         With `keep_evicted` a claim reports the hashes of the blocks that it displaced, at 0.1 µs
@@ -266,7 +147,10 @@ class SlotPool:
             self._recovered = []
             found = self._directory.read()
             if self._checksum is not None:
-                found = [self._undamaged(self._directory, *each) for each in enumerate(found)]
+                found = [
+                    self._undamaged(self._directory, self._checksum, *each)
+                    for each in enumerate(found)
+                ]
             for slots, kept in zip(self._groups, found):
                 slots.restore(kept)
                 self._recovered += kept.slots
@@ -275,9 +159,9 @@ class SlotPool:
             self._quarantined_until_s = time.monotonic() + quarantine_s
             return len(self._recovered)
 
-    def _undamaged(self, directory: Directory, group: int, kept: Kept) -> Kept:
+    def _undamaged(self, directory: Directory, checksum: Checksum, group: int, kept: Kept) -> Kept:
         """Return the blocks whose bytes are what their records say; void the records of others."""
-        checksums = self._checksums(group, kept.order)
+        checksums = checksums_of(checksum, group, kept.order)
         damaged = {
             slot
             for slot, found in zip(kept.order, checksums)
@@ -288,22 +172,6 @@ class SlotPool:
         self.damaged_blocks += len(damaged)
         directory.begin(group, sorted(damaged), 0)
         return kept.without(damaged)
-
-    def _checksums(self, group: int, slots: Sequence[int]) -> list[int]:
-        """Return the slots' checksums, read by as many threads as there are processors."""
-        from concurrent.futures import ThreadPoolExecutor
-
-        checksum = self._checksum
-        if checksum is None:
-            return []
-        threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-        if threads == 1 or len(slots) < threads:
-            return [checksum(group, slot) for slot in slots]
-        step = -(-len(slots) // threads)
-        parts = [slots[at : at + step] for at in range(0, len(slots), step)]
-        with ThreadPoolExecutor(threads) as executor:
-            found = executor.map(lambda part: [checksum(group, slot) for slot in part], parts)
-            return [each for part in found for each in part]
 
     def recovered_hashes(self) -> list[bytes]:
         """Return the hashes of the blocks that `recover` found, group by group."""
@@ -691,7 +559,7 @@ def over(
             keep_evicted=keep_evicted,
             spare=spare,
             directory=directory,
-            checksum=_checksum_in(attachment.buffer, chosen) if checksum else None,
+            checksum=checksum_in(attachment.buffer, chosen) if checksum else None,
         )
         if directory is None:
             void_any(attachment.buffer)
@@ -701,14 +569,6 @@ def over(
             pool.recover()
         _pools[attachment] = weakref.ref(pool)
     return pool
-
-
-def _checksum_in(buffer: memoryview, layout: Layout) -> Callable[[int, int], int]:
-    def checksum(group: int, slot: int) -> int:
-        at = layout.offset_bytes(group, slot)
-        return crc32(buffer[at : at + layout.groups[group].slot_bytes])
-
-    return checksum
 
 
 def _directory(

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hostprep.slots import Claim, Request, ShortageError, SlotPool, batch, matching
+from hostprep.slots.claim import BatchClaim
 from hostprep.slots.eviction import EvictionOrder, Ghosts
 from hostprep.slots.group import READY, SlotGroup
 from hostprep.slots.index import HashIndex, Keys
-from hostprep.slots.pool import BatchClaim
 from tests.unit.slots.play import play_at_random
 
 pytestmark = pytest.mark.unit
