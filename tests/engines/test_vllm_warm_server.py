@@ -21,7 +21,14 @@ import pytest
 from hostprep.client.sidecar import read_sidecar
 from testbed.engines.interpreters import engine_python
 from testbed.engines.vllm_plugins import COPIES, plugin
-from testbed.engines.vllm_server import BLOCK_TOKENS, REPOSITORY, Server, prompt_of, serving
+from testbed.engines.vllm_server import (
+    BLOCK_BYTES,
+    BLOCK_TOKENS,
+    REPOSITORY,
+    Server,
+    prompt_of,
+    serving,
+)
 from testbed.engines.weights import write_weights
 from testbed.machine import POOL
 from testbed.processes import wait_for
@@ -32,6 +39,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 
 _TOKENS = 640
 _PROMPT = prompt_of(1, _TOKENS)
+_TOKEN_BYTES = BLOCK_BYTES // BLOCK_TOKENS
 _MIB = 8
 """Room for three prompts."""
 _ONE: dict[str, str] = {}
@@ -224,10 +232,20 @@ _Hit = tuple[list[float], int]
 
 
 def _live_hit(server: Server) -> _Hit:
-    """Return what an engine answers that loads what it stored itself."""
+    """Return what an engine answers that loads what it stored itself.
+
+    Stores go on behind the answer, and vLLM learns of their end in a later step: it is asked until
+    all that it says to be cached was loaded.
+    """
     server.complete(_PROMPT)
-    server.forget_gpu_blocks()
-    live = server.likelihoods(_PROMPT)
+
+    def loaded() -> _Hit | None:
+        server.forget_gpu_blocks()
+        live = server.likelihoods(_PROMPT)
+        loaded_bytes = server.metric("vllm:kv_offload_load_bytes_total")
+        return live if loaded_bytes == live[1] * _TOKEN_BYTES > 0 else None
+
+    live = wait_for(loaded, _SLOW_S)
     assert live[1] > _TOKENS // 2
     return live
 
@@ -237,7 +255,7 @@ def _is_found(server: Server, live: _Hit) -> None:
     assert server.likelihoods(_PROMPT) == live
     assert _FOUND in server.log  # with the first request at the latest
     loaded = server.metric("vllm:kv_offload_load_bytes_total")
-    assert loaded == live[1] * 4096, "4 KiB a token"
+    assert loaded == live[1] * _TOKEN_BYTES
     assert server.metric("hostprep:kv_offload_recovered_load_bytes_total") == loaded
 
 
