@@ -109,5 +109,9 @@ class Load:
 
 
 def as_json(answers: list[Answer]) -> list[dict[str, Any]]:
-    """Return them for -o json."""
-    return [{**asdict(answer), "waited_s": answer.waited_s} for answer in answers]
+    """Return them for -o json, their moments to the tenth of a millisecond."""
+    documents = [{**asdict(answer), "waited_s": answer.waited_s} for answer in answers]
+    return [
+        {key: round(value, 4) if isinstance(value, float) else value for key, value in one.items()}
+        for one in documents
+    ]
