@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from hostprep.errors import HostprepError
-from testbed import binaries, playground
+from testbed import binaries, model_configs, playground
 from testbed.cache import builder_lock, cache_folder
 from testbed.control_plane import ControlPlane, runs
 from testbed.engines import environments
@@ -74,6 +74,7 @@ def build(
         if programs or with_node:
             raise click.UsageError("--engines goes with no program and not with --node")
         environments.build(environments.ALL if engines_all else environments.ALWAYS, _say)
+        model_configs.build(_say)
         return
     wanted = programs or (binaries.NODE if with_node else binaries.ALL)
     start = time.monotonic()

@@ -37,11 +37,16 @@ def pinned_requirement(name: str, pins: str) -> str:
     raise FailedError(f"{name} is not pinned in {_PINS.name}")
 
 
+def locked_requirement(name: str) -> str:
+    """The pin of a package that the testbed takes from PyPI. Raises FailedError without one."""
+    return pinned_requirement(name, _PINS.read_text())
+
+
 def download(name: str, folder: Path) -> Path:
     """Fetch one pinned wheel into a new folder; raises FailedError with pip's own words."""
     folder.mkdir(parents=True)
     requirement = folder / "requirement.txt"
-    requirement.write_text(pinned_requirement(name, _PINS.read_text()) + "\n")
+    requirement.write_text(locked_requirement(name) + "\n")
     command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"]
     command += ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
     done = subprocess.run(
