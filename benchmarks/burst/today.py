@@ -20,7 +20,7 @@ from typing import Any
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
-from hostprep.engines.vllm.offloading_region import Layout
+from hostprep.engines.vllm.offloading_layout import Layout
 from hostprep.engines.vllm.offloading_worker import HostprepWorker
 
 _PORTABLE = 1

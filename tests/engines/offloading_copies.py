@@ -23,7 +23,8 @@ from vllm.v1.kv_offload.cpu import gpu_worker
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from hostprep.engines.memory import engine_memory
-from hostprep.engines.vllm.offloading_region import Layout, RankRegistration, layout_of
+from hostprep.engines.vllm.offloading_layout import Layout, layout_of
+from hostprep.engines.vllm.offloading_region import RankRegistration
 from hostprep.engines.vllm.offloading_worker import HostprepWorker
 from hostprep.engines.vllm.settings import Settings
 

@@ -31,12 +31,8 @@ from hostprep.engines.vllm.offloading_compat import (
     shares_process,
     warn_if_untested,
 )
-from hostprep.engines.vllm.offloading_region import (
-    LAYOUT_VERSION,
-    Layout,
-    RankRegistration,
-    layout_of,
-)
+from hostprep.engines.vllm.offloading_layout import LAYOUT_VERSION, Layout, layout_of
+from hostprep.engines.vllm.offloading_region import RankRegistration
 from hostprep.engines.vllm.offloading_slots import SlotsManager, slots_layout
 from hostprep.engines.vllm.offloading_worker import HostprepWorker
 from hostprep.engines.vllm.settings import Settings

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hostprep.client.attach import Attachment
-    from hostprep.engines.vllm.offloading_region import Layout, RankRegistration
+    from hostprep.engines.vllm.offloading_layout import Layout
+    from hostprep.engines.vllm.offloading_region import RankRegistration
 
 
 def host_views(memory: Attachment, layout: Layout, slice_number: int, widths: list[int]) -> Any:

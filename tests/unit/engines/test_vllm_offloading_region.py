@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hostprep.backing import GIB, MIB
 from hostprep.cuda.chunks import ChunkPolicy, check_slice
-from hostprep.engines.vllm.offloading_region import layout_of, row_bytes_of
+from hostprep.engines.vllm.offloading_layout import layout_of, row_bytes_of
 from hostprep.engines.vllm.settings import Settings
 from hostprep.errors import BadInputError
 
