@@ -24,7 +24,7 @@ from hostprep.errors import BadInputError
 from hostprep.node.apply.service import ApplyResult, Node, check_met
 from hostprep.node.boot import boot_script
 from hostprep.node.observe.pools import observe_pools
-from hostprep.node.plan.actions import Plan, PoolPlan
+from hostprep.node.plan.actions import Plan, PoolPlan, stages
 from hostprep.paths import PoolPaths
 from hostprep.units import format_bytes, format_seconds
 
@@ -64,10 +64,17 @@ def show_plan(wanted: Plan) -> None:
     if rows:
         print_table("", ("POOL", "STEP", "BYTES", "AT BEST"), rows, flexible=("STEP",))
         if any(action.expected_s for action in wanted.actions):
+            say(f"All of it: {format_seconds(wanted.expected_s)}{_side_by_side(wanted)}.")
             say("At best: idle CPUs, and memory that is free at once. A virtual machine whose")
             say("host only finds the memory when it is first touched takes many times that, once.")
     if not wanted.changes_anything and not any(pool.unmet for pool in wanted.pools):
         say("Nothing to do: all of it is there.")
+
+
+def _side_by_side(wanted: Plan) -> str:
+    """Say how many regions are populated at once, where that is more than one."""
+    lanes = max(len(stage) for stage in stages(wanted.actions))
+    return f", with {lanes} regions populated at the same time" if lanes > 1 else ""
 
 
 def _show_pool(pool: PoolPlan) -> None:

@@ -78,6 +78,7 @@ def machine(
     root_fs: str = "tmpfs",
     root_free: int | None = None,
     shmem: str = "never",
+    defrag: str = "madvise",
     pools: Sequence[PoolFacts] = (),
 ) -> Facts:
     nodes = nodes or (numa_node(),)
@@ -100,7 +101,7 @@ def machine(
             )
             for size in sizes
         ),
-        thp=ThpFacts("madvise", shmem),
+        thp=ThpFacts(defrag, shmem),
         gpus=tuple(
             Gpu(f"0000:{index:02x}:00.0", 0x10DE, node, "nvidia") for index, node in enumerate(gpus)
         ),

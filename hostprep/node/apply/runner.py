@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial, singledispatchmethod
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hostprep.api.pool_spec import PoolSpec
@@ -45,6 +44,7 @@ from hostprep.node.plan.actions import (
     AdoptRegion,
     CreateRegion,
     DropHandoff,
+    Lane,
     MakePool,
     MountMemory,
     Plan,
@@ -57,6 +57,7 @@ from hostprep.node.plan.actions import (
     Shortfall,
     ShortfallError,
     UnmountMemory,
+    stages,
 )
 from hostprep.paths import PoolPaths
 
@@ -203,24 +204,20 @@ class Runner:
         Killed at any point, it leaves what the next run adopts or clears away. A region that cannot
         be scrubbed holds up no other: why is raised at the end.
         """
-        for is_populate, group in groupby(
-            plan.actions, key=lambda action: isinstance(action, CreateRegion)
-        ):
-            if is_populate:
-                self._populate([action for action in group if isinstance(action, CreateRegion)])
-            else:
-                for action in group:
-                    with self._progress_of(action, self.stop):
-                        self._do(action, PoolPaths(self.root, action.pool))
+        for lanes in stages(plan.actions):
+            if isinstance(lanes[0][0], CreateRegion):
+                self._populate(lanes)
+                continue
+            for action in lanes[0]:
+                with self._progress_of(action, self.stop):
+                    self._do(action, PoolPaths(self.root, action.pool))
         if self._not_scrubbed:
             raise self._not_scrubbed[0]
 
-    def _populate(self, actions: Sequence[CreateRegion]) -> None:
-        """Populate regions: one after the other on a node, all nodes at once."""
-        queues: dict[object, list[CreateRegion]] = {}
-        for action in actions:
-            queues.setdefault(action.placement, []).append(action)
-        shielded(lambda interrupted: self._run_queues(list(queues.values()), interrupted))
+    def _populate(self, lanes: Sequence[Lane]) -> None:
+        """Populate regions: a lane's one after the other, all lanes at once."""
+        queues = [[each for each in lane if isinstance(each, CreateRegion)] for lane in lanes]
+        shielded(lambda interrupted: self._run_queues(queues, interrupted))
 
     def _run_queues(self, queues: Sequence[Sequence[CreateRegion]], interrupted: Stop) -> None:
         cancelled = CancelEvent(self.stop, interrupted)

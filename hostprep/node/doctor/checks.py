@@ -427,12 +427,18 @@ def _check_swap(facts: Facts) -> Iterator[Finding]:
 
 
 def _check_thp(facts: Facts) -> Iterator[Finding]:
-    """Direct compaction in page faults stalls for minutes where memory is fragmented."""
+    """Direct compaction in page faults stalls for minutes where memory is fragmented.
+
+    Populating a THP region does it with `always` alone (hostprep.node.plan.backings).
+    """
     defrag = facts.thp.defrag
     crumbled = _fragmented_nodes(facts)
     remedy = f"echo defer > {_THP_FOLDER}/defrag"
     if defrag == "always":
-        what = "THP defrag=always: every page fault may compact memory, and stall its process"
+        what = (
+            "THP defrag=always: every page fault may compact memory, and stall its process; "
+            "the backing THP is taken only where no other can be had"
+        )
         yield Finding(Severity.WARNING, "thp", what, remedy)
     elif defrag in ("madvise", "defer+madvise"):
         what = f"THP defrag={defrag}: engines that use MADV_HUGEPAGE compact memory in page faults"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import ClassVar
 
 from hostprep.api.pool_spec import Placement
@@ -270,6 +272,40 @@ class PoolPlan:
         return ", ".join(str(backing) for backing in self.backings)
 
 
+Lane = tuple[Action, ...]
+"""Actions that are carried out one after another."""
+
+
+def stages(actions: Sequence[Action]) -> tuple[tuple[Lane, ...], ...]:
+    """Return the actions as apply carries them out: stage after stage, a stage's lanes at once.
+
+    Regions to populate that follow one another make one stage, with a lane for each placement: on
+    a node one region after the other, all nodes at the same time. Every other action is a lane of
+    a stage of its own.
+    """
+    found: list[tuple[Lane, ...]] = []
+    for is_populating, together in groupby(actions, lambda each: isinstance(each, CreateRegion)):
+        if not is_populating:
+            found += [((action,),) for action in together]
+            continue
+        lanes: dict[Placement, list[Action]] = {}
+        for action in together:
+            if isinstance(action, CreateRegion):
+                lanes.setdefault(action.placement, []).append(action)
+        found.append(tuple(tuple(lane) for lane in lanes.values()))
+    return tuple(found)
+
+
+def _stage_s(stage: Sequence[Lane]) -> float:
+    longest = max(sum(action.expected_s for action in lane) for lane in stage)
+    populating = [each for lane in stage for each in lane if isinstance(each, CreateRegion)]
+    cpus = {cpu for action in populating for cpu in action.cpus}
+    if not cpus:
+        return longest
+    thread_seconds = sum(each.expected_s * min(each.threads, len(each.cpus)) for each in populating)
+    return max(longest, thread_seconds / len(cpus))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Actions in the order in which they are carried out, and the outcome for each pool."""
@@ -279,8 +315,13 @@ class Plan:
 
     @property
     def expected_s(self) -> float:
-        """Sum over the actions; regions on different nodes are populated at the same time."""
-        return sum(action.expected_s for action in self.actions)
+        """Seconds from the first action's begin to the last one's end: the critical path.
+
+        Stages follow one another, the lanes of a stage run side by side, and a lane's actions
+        follow one another. Lanes that share CPUs are slower together than alone: a stage takes no
+        less than the seconds that all its threads work, over the CPUs that there are for them.
+        """
+        return sum(_stage_s(stage) for stage in stages(self.actions))
 
     @property
     def expected_bytes_to_populate(self) -> int:

@@ -28,6 +28,11 @@ _GIGANTIC_SPARE = 1.25
 _THP_SPARE = 1.05
 """Of what a node needs, so much must lie in blocks of 2 MiB, for others take some meanwhile."""
 _NO_FIGHT = "nothing is fought with faults"
+_DEFER = "echo defer > /sys/kernel/mm/transparent_hugepage/defrag"
+_STALLS = (
+    "page faults may compact memory here, and stall for as long as that takes "
+    "(transparent_hugepage/defrag is always)"
+)
 _AT_BOOT = "prepare at boot (hostprep boot), before memory is used"
 _WITHOUT_ROOT = (
     "without the right to mount, regions lie on the tmpfs of --root; as root there would be huge "
@@ -61,7 +66,7 @@ def _choose(context: PlanContext, wanted_bytes: int, *, mixed: bool) -> Choice:
 
     With `mixed` only the placements that cannot have a backing go on to the next one.
     """
-    order = context.spec.backings
+    order = _order(context)
     ranks = dict.fromkeys((placement for placement, _ in context.layout.counts), 0)
     rejections: list[Rejection] = []
     while all(rank < len(order) for rank in ranks.values()):
@@ -73,6 +78,39 @@ def _choose(context: PlanContext, wanted_bytes: int, *, mixed: bool) -> Choice:
         for placement in _rejected_placements(answer, assignment) if mixed else ranks:
             ranks[placement] += 1
     return _choice(context, None, rejections)
+
+
+def thp_faults_stall(context: PlanContext) -> bool:
+    """Return whether faults of a tmpfs with huge=always may compact or reclaim memory.
+
+    Such a fault allocates as an anonymous one does (mm/shmem.c, shmem_get_folio_gfp, by
+    vma_thp_gfp_mask in mm/huge_memory.c): directly with `always`. `madvise` and `defer+madvise`
+    do so only where the mapping has MADV_HUGEPAGE, which populating does not set.
+    """
+    return context.facts.thp.defrag == "always"
+
+
+def _order(context: PlanContext) -> tuple[Backing, ...]:
+    """Return the backings in the order in which they are tried: THP last where its faults stall."""
+    asked = context.spec.backings
+    if Backing.THP not in asked or not thp_faults_stall(context):
+        return asked
+    return (*(backing for backing in asked if backing is not Backing.THP), Backing.THP)
+
+
+def _put_back(context: PlanContext, candidate: Candidate | None) -> tuple[PassedOver, ...]:
+    """Return THP as passed over where a less preferred backing was taken because its faults stall.
+
+    Empty where THP was taken all the same, for want of another, or came last anyway.
+    """
+    asked = context.spec.backings
+    if candidate is None or _order(context) == asked:
+        return ()
+    taken = {planned.backing for planned in candidate.changes.new}
+    after = set(asked[asked.index(Backing.THP) + 1 :])
+    if Backing.THP in taken or not taken & after:
+        return ()
+    return (PassedOver(Backing.THP, _STALLS, _DEFER),)
 
 
 def _rejected_placements(
@@ -93,6 +131,7 @@ def _choice(
         PassedOver(r.backing, r.why, f"{ask}, {r.remedy}" if r.less_would_do else r.remedy)
         for r in rejections
     )
+    passed_over += _put_back(context, candidate)
     if candidate is not None and not candidate.changes.new:
         passed_over = ()
     return Choice(candidate, passed_over, tuple(rejection.reason for rejection in rejections))
@@ -342,10 +381,13 @@ def _take_tmpfs(
         take = budget.without_blocks if backing is Backing.THP else budget.without_base
         budget = take(node_id, count * page)
     own_mount = context.facts.process.can_mount
+    notes = candidate.notes if own_mount else (*candidate.notes, _WITHOUT_ROOT)
+    if backing is Backing.THP and thp_faults_stall(context):
+        notes = (*notes, f"{_STALLS}; no other backing could be had: {_DEFER}")
     return replace(
         candidate,
         budget=budget.charged(tmpfs_bytes=total, root_bytes=0 if own_mount else total),
-        notes=candidate.notes if own_mount else (*candidate.notes, _WITHOUT_ROOT),
+        notes=notes,
         own_mount=own_mount,
     )
 
@@ -363,7 +405,7 @@ def takes_large_folios(context: PlanContext, backing: Backing) -> bool:
         and facts.process.can_mount
         and facts.kernel.has_tmpfs_large_folios
         and facts.thp.shmem_enabled not in ("", "unknown", "deny")
-        and facts.thp.defrag != "always"
+        and not thp_faults_stall(context)
     )
 
 

@@ -327,3 +327,32 @@ def test_a_new_pool_is_prepared_in_this_order() -> None:
         "CreateRegion",
         "PublishHandoff",
     ]
+
+
+def _thp_machine(defrag: str, **more: Any) -> Facts:
+    return machine(numa_node(**more), defrag=defrag, hugepage_sizes=())
+
+
+@pytest.mark.parametrize("defrag", ["madvise", "defer", "defer+madvise", "never", "unknown"])
+def test_thp_is_taken_where_populating_it_compacts_nothing(defrag: str) -> None:
+    assert outcome(_thp_machine(defrag), spec(8 * GIB)).backings == (THP,)
+
+
+def test_thp_comes_last_where_its_page_faults_stall() -> None:
+    made = outcome(_thp_machine("always"), spec(8 * GIB))
+    assert made.backings == (BASE,)
+    assert [passed.backing for passed in made.passed_over] == [H2, THP]
+    assert "stall" in made.passed_over[1].why
+    assert made.passed_over[1].remedy == "echo defer > /sys/kernel/mm/transparent_hugepage/defrag"
+
+
+@pytest.mark.parametrize("backings", [(THP,), (H2, THP)])
+def test_thp_that_stalls_is_better_than_nothing_and_said(backings: tuple[Backing, ...]) -> None:
+    made = outcome(_thp_machine("always"), spec(8 * GIB, *backings))
+    assert made.backings == (THP,)
+    assert any("stall" in note and "echo defer" in note for note in made.notes)
+
+
+def test_thp_that_was_asked_for_last_is_not_called_passed_over() -> None:
+    made = outcome(_thp_machine("always"), spec(8 * GIB, BASE, THP))
+    assert (made.backings, made.passed_over) == ((BASE,), ())
