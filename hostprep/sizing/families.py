@@ -33,6 +33,9 @@ _READERS: dict[str, Callable[[ModelConfig, CacheTypes, int], Layers]] = {
 }
 """What reads the config of each kind of model, by its `model_type`."""
 
+KINDS = tuple(sorted(_READERS))
+"""Every `model_type` that is known."""
+
 _PLAIN = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 _OF_A_MODEL = ("model_type", "architectures", "num_hidden_layers")
 _OTHER_CACHES = (

@@ -80,6 +80,11 @@ class Limits:
         return self.max_seq_len if self.typical_seq_len is None else self.typical_seq_len
 
     @property
+    def ranks(self) -> int:
+        """Ranks of one engine, each with a GPU of its own."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
     def sequences(self) -> int:
         """Sequences at once: every beam of every request."""
         return self.max_batch_size * self.beam_width

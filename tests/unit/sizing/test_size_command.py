@@ -12,7 +12,7 @@ import yaml
 from hostprep.api.pool_resource import load_pools
 from hostprep.api.slot_layout import round_up
 from hostprep.cli.main import main
-from hostprep.cli.size import model_name
+from hostprep.cli.size_model import model_name
 from hostprep.layout import Layout
 from hostprep.slots import Directory
 from hostprep.units import parse_quantity
@@ -297,7 +297,7 @@ def test_several_models_are_several_pools(capsys: pytest.CaptureFixture[str]) ->
         ([LLAMA, *SERVED, "--regions", "0", "-o", "yaml"], "hostprep: --regions: '0' is no way"),
         ([LLAMA, *SERVED, "--backing", "Huge", "-o", "yaml"], "hostprep: --backing: there is no"),
         (["/nowhere/config.json", *SERVED], "cannot read /nowhere/config.json"),
-        ([str(MODELS), *SERVED], "cannot read"),
+        ([str(MODELS), *SERVED], "holds no config.json"),
         ([str(MODELS / "README.md"), *SERVED], "is not JSON"),
         ([MAMBA, "--max-batch-size", "1"], "give --max-seq-len"),
         ([LLAMA, GEMMA, *SERVED, "--tp", "0"], "hostprep: --tp: is 0"),

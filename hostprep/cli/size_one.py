@@ -1,0 +1,214 @@
+"""One model of `hostprep size`: from its files and the options to a sizing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from hostprep.api.slot_layout import round_up
+from hostprep.cli.size_gpu import check_ranks, find_gpus, find_weights
+from hostprep.cli.size_model import ModelFiles
+from hostprep.errors import BadInputError
+from hostprep.sizing.config import ModelConfig, TypeChoice, load_config
+from hostprep.sizing.families import read_model
+from hostprep.sizing.gpus import GpuBudget, Gpus, default_reserve_bytes
+from hostprep.sizing.groups import (
+    LONGEST_TOKENS,
+    MOST_TOKENS_PER_BLOCK,
+    TOKENS_PER_BLOCK,
+    Limits,
+)
+from hostprep.sizing.model import Model
+from hostprep.sizing.size import Memory, Sizing, size_model
+from hostprep.units import format_bytes, parse_quantity
+
+BATCH_SIZE = 64
+"""Requests at once where neither --max-batch-size nor --engine says."""
+STEP_TOKENS = 8192
+UTILIZATION = 0.9
+"""Where no --engine says: what engines took by default for years."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The options that hold for every model."""
+
+    limits: dict[str, Any]
+    """By the names of Limits' fields; a model says those that are None."""
+    choice: TypeChoice
+    memory: Memory
+    gpus: Gpus | None = None
+    utilization: float | None = None
+    reserve_bytes: int | None = None
+    weights_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    """One model, sized."""
+
+    sizing: Sizing
+    budget: GpuBudget | None = None
+    """Of the memory of --gpu; None where that is not given, or --gpu-memory is."""
+    defaults: tuple[str, ...] = ()
+    """What was taken where no option says, in sentences."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All that people are to know beside the tables."""
+        return (*self.defaults, *self.sizing.notes)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of one region."""
+        return self.sizing.host.size_bytes
+
+
+def request_of(options: dict[str, Any]) -> Request:
+    """Check what needs no model. Raises BadInputError naming the option."""
+    request = Request(
+        limits={field.name: options[field.name] for field in fields(Limits)},
+        choice=TypeChoice(
+            kv=options["kv_dtype"], index=options["index_dtype"], state=options["state_dtype"]
+        ),
+        memory=Memory(
+            gpu_bytes=_bytes("--gpu-memory", options["gpu_memory"]),
+            host_bytes=_bytes("--host-memory", options["host_memory"]),
+            host_tokens=_positive("--host-tokens", options["host_tokens"]),
+        ),
+        gpus=None if options["gpu"] is None else find_gpus(options["gpu"]),
+        utilization=_share("--gpu-memory-utilization", options["gpu_memory_utilization"]),
+        reserve_bytes=_bytes("--gpu-reserve", options["gpu_reserve"], zero=True),
+        weights_bytes=_bytes("--weights", options["weights"]),
+    )
+    by_default = {
+        "max_batch_size": BATCH_SIZE,
+        "max_seq_len": LONGEST_TOKENS,
+        "max_num_tokens": STEP_TOKENS,
+        "tokens_per_block": TOKENS_PER_BLOCK,
+    }
+    given = {name: limit for name, limit in request.limits.items() if limit is not None}
+    limits = Limits(**by_default | given)
+    if request.gpus is not None:
+        check_ranks(request.gpus, limits)
+    else:
+        _check_no_gpu(options)
+    return request
+
+
+def _check_no_gpu(options: dict[str, Any]) -> None:
+    for key in ("gpu_memory_utilization", "gpu_reserve", "weights"):
+        if options[key] is not None:
+            raise BadInputError(
+                f"--{key.replace('_', '-')} is for the memory of GPUs that are named",
+                remedy="give --gpu with it, such as h200x8",
+            )
+
+
+def size_one(files: ModelFiles, request: Request) -> Sized:
+    """Size one model. Raises BadInputError naming the field or the option."""
+    config = load_config(files.config, source=files.source)
+    limits = dict(request.limits)
+    model = read_model(
+        config, name=files.name, choice=request.choice, drafts=limits["speculative_tokens"]
+    )
+    defaults = []
+    if limits["max_seq_len"] is None:
+        limits["max_seq_len"] = _longest(config)
+    if limits["max_batch_size"] is None:
+        limits["max_batch_size"] = BATCH_SIZE
+        defaults.append(
+            f"{BATCH_SIZE} requests at once are taken; give --max-batch-size as your engine has it"
+        )
+    if limits["max_num_tokens"] is None:
+        limits["max_num_tokens"] = STEP_TOKENS
+    if limits["tokens_per_block"] is None:
+        model, limits["tokens_per_block"] = _with_blocks(model)
+    served = Limits(**limits)
+    budget = _budget(files, config, model, served, request)
+    memory = request.memory
+    if budget is not None:
+        memory = replace(memory, gpu_bytes=budget.caches_bytes)
+    try:
+        sizing = size_model(model, served, memory)
+    except BadInputError as error:
+        if budget is None or not error.message.startswith("--gpu-memory: "):
+            raise
+        raise _too_little(error, budget) from error
+    return Sized(sizing=sizing, budget=budget, defaults=tuple(defaults))
+
+
+def _budget(
+    files: ModelFiles, config: ModelConfig, model: Model, limits: Limits, request: Request
+) -> GpuBudget | None:
+    """Return what --gpu leaves for caches; None where it is not given, or --gpu-memory wins."""
+    if request.gpus is None or request.memory.gpu_bytes is not None:
+        return None
+    weights = find_weights(
+        files, config, limits, layers=len(model.layers), given=request.weights_bytes
+    )
+    reserve = request.reserve_bytes
+    return GpuBudget(
+        gpus=request.gpus,
+        utilization=UTILIZATION if request.utilization is None else request.utilization,
+        weights=weights,
+        reserve_bytes=default_reserve_bytes(limits.ranks) if reserve is None else reserve,
+    )
+
+
+def _too_little(error: BadInputError, budget: GpuBudget) -> BadInputError:
+    """Say it of the GPU: more memory cannot be given, more GPUs can."""
+    fewer = (error.remedy or "").partition(" or ")[2]
+    return BadInputError(
+        f"--gpu: {error.message.removeprefix('--gpu-memory: ')}: {budget.reckoning} = "
+        f"{format_bytes(budget.caches_bytes)}",
+        reason=error.reason,
+        remedy=f"give {f'{fewer}, or ' if fewer else ''}more --tp",
+    )
+
+
+def _longest(config: ModelConfig) -> int:
+    """Return how long the model's own sequences can be. Raises BadInputError if it says nothing."""
+    longest = "max_position_embeddings"
+    if not config.has(longest):
+        raise BadInputError(
+            f"{config.source}: does not say how long a sequence can be ({longest} is missing)",
+            remedy="give --max-seq-len",
+        )
+    return config.integer(longest)
+
+
+def _with_blocks(model: Model) -> tuple[Model, int]:
+    """Return a block's tokens: as usual, or so many more that compressed entries are whole in it.
+
+    Where that is not as usual, with a note of it.
+    """
+    tokens = round_up(TOKENS_PER_BLOCK, model.block_multiple)
+    if tokens == TOKENS_PER_BLOCK or tokens > MOST_TOKENS_PER_BLOCK:
+        return model, TOKENS_PER_BLOCK
+    note = (
+        f"a block has {tokens} tokens and not {TOKENS_PER_BLOCK}, for up to {max(model.ratios)} of "
+        "them become one entry; if the engine's blocks have another number, give --tokens-per-block"
+    )
+    return replace(model, notes=(*model.notes, note)), tokens
+
+
+def _bytes(option: str, text: str | None, *, zero: bool = False) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_quantity(text, zero=zero)
+    except BadInputError as error:
+        raise BadInputError(f"{option}: {error.message}", remedy=error.remedy) from error
+
+
+def _positive(option: str, number: int | None) -> int | None:
+    if number is not None and not 1 <= number <= 1 << 50:
+        raise BadInputError(f"{option}: is {number}", remedy="give 1 or more")
+    return number
+
+
+def _share(option: str, share: float | None) -> float | None:
+    if share is not None and not 0 < share <= 1:
+        raise BadInputError(f"{option}: is {share:g}", remedy="give more than 0, and 1 at most")
+    return share

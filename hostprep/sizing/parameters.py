@@ -1,0 +1,303 @@
+"""The weights of models whose every tensor config.json tells.
+
+For folders without their safetensors files. Kinds of models, and ways of quantizing, that are not
+here are not guessed: their files' index says it, or --weights.
+Sources of the shapes: transformers 5.19, the modeling_*.py of each kind; of the sizes under FP8 and
+MXFP4, the published checkpoints of DeepSeek-V3, Qwen3 and gpt-oss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from hostprep.errors import BadInputError
+from hostprep.sizing.config import ModelConfig
+from hostprep.sizing.weights import Tensor, size_of
+
+_Shapes = Iterator[tuple[str, tuple[int, ...]]]
+_FP8_BLOCK = 128
+
+
+def reckon(document: Mapping[str, Any], *, source: str) -> list[Tensor]:
+    """Return every tensor of the model, those of a layer's experts together.
+
+    `document`: config.json as it is. Raises BadInputError, asking for --weights, where the kind of
+    model or its quantization is not known to the last tensor.
+    """
+    config = ModelConfig(document, source=source)
+    kind = document.get("model_type")
+    shapes = _KINDS.get(kind) if isinstance(kind, str) else None
+    if shapes is None:
+        raise _unknown(source, f"the tensors of {str(kind)[:40]!r} are not known")
+    if document.get("mlp_only_layers"):
+        raise _unknown(source, "mlp_only_layers is not empty")
+    plain = "bfloat16" if kind == "gpt_oss" else None  # its files name none
+    bits = _BITS.get(str(document.get("dtype") or document.get("torch_dtype") or plain))
+    if bits is None:
+        raise _unknown(source, "dtype is none of bfloat16, float16 and float32")
+    quantization = document.get("quantization_config")
+    size = _sizes(quantization, kind == "gpt_oss", bits, source)
+    try:
+        return [Tensor(name, size(name, shape), len(shape)) for name, shape in shapes(config)]
+    except BadInputError as error:
+        raise _unknown(source, error.message.removeprefix(f"{source}: ")) from error
+
+
+_BITS = {"bfloat16": 16, "float16": 16, "float32": 32}
+
+
+def _unknown(source: str, why: str) -> BadInputError:
+    return BadInputError(
+        f"{source}: the size of the weights cannot be reckoned: {why}",
+        reason="UnknownWeights",
+        remedy="give the model's folder with model.safetensors.index.json, or --weights 140Gi",
+    )
+
+
+def _sizes(
+    quantization: Any, is_gpt_oss: bool, bits: int, source: str
+) -> Callable[[str, tuple[int, ...]], int]:
+    """Return what tells a tensor's bytes, its scales included."""
+    if quantization is None:
+        return lambda _, shape: size_of(shape, bits)
+    if not isinstance(quantization, dict):
+        raise _unknown(source, "quantization_config is no object")
+    method = quantization.get("quant_method")
+    kept = quantization.get("modules_to_not_convert") or []
+    if not isinstance(kept, list) or not all(isinstance(name, str) for name in kept):
+        raise _unknown(source, "quantization_config.modules_to_not_convert is no list of names")
+    if method == "fp8" and quantization.get("weight_block_size") == [_FP8_BLOCK, _FP8_BLOCK]:
+        return lambda name, shape: (
+            _fp8(shape) if _is_linear(name, shape, kept) else size_of(shape, bits)
+        )
+    if method == "mxfp4" and is_gpt_oss:
+        return lambda name, shape: (
+            size_of(shape, 4) + size_of(shape, 8) // _MXFP4_BLOCK
+            if ".experts." in name and len(shape) > 2
+            else size_of(shape, bits)
+        )
+    raise _unknown(source, f"quantized in the way {str(method)[:40]!r}")
+
+
+def _is_linear(name: str, shape: tuple[int, ...], kept: list[str]) -> bool:
+    """Whether FP8 checkpoints store a tensor in 8 bits: what multiplies, routers and ends aside."""
+    if len(shape) < 2 or any(part in name for part in _16_BIT):
+        return False
+    module = name.rpartition(".")[0]
+    return not any(module == one or f".{one}." in f".{module}." for one in kept)
+
+
+def _fp8(shape: tuple[int, ...]) -> int:
+    """Return the bytes with a float32 scale for each block of 128 x 128."""
+    rows, columns = shape[-2:]
+    blocks = -(-rows // _FP8_BLOCK) * -(-columns // _FP8_BLOCK)
+    return size_of(shape, 8) + 4 * blocks * (size_of(shape, 8) // (rows * columns))
+
+
+_16_BIT = ("embed_tokens", "lm_head", "mlp.gate.", "router", "norm", "indexer.weights_proj")
+_MXFP4_BLOCK = 32
+
+
+def _ends(config: ModelConfig, *, tied: bool = False) -> _Shapes:
+    vocabulary, hidden = config.integer("vocab_size"), config.integer("hidden_size")
+    yield "model.embed_tokens.weight", (vocabulary, hidden)
+    yield "model.norm.weight", (hidden,)
+    if not config.flag("tie_word_embeddings", default=tied):
+        yield "lm_head.weight", (vocabulary, hidden)
+
+
+def _linear(name: str, out: int, into: int, *, bias: bool = False) -> _Shapes:
+    yield f"{name}.weight", (out, into)
+    if bias:
+        yield f"{name}.bias", (out,)
+
+
+def _attention(
+    config: ModelConfig,
+    at: str,
+    *,
+    bias: bool,
+    out_bias: bool,
+    head_norm: bool = False,
+    own_size: bool = True,
+) -> _Shapes:
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    kv_heads = config.optional("num_key_value_heads", heads)
+    size = config.integer("head_dim") if own_size else config.optional("head_dim", hidden // heads)
+    yield from _linear(f"{at}.self_attn.q_proj", heads * size, hidden, bias=bias)
+    yield from _linear(f"{at}.self_attn.k_proj", kv_heads * size, hidden, bias=bias)
+    yield from _linear(f"{at}.self_attn.v_proj", kv_heads * size, hidden, bias=bias)
+    yield from _linear(f"{at}.self_attn.o_proj", hidden, heads * size, bias=out_bias)
+    if head_norm:
+        yield f"{at}.self_attn.q_norm.weight", (size,)
+        yield f"{at}.self_attn.k_norm.weight", (size,)
+
+
+def _mlp(config: ModelConfig, at: str, width: int, *, bias: bool = False) -> _Shapes:
+    hidden = config.integer("hidden_size")
+    yield from _linear(f"{at}.gate_proj", width, hidden, bias=bias)
+    yield from _linear(f"{at}.up_proj", width, hidden, bias=bias)
+    yield from _linear(f"{at}.down_proj", hidden, width, bias=bias)
+
+
+def _experts(config: ModelConfig, at: str, count: int, width: int) -> _Shapes:
+    hidden = config.integer("hidden_size")
+    yield f"{at}.gate.weight", (count, hidden)
+    yield f"{at}.experts.gate_proj.weight", (count, width, hidden)
+    yield f"{at}.experts.up_proj.weight", (count, width, hidden)
+    yield f"{at}.experts.down_proj.weight", (count, hidden, width)
+
+
+def _norms(config: ModelConfig, at: str, *names: str) -> _Shapes:
+    for name in ("input_layernorm", "post_attention_layernorm", *names):
+        yield f"{at}.{name}.weight", (config.integer("hidden_size"),)
+
+
+def _layers(config: ModelConfig) -> Iterator[tuple[int, str]]:
+    return ((index, f"model.layers.{index}") for index in range(config.layers()))
+
+
+def _llama(config: ModelConfig) -> _Shapes:
+    """Yield Llama's and Mistral's tensors."""
+    bias = config.flag("attention_bias", default=False)
+    mlp_bias = config.flag("mlp_bias", default=False)
+    yield from _ends(config)
+    for _, at in _layers(config):
+        yield from _attention(config, at, bias=bias, out_bias=bias, own_size=False)
+        yield from _mlp(config, f"{at}.mlp", config.integer("intermediate_size"), bias=mlp_bias)
+        yield from _norms(config, at)
+
+
+def _qwen2(config: ModelConfig) -> _Shapes:
+    yield from _ends(config)
+    for _, at in _layers(config):
+        yield from _attention(config, at, bias=True, out_bias=False, own_size=False)
+        yield from _mlp(config, f"{at}.mlp", config.integer("intermediate_size"))
+        yield from _norms(config, at)
+
+
+def _qwen3(config: ModelConfig) -> _Shapes:
+    """Yield Qwen 3's tensors, with experts or without."""
+    bias = config.flag("attention_bias", default=False)
+    is_moe = config.text("model_type") == "qwen3_moe"
+    step = config.optional("decoder_sparse_step", 1) if is_moe else 1
+    yield from _ends(config)
+    for index, at in _layers(config):
+        yield from _attention(config, at, bias=bias, out_bias=bias, head_norm=True)
+        if is_moe and (index + 1) % step == 0:
+            width = config.integer("moe_intermediate_size")
+            yield from _experts(config, f"{at}.mlp", config.integer("num_experts"), width)
+        else:
+            yield from _mlp(config, f"{at}.mlp", config.integer("intermediate_size"))
+        yield from _norms(config, at)
+
+
+def _mixtral(config: ModelConfig) -> _Shapes:
+    yield from _ends(config)
+    for _, at in _layers(config):
+        yield from _attention(config, at, bias=False, out_bias=False, own_size=False)
+        count, width = config.integer("num_local_experts"), config.integer("intermediate_size")
+        yield from _experts(config, f"{at}.mlp", count, width)
+        yield from _norms(config, at)
+
+
+def _gpt_oss(config: ModelConfig) -> _Shapes:
+    hidden, width = config.integer("hidden_size"), config.integer("intermediate_size")
+    count = config.integer("num_local_experts")
+    bias = config.flag("attention_bias", default=True)
+    yield from _ends(config)
+    for _, at in _layers(config):
+        yield from _attention(config, at, bias=bias, out_bias=bias)
+        yield f"{at}.self_attn.sinks", (config.integer("num_attention_heads"),)
+        yield from _linear(f"{at}.mlp.router", count, hidden, bias=True)
+        yield f"{at}.mlp.experts.gate_up_proj", (count, hidden, 2 * width)
+        yield f"{at}.mlp.experts.gate_up_proj_bias", (count, 2 * width)
+        yield f"{at}.mlp.experts.down_proj", (count, width, hidden)
+        yield f"{at}.mlp.experts.down_proj_bias", (count, hidden)
+        yield from _norms(config, at)
+
+
+def _gemma(config: ModelConfig) -> _Shapes:
+    """Yield the tensors of Gemma 2 and of Gemma 3's text models; the output's are the input's."""
+    is_third = config.text("model_type") == "gemma3_text"
+    yield from _ends(config, tied=True)
+    for _, at in _layers(config):
+        yield from _attention(config, at, bias=False, out_bias=False, head_norm=is_third)
+        yield from _mlp(config, f"{at}.mlp", config.integer("intermediate_size"))
+        yield from _norms(config, at, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+
+def _glm4_moe(config: ModelConfig) -> _Shapes:
+    bias = config.flag("attention_bias", default=False)
+    norm = config.flag("use_qk_norm", default=False)
+    yield from _ends(config)
+    for index, at in _layers(config):
+        yield from _attention(config, at, bias=bias, out_bias=False, head_norm=norm)
+        yield from _shared_experts(config, at, index)
+        yield from _norms(config, at)
+
+
+def _shared_experts(config: ModelConfig, at: str, index: int) -> _Shapes:
+    """Yield a layer's part of DeepSeek's pattern: dense first, then routed and shared experts."""
+    kinds = config.per_layer("mlp_layer_types", str)
+    is_dense = index < config.integer("first_k_dense_replace", least=0)
+    if kinds is not None and is_dense is not (kinds[index] == "dense"):
+        raise _unknown(config.source, "mlp_layer_types and first_k_dense_replace differ")
+    if is_dense:
+        yield from _mlp(config, f"{at}.mlp", config.integer("intermediate_size"))
+        return
+    count, width = config.integer("n_routed_experts"), config.integer("moe_intermediate_size")
+    yield from _experts(config, f"{at}.mlp", count, width)
+    yield f"{at}.mlp.gate.e_score_correction_bias", (count,)
+    shared = config.optional("n_shared_experts", 0, least=0)
+    if shared:
+        yield from _mlp(config, f"{at}.mlp.shared_experts", shared * width)
+
+
+def _deepseek(config: ModelConfig) -> _Shapes:
+    """Yield the tensors of DeepSeek V3 and V3.2, Kimi K2, and GLM 5, whose attention is MLA."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    nope, rope = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
+    value, rank = config.integer("v_head_dim"), config.integer("kv_lora_rank")
+    query = config.integer("q_lora_rank")
+    if config.flag("attention_bias", default=False) or config.optional("moe_layer_freq", 1) != 1:
+        raise _unknown(config.source, "attention_bias or moe_layer_freq is not as in DeepSeek-V3")
+    indexed = config.per_layer("indexer_types", str)
+    yield from _ends(config)
+    for index, layer in _layers(config):
+        at = f"{layer}.self_attn"
+        yield f"{at}.q_a_proj.weight", (query, hidden)
+        yield f"{at}.q_a_layernorm.weight", (query,)
+        yield f"{at}.q_b_proj.weight", (heads * (nope + rope), query)
+        yield f"{at}.kv_a_proj_with_mqa.weight", (rank + rope, hidden)
+        yield f"{at}.kv_a_layernorm.weight", (rank,)
+        yield f"{at}.kv_b_proj.weight", (heads * (nope + value), rank)
+        yield f"{at}.o_proj.weight", (hidden, heads * value)
+        if config.has("index_head_dim") and (indexed is None or indexed[index] == "full"):
+            keys, count = config.integer("index_head_dim"), config.integer("index_n_heads")
+            yield f"{at}.indexer.wq_b.weight", (count * keys, query)
+            yield f"{at}.indexer.wk.weight", (keys, hidden)
+            yield f"{at}.indexer.k_norm.weight", (keys,)
+            yield f"{at}.indexer.k_norm.bias", (keys,)
+            yield f"{at}.indexer.weights_proj.weight", (count, hidden)
+        yield from _shared_experts(config, layer, index)
+        yield from _norms(config, layer)
+
+
+_KINDS: dict[str, Callable[[ModelConfig], _Shapes]] = {
+    "llama": _llama,
+    "mistral": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3,
+    "mixtral": _mixtral,
+    "gpt_oss": _gpt_oss,
+    "gemma2": _gemma,
+    "gemma3_text": _gemma,
+    "glm4_moe": _glm4_moe,
+    "deepseek_v3": _deepseek,
+    "deepseek_v32": _deepseek,
+    "kimi_k2": _deepseek,
+    "glm_moe_dsa": _deepseek,
+}
