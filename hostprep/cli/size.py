@@ -14,6 +14,7 @@ from hostprep.cli.size_pool import check_pool_options, pools_yaml
 from hostprep.cli.size_table import document_of, node_document, show_all, show_families, show_gpus
 from hostprep.console import print_json, warn
 from hostprep.errors import BadInputError
+from hostprep.sizing.engines import ENGINES
 from hostprep.sizing.groups import TOKENS_PER_BLOCK
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,6 +30,9 @@ def _number(
 
 
 _options = options_of(
+    click.option(
+        "--engine", type=click.Choice(sorted(ENGINES)), help="By this engine's own rules."
+    ),
     _number("--max-batch-size", None, f"Requests at once; {BATCH_SIZE} if not given."),
     _number("--max-seq-len", None, "Tokens of the longest request; the model's own if not given."),
     _number(

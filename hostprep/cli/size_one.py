@@ -10,6 +10,13 @@ from hostprep.cli.size_gpu import check_ranks, find_gpus, find_weights
 from hostprep.cli.size_model import ModelFiles
 from hostprep.errors import BadInputError
 from hostprep.sizing.config import ModelConfig, TypeChoice, load_config
+from hostprep.sizing.engines import rules_of
+from hostprep.sizing.engines.rules import (
+    DEFAULT_DEVICE,
+    Device,
+    EngineDefaults,
+    EngineSizing,
+)
 from hostprep.sizing.families import read_model
 from hostprep.sizing.gpus import GpuBudget, Gpus, default_reserve_bytes
 from hostprep.sizing.groups import (
@@ -37,6 +44,7 @@ class Request:
     """By the names of Limits' fields; a model says those that are None."""
     choice: TypeChoice
     memory: Memory
+    engine: str | None = None
     gpus: Gpus | None = None
     utilization: float | None = None
     reserve_bytes: int | None = None
@@ -48,6 +56,10 @@ class Sized:
     """One model, sized."""
 
     sizing: Sizing
+    """With an engine: of one request and without a GPU tier, for the engine has its own way."""
+    memory: Memory
+    """What is there, or asked for, on each rank."""
+    engine: EngineSizing | None = None
     budget: GpuBudget | None = None
     """Of the memory of --gpu; None where that is not given, or --gpu-memory is."""
     defaults: tuple[str, ...] = ()
@@ -56,12 +68,19 @@ class Sized:
     @property
     def notes(self) -> tuple[str, ...]:
         """All that people are to know beside the tables."""
-        return (*self.defaults, *self.sizing.notes)
+        return (*self.defaults, *self.sizing.notes, *(self.engine.notes if self.engine else ()))
+
+    @property
+    def limits(self) -> Limits:
+        """What is served."""
+        return self.engine.limits if self.engine else self.sizing.limits
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of one region."""
-        return self.sizing.host.size_bytes
+        """Bytes of all ranks' host memory together."""
+        if self.engine is not None and self.engine.host:
+            return max(host.size_bytes for host in self.engine.host)
+        return self.sizing.host.size_bytes * self.limits.ranks
 
 
 def request_of(options: dict[str, Any]) -> Request:
@@ -76,19 +95,13 @@ def request_of(options: dict[str, Any]) -> Request:
             host_bytes=_bytes("--host-memory", options["host_memory"]),
             host_tokens=_positive("--host-tokens", options["host_tokens"]),
         ),
+        engine=options["engine"],
         gpus=None if options["gpu"] is None else find_gpus(options["gpu"]),
         utilization=_share("--gpu-memory-utilization", options["gpu_memory_utilization"]),
         reserve_bytes=_bytes("--gpu-reserve", options["gpu_reserve"], zero=True),
         weights_bytes=_bytes("--weights", options["weights"]),
     )
-    by_default = {
-        "max_batch_size": BATCH_SIZE,
-        "max_seq_len": LONGEST_TOKENS,
-        "max_num_tokens": STEP_TOKENS,
-        "tokens_per_block": TOKENS_PER_BLOCK,
-    }
-    given = {name: limit for name, limit in request.limits.items() if limit is not None}
-    limits = Limits(**by_default | given)
+    limits = Limits(**_filled(request.limits))
     if request.gpus is not None:
         check_ranks(request.gpus, limits)
     else:
@@ -108,38 +121,86 @@ def _check_no_gpu(options: dict[str, Any]) -> None:
 def size_one(files: ModelFiles, request: Request) -> Sized:
     """Size one model. Raises BadInputError naming the field or the option."""
     config = load_config(files.config, source=files.source)
+    rules = None if request.engine is None else rules_of(request.engine)
+    device = _device(request.gpus)
+    choice = request.choice if rules is None else rules.types(config, request.choice, device)
+    drafts = request.limits["speculative_tokens"]
+    model = read_model(config, name=files.name, choice=choice, drafts=drafts)
     limits = dict(request.limits)
-    model = read_model(
-        config, name=files.name, choice=request.choice, drafts=limits["speculative_tokens"]
-    )
-    defaults = []
     if limits["max_seq_len"] is None:
         limits["max_seq_len"] = _longest(config)
-    if limits["max_batch_size"] is None:
-        limits["max_batch_size"] = BATCH_SIZE
-        defaults.append(
-            f"{BATCH_SIZE} requests at once are taken; give --max-batch-size as your engine has it"
-        )
-    if limits["max_num_tokens"] is None:
-        limits["max_num_tokens"] = STEP_TOKENS
+    own = None if rules is None else rules.defaults(model, Limits(**_filled(limits)), device)
+    defaults = _take_defaults(limits, own)
+    if own is not None and request.gpus is None:
+        defaults.append(f"the GPU is taken to be {device.name}; --gpu names another")
     if limits["tokens_per_block"] is None:
         model, limits["tokens_per_block"] = _with_blocks(model)
-    served = Limits(**limits)
-    budget = _budget(files, config, model, served, request)
+    served = Limits(**_filled(limits))
+    budget = _budget(files, config, model, served, request, own)
     memory = request.memory
     if budget is not None:
         memory = replace(memory, gpu_bytes=budget.caches_bytes)
     try:
-        sizing = size_model(model, served, memory)
+        if rules is None:
+            engine, sizing = None, size_model(model, served, memory)
+        else:
+            engine = rules.size(model, served, memory, device)
+            sizing = size_model(model, served.for_batch(1), replace(memory, gpu_bytes=None))
     except BadInputError as error:
         if budget is None or not error.message.startswith("--gpu-memory: "):
             raise
         raise _too_little(error, budget) from error
-    return Sized(sizing=sizing, budget=budget, defaults=tuple(defaults))
+    return Sized(
+        sizing=sizing, memory=memory, engine=engine, budget=budget, defaults=tuple(defaults)
+    )
+
+
+def _take_defaults(limits: dict[str, Any], own: EngineDefaults | None) -> list[str]:
+    """Fill in what no option says, and return what was filled in, in sentences."""
+    if own is None:
+        if limits["max_batch_size"] is not None:
+            return []
+        limits["max_batch_size"] = BATCH_SIZE
+        return [
+            f"{BATCH_SIZE} requests at once are taken; give --max-batch-size as your engine has it"
+        ]
+    told = []
+    for name, default in (
+        ("max_batch_size", own.max_batch_size),
+        ("max_num_tokens", own.max_num_tokens),
+        ("tokens_per_block", own.tokens_per_block),
+    ):
+        if limits[name] is None:
+            limits[name] = default.value
+            told.append(f"--{name.replace('_', '-')} {default.value}: {default.why}")
+    return told
+
+
+def _device(gpus: Gpus | None) -> Device:
+    if gpus is None:
+        return DEFAULT_DEVICE
+    gpu = gpus.gpu
+    return Device(name=gpu.product, capability=gpu.capability, memory_bytes=gpu.memory_bytes)
+
+
+def _filled(limits: dict[str, Any]) -> dict[str, Any]:
+    """Return the limits with the usual ones where none is given."""
+    usual = {
+        "max_batch_size": BATCH_SIZE,
+        "max_seq_len": LONGEST_TOKENS,
+        "max_num_tokens": STEP_TOKENS,
+        "tokens_per_block": TOKENS_PER_BLOCK,
+    }
+    return {**limits, **{key: value for key, value in usual.items() if limits[key] is None}}
 
 
 def _budget(
-    files: ModelFiles, config: ModelConfig, model: Model, limits: Limits, request: Request
+    files: ModelFiles,
+    config: ModelConfig,
+    model: Model,
+    limits: Limits,
+    request: Request,
+    own: EngineDefaults | None,
 ) -> GpuBudget | None:
     """Return what --gpu leaves for caches; None where it is not given, or --gpu-memory wins."""
     if request.gpus is None or request.memory.gpu_bytes is not None:
@@ -147,12 +208,17 @@ def _budget(
     weights = find_weights(
         files, config, limits, layers=len(model.layers), given=request.weights_bytes
     )
-    reserve = request.reserve_bytes
+    reserve, utilization = request.reserve_bytes, request.utilization
+    if utilization is None:
+        utilization = UTILIZATION if own is None else own.gpu_memory_utilization
+    if reserve is None:
+        reserve = default_reserve_bytes(limits.ranks, request.engine)
     return GpuBudget(
         gpus=request.gpus,
-        utilization=UTILIZATION if request.utilization is None else request.utilization,
+        utilization=utilization,
         weights=weights,
-        reserve_bytes=default_reserve_bytes(limits.ranks) if reserve is None else reserve,
+        reserve_bytes=reserve,
+        engine=request.engine,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hostprep.cli.size_engine import engine_document, show_engine
 from hostprep.cli.size_gpu import weights_line
 from hostprep.cli.size_one import Sized
 from hostprep.console import print_table, say, wrapped
@@ -43,17 +44,17 @@ def show_all(sized: Sequence[Sized]) -> None:
 
 def node_lines(sized: Sequence[Sized]) -> list[str]:
     """Say what host memory all ranks of all models take together; nothing for a single rank."""
-    parts = [(one.sizing.model.name, one.sizing.limits.ranks, one.host_bytes) for one in sized]
-    if sum(ranks for _, ranks, _ in parts) <= 1:
+    ranks = sum(one.limits.ranks for one in sized)
+    if ranks <= 1:
         return []
-    total = sum(ranks * size_bytes for _, ranks, size_bytes in parts)
     each = ", ".join(
-        f"{name} {f'{ranks} x ' if ranks > 1 else ''}{format_bytes(size_bytes)}"
-        for name, ranks, size_bytes in parts
+        f"{one.sizing.model.name} {format_bytes(one.host_bytes)}"
+        + (f" for {one.limits.ranks} ranks" if one.limits.ranks > 1 else "")
+        for one in sized
     )
-    lines = [f"Host memory of all ranks: {format_bytes(total)} ({each})"]
+    total = format_bytes(sum(one.host_bytes for one in sized))
+    lines = [f"Host memory of all that is above: {total} ({each})"]
     gpus = next((one.budget.gpus for one in sized if one.budget is not None), None)
-    ranks = sum(ranks for _, ranks, _ in parts)
     if len(sized) > 1 and gpus is not None and gpus.count is not None and ranks > gpus.count:
         lines.append(
             f"They need {ranks} GPUs at once, and {gpus.count} are given: they cannot all run at "
@@ -63,7 +64,7 @@ def node_lines(sized: Sequence[Sized]) -> list[str]:
 
 
 def _show(one: Sized) -> None:
-    sizing, limits = one.sizing, one.sizing.limits
+    sizing, limits = one.sizing, one.limits
     head = (
         f"{sizing.model.name} ({sizing.model.family}): {_requests(limits.max_batch_size)} of up to "
         f"{limits.max_seq_len} tokens, {limits.tokens_per_block} a block, each rank of "
@@ -75,6 +76,9 @@ def _show(one: Sized) -> None:
         say(wrapped(weights_line(one.budget.weights), begin="  ", then="    "))
     for note in one.notes:
         say(wrapped(note, begin="  note: ", then="    "))
+    if one.engine is not None:
+        show_engine(one.engine)
+        return
     say(wrapped(_least(sizing), begin="", then="  "))
     host = "Host, the least of it" if sizing.host.groups == sizing.floor.groups else "Host"
     for name, tier in (("GPU", sizing.gpu), (host, sizing.host)):
@@ -150,12 +154,16 @@ def _budget_line(budget: GpuBudget) -> str:
 def document_of(one: Sized) -> dict[str, Any]:
     """Return one model's sizing for programs."""
     sizing = one.sizing
-    return {
+    head = {
         "model": sizing.model.name,
         "model_type": sizing.model.family,
-        "limits": sizing.limits,
+        "limits": one.limits,
         "notes": one.notes,
         "gpu_budget": one.budget and _budget_document(one.budget),
+    }
+    if one.engine is not None:
+        return head | {"engine": engine_document(one.engine)}
+    return head | {
         "smallest_bytes": sizing.smallest.size_bytes,
         "floor_bytes": sizing.floor.size_bytes,
         "gpu": sizing.gpu and _tier_document(sizing.gpu),
@@ -210,9 +218,10 @@ def _budget_document(budget: GpuBudget) -> dict[str, Any]:
 
 def node_document(sized: Sequence[Sized]) -> dict[str, Any]:
     """Return what all ranks of all models take together, for programs."""
-    ranks = sum(one.sizing.limits.ranks for one in sized)
-    host_bytes = sum(one.host_bytes * one.sizing.limits.ranks for one in sized)
-    return {"ranks": ranks, "host_bytes": host_bytes}
+    return {
+        "ranks": sum(one.limits.ranks for one in sized),
+        "host_bytes": sum(one.host_bytes for one in sized),
+    }
 
 
 def show_families() -> None:

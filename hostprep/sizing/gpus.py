@@ -143,8 +143,6 @@ class GpuBudget:
     reserve_bytes: int
     """For activations, CUDA graphs, communication and the CUDA context: an estimate."""
     engine: str | None = None
-    sources: tuple[str, ...] = ()
-    """Where defaults come from, for people."""
 
     def __post_init__(self) -> None:
         if self.caches_bytes <= 0:
@@ -183,12 +181,15 @@ class GpuBudget:
         return f"{share} of {total} - {weights} weights - {reserve} reserve"
 
 
-def default_reserve_bytes(ranks: int) -> int:
+def default_reserve_bytes(ranks: int, engine: str | None = None) -> int:
     """Return what is kept for all that is neither weights nor caches where no option says.
 
     A rounded guess: an engine measures it at its start. vLLM on H100: 3.1 GiB for Llama 3 8B
     alone, 4.8 GiB for each of two ranks (pull request 10511); 8.0 GiB for each of four with
     Qwen3-235B-A22B in FP8 (issue 21348: 0.9 x 79.1 GiB less the weights and the 8.11 GiB that it
-    logged for caches).
+    logged for caches). SGLang takes activations and graphs from what its mem_fraction_static
+    leaves: there it is the CUDA context alone.
     """
+    if engine == "sglang":
+        return GIB
     return 4 * GIB if ranks == 1 else 8 * GIB
