@@ -134,6 +134,16 @@ def group_name(value: str) -> str:
     return value
 
 
+def integration(value: str | None) -> str | None:
+    """Return the name if an integration may have it; the engines' half knows which there are."""
+    if value is not None and _GROUP.fullmatch(value) is None:
+        raise fail(
+            f"{_shown(value)} is no name of an integration",
+            "write what `hostprep exec --engine` is given, such as vllm-offloading",
+        )
+    return value
+
+
 def groups(value: object) -> object:
     """Refuse a list that is empty, too long or names a group twice; its items come after."""
     if not isinstance(value, list):

@@ -168,6 +168,11 @@ class Sizing(_Model):
     model: Annotated[str | None, constraints("spec.sizing.model")]
     tokens_per_block: Annotated[_Whole, constraints("spec.sizing.tokensPerBlock")]
     directory: Annotated[bool | None, constraints("spec.sizing.directory")]
+    integration: Annotated[
+        str | None, constraints("spec.sizing.integration"), AfterValidator(check.integration)
+    ]
+    regions_per_engine: Annotated[_Whole | None, constraints("spec.sizing.regionsPerEngine")]
+    region_bytes: Annotated[_Whole | None, constraints("spec.sizing.regionBytes")]
     groups: Annotated[tuple[SizingGroup, ...], BeforeValidator(check.groups)]
 
     @model_validator(mode="after")

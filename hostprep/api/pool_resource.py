@@ -200,6 +200,9 @@ def _slot_layout(sizing: Sizing) -> SlotLayout:
         min_slots=[group.min_slots for group in sizing.groups],
         model=sizing.model or "",
         has_directory=sizing.directory or False,
+        integration=sizing.integration or "",
+        regions_per_engine=sizing.regions_per_engine,
+        least_bytes=sizing.region_bytes or 0,
     )
 
 

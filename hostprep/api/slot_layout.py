@@ -34,6 +34,14 @@ class SlotLayout:
     """For people."""
     has_directory: bool = False
     """Whether each region has room behind the slots for the directory of blocks."""
+    integration: str = ""
+    """What divides the regions itself, as `hostprep exec --engine` calls it; empty: the groups do.
+
+    The groups then say what it has of blocks, and not where in the region they lie."""
+    regions_per_engine: int | None = None
+    """Regions that one engine claims; None where nobody has said so."""
+    least_bytes: int = 0
+    """Bytes that a region has at least, whatever its groups take."""
 
     @classmethod
     def of(
@@ -44,6 +52,9 @@ class SlotLayout:
         min_slots: Sequence[int] = (),
         model: str = "",
         has_directory: bool = False,
+        integration: str = "",
+        regions_per_engine: int | None = None,
+        least_bytes: int = 0,
     ) -> SlotLayout:
         """Put the groups one behind the other, each on a page's beginning, their slots on sectors.
 
@@ -66,6 +77,9 @@ class SlotLayout:
             min_slots=tuple(min_slots) or (1,) * len(placed),
             model=model,
             has_directory=has_directory,
+            integration=integration,
+            regions_per_engine=regions_per_engine,
+            least_bytes=least_bytes,
         )
 
     @property
@@ -81,15 +95,21 @@ class SlotLayout:
 
     def region_bytes(self, page_bytes: int) -> int:
         """Return the size of a region of such pages that holds it, and its directory."""
-        return round_up(self.size_bytes + self.directory_bytes, page_bytes)
+        return round_up(max(self.size_bytes + self.directory_bytes, self.least_bytes), page_bytes)
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as the handoff holds it."""
+        claimed_by: dict[str, Any] = {}
+        if self.integration:
+            claimed_by["integration"] = self.integration
+        if self.regions_per_engine is not None:
+            claimed_by["regions_per_engine"] = self.regions_per_engine
         return {
             "version": _VERSION,
             "model": self.model,
             "tokens_per_block": self.layout.tokens_per_block,
             "size_bytes": self.size_bytes,
+            **claimed_by,
             "groups": [
                 {
                     "name": group.name,
