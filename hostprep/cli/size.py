@@ -16,6 +16,7 @@ from hostprep.console import print_json, warn
 from hostprep.errors import BadInputError
 from hostprep.sizing.engines import ENGINES
 from hostprep.sizing.groups import TOKENS_PER_BLOCK
+from hostprep.sizing.pools import chosen_integration, engine_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,7 +64,11 @@ _options = options_of(
     click.option("--name", help="With -o yaml: the pool's name; the model's if not given."),
     click.option("--backing", help="With -o yaml: kinds of pages, such as HugeTLB2Mi,Base."),
     click.option(
-        "--regions", help="With -o yaml: regions on each node; one for each rank if not given."
+        "--regions", help="With -o yaml: regions on each node; as the engine attaches if not given."
+    ),
+    click.option(
+        "--integration",
+        help="With -o yaml: how the engine attaches, by its name in `hostprep engines`.",
     ),
 )
 
@@ -100,9 +105,11 @@ def size(models: tuple[str, ...], output: str, is_list: bool, **options: Any) ->
         )
     if models.count("-") > 1:
         raise BadInputError("- is given twice", remedy="standard input holds one model")
-    request = request_of(options)
-    pool = {key: options[key] for key in ("name", "backing", "regions")}
+    pool = {key: options[key] for key in ("name", "backing", "regions", "integration")}
     check_pool_options(len(models), output, pool)
+    integration = chosen_integration(options["engine"], options["integration"])
+    options["engine"] = options["engine"] or engine_of(integration)
+    request = request_of(options)
     is_one = len(models) == 1
     if output == "yaml":
         click.echo(pools_yaml([_size(text, request, is_one=is_one) for text in models], pool))

@@ -1,4 +1,4 @@
-"""`hostprep size -o yaml`: a HostMemoryPool for each model."""
+"""`hostprep size -o yaml`: a HostMemoryPool for each model, cut as its engine attaches."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import yaml
 
 from hostprep.api.names import API_VERSION, POOL_KIND
 from hostprep.api.pool_resource import load_pools
+from hostprep.api.pool_spec import DEFAULT_BACKINGS
+from hostprep.backing import Backing
 from hostprep.cli.size_one import Sized
 from hostprep.cli.size_table import node_lines
 from hostprep.errors import BadInputError
-from hostprep.layout import RECURRENT
 from hostprep.paths import check_pool_name
-from hostprep.sizing.size import Sizing
+from hostprep.sizing.pools import shape_pool
 
 _POOL_OPTIONS = {"spec.backings": "--backing", "spec.regions": "--regions"}
 """Fields of a pool whose values are the options' own: errors name the option."""
@@ -39,7 +40,7 @@ def pools_yaml(sized: Sequence[Sized], options: dict[str, str | None]) -> str:
     names = _pool_names(sized, options["name"])
     count = len(sized)
     documents = [
-        _pool_yaml(name, one.sizing, options, priority=count - index if count > 1 else None)
+        _pool_yaml(name, one, options, priority=count - index if count > 1 else None)
         for index, (name, one) in enumerate(zip(names, sized, strict=True))
     ]
     head = "".join(f"# {line}\n" for line in node_lines(sized)) if count > 1 else ""
@@ -62,15 +63,22 @@ def _label(name: str) -> str:
 
 
 def _pool_yaml(
-    name: str, sizing: Sizing, options: dict[str, str | None], *, priority: int | None
+    name: str, one: Sized, options: dict[str, str | None], *, priority: int | None
 ) -> str:
-    regions = options["regions"] or sizing.limits.ranks
-    spec: dict[str, Any] = {"regions": int(regions) if str(regions).isdigit() else regions}
+    shape = shape_pool(
+        one.sizing,
+        one.engine,
+        one.memory,
+        integration=options["integration"],
+        backings=_backings(options["backing"]),
+        regions=options["regions"],
+    )
+    spec: dict[str, Any] = {"regions": shape.regions}
     if options["backing"]:
-        spec["backings"] = [part.strip() for part in options["backing"].split(",")]
+        spec["backings"] = [backing.value for backing in shape.backings]
     if priority is not None:
         spec["priority"] = priority
-    spec["sizing"] = _sizing_spec(sizing)
+    spec["sizing"] = shape.sizing
     document = {
         "apiVersion": API_VERSION,
         "kind": POOL_KIND,
@@ -78,24 +86,22 @@ def _pool_yaml(
         "spec": spec,
     }
     text: str = yaml.safe_dump(document, sort_keys=False, default_flow_style=False)
-    load_pools(text, source="", options=_POOL_OPTIONS)
-    return text
+    (read,) = load_pools(text, source="", options=_POOL_OPTIONS)
+    said = shape.describe(name, read.region_bytes or 0)
+    return "".join(f"# {line}\n" for line in said) + text
 
 
-def _sizing_spec(sizing: Sizing) -> dict[str, Any]:
-    layout = sizing.layout
-    groups = []
-    for group, least in zip(layout.layout.groups, layout.min_slots, strict=True):
-        shown: dict[str, Any] = {"name": group.name}
-        if group.kind == RECURRENT:
-            shown["kind"] = "Recurrent"
-        if group.window_tokens is not None:
-            shown["windowTokens"] = group.window_tokens
-        shown |= {"slotBytes": group.slot_bytes, "minSlots": least, "slots": group.slots}
-        groups.append(shown)
-    return {
-        "model": layout.model,
-        "tokensPerBlock": layout.layout.tokens_per_block,
-        "directory": layout.has_directory,
-        "groups": groups,
-    }
+def _backings(text: str | None) -> tuple[Backing, ...]:
+    """Return the kinds of pages that are allowed. Raises BadInputError naming the option."""
+    if text is None:
+        return DEFAULT_BACKINGS
+    known = {backing.value: backing for backing in Backing}
+    found = []
+    for part in text.split(","):
+        if part.strip() not in known:
+            raise BadInputError(
+                f"--backing: there is no backing {part.strip()[:40]!r}",
+                remedy=f"choose from {', '.join(known)}",
+            )
+        found.append(known[part.strip()])
+    return tuple(found)
