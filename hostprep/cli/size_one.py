@@ -9,7 +9,8 @@ from hostprep.api.slot_layout import round_up
 from hostprep.cli.size_gpu import check_ranks, find_gpus, find_weights
 from hostprep.cli.size_model import ModelFiles
 from hostprep.errors import BadInputError
-from hostprep.sizing.config import ModelConfig, TypeChoice, load_config
+from hostprep.sizing.config import ModelConfig, load_config
+from hostprep.sizing.dtypes import TypeChoice
 from hostprep.sizing.engines import rules_of
 from hostprep.sizing.engines.rules import (
     DEFAULT_DEVICE,

@@ -1,10 +1,10 @@
-"""A model's config.json, read without trust, and the data types of its caches."""
+"""A model's config.json, read without trust: nothing that tells about caches is passed over."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hostprep.errors import BadInputError
@@ -18,24 +18,112 @@ _MAX_LAYERS = 4096
 _TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
 """Where models that also see or hear keep the language model's fields; may be nested."""
 
+_TELLS = re.compile(
+    r"window|chunk|lora_rank|rope_head|nope_head|nope_layer|rope_layer|rope_interval|head_dim|head_size"
+    r"|layer_type|layers_type|block_type|block_config|block_size|layer_block|pattern|conv|ssm|mamba"
+    r"|linear_|recurrent|delta|lightning|kda|gdn|rwkv|retention|(^|_)index|compress|latent|(^|_)kv(_|$)"
+    r"|key_value|kv_head|head_kv|(^|_)n?_?heads?_kv|n_kv|multi_query|(^|_)mqa(_|$)|(^|_)gqa(_|$)"
+    r"|attention_groups|heads_in_group|shared_layer|share_layer|layers_shared|reuse|yoco|(^|_)states?(_|$)"
+    r"|(^|_)swa(_|$)|(^|_)cla(_|$)|attn_layer|attention_layer|attn_type|attn_config|attention_config"
+    r"|attention_type|attn_module|attention_setting|other_setting|full_att|local_att|global_att|hybrid"
+    r"|interval|period|nextn|mtp|sparse_att|sparsify|blocksparse|(^|_)dsa(_|$)|(^|_)nsa(_|$)|(^|_)mla(_|$)"
+    r"|moba|engram|ngram|bidirectional|dilat|d_conv|d_state|d_head|memory|quant_algo|cache_"
+)
+"""What a field's name has in it that may tell what a layer keeps. Wide on purpose: tomorrow's
+field is to be refused by name, and not to be passed over."""
+
+_HARMLESS = frozenset(
+    {
+        # Of the library and of generation, not of the model.
+        "add_cross_attention", "chunk_size_feed_forward", "cross_attention_hidden_size",
+        "encoder_no_repeat_ngram_size", "no_repeat_ngram_size", "output_hidden_states",
+        "is_encoder_decoder", "tf_legacy_loss", "cache_implementation", "use_cache",
+        # What a selected token is, and how many: not what is kept of it.
+        "index_topk", "index_n_heads", "indexer_rope_interleave",
+        # Experts and dense layers.
+        "moe_latent_size", "latent_moe_use_norm", "expert_layer_period", "expert_layer_offset",
+        "mlp_layer_types", "moe_layer_interval", "hash_layer_pattern",
+        "activation_sparsity_pattern", "moe_block_size", "mtp_mlp_layer_types",
+        # Queries' share of latents, and which part of a head is rotated.
+        "q_lora_rank", "o_lora_rank", "qk_nope_head_dim", "qk_head_dim",
+        # Of images.
+        "image_token_index", "video_token_index", "audio_token_index", "boi_token_index",
+        "eoi_token_index", "eoa_token_index", "media_placeholder_token_index", "ignore_index",
+        "use_unified_vision_chunk", "deepstack_visual_indexes",
+    }
+)  # fmt: skip
+"""Fields whose names sound like caches, and that change none of them."""
+
+_NOT_READ = re.compile(
+    r"vision|visual|audio|image|video|speech|projector|talker|token2wav|code2wav|codec|resampler"
+    r"|perceiver|tokenizer|^rope_|_rope_|label|auto_map|task_specific|quantization_config|^generation"
+    r"|connector|img_"
+)
+"""Objects beside the language model, of positions, or that are read elsewhere."""
+
 
 class ModelConfig:
-    """The language model's part of a config.json."""
+    """The language model's part of a config.json, and which of its fields were read."""
 
-    def __init__(self, fields: Mapping[str, Any], *, source: str, path: str = "") -> None:
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        *,
+        source: str,
+        path: str = "",
+        defaults: Mapping[str, Any] | None = None,
+        outer: Mapping[str, Any] | None = None,
+    ) -> None:
         self._fields = fields
+        self._defaults = defaults or {}
+        self._outer = outer or {}
         self._path = path
+        self._read: set[str] = set()
+        self._parts: list[ModelConfig] = []
         self.source = source
 
+    def of_class(self, defaults: Mapping[str, Any]) -> ModelConfig:
+        """Return the same fields, none of them read yet, with the model class's own defaults.
+
+        A default holds where the field is missing; null stays null, as in transformers.
+        """
+        return ModelConfig(
+            self._fields,
+            source=self.source,
+            path=self._path,
+            defaults=defaults,
+            outer=self._outer,
+        )
+
     def has(self, key: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is there and not null, or the class has a default for it."""
+        return self._value(key) is not None
+
+    def says(self, key: str) -> bool:
+        """Whether the file itself has the field, and not null."""
         return self._fields.get(key) is not None
+
+    def class_default(self, key: str) -> Any:
+        """Return what the model's class fills in where the field is missing; None for nothing."""
+        return self._defaults.get(key)
+
+    def _value(self, key: str) -> Any:
+        return self._fields[key] if key in self._fields else self._defaults.get(key)
+
+    def read(self, *keys: str) -> None:
+        """Note that the fields were understood, whatever they hold."""
+        self._read.update(keys)
+
+    def read_matching(self, pattern: re.Pattern[str]) -> None:
+        """Note that all fields with such names were understood."""
+        self.read(*(key for key in self._fields if pattern.search(key)))
 
     def integer(self, key: str, *, least: int = 1, most: int = _MAX_NUMBER) -> int:
         """Return a number. Raises BadInputError where there is none, or none in range."""
+        self.read(key)
         if not self.has(key):
             raise self.missing(key)
-        value = self._fields[key]
+        value = self._value(key)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -44,11 +132,13 @@ class ModelConfig:
 
     def optional(self, key: str, default: int, *, least: int = 1, most: int = _MAX_NUMBER) -> int:
         """Return a number, or the default where the field is missing or null."""
+        self.read(key)
         return self.integer(key, least=least, most=most) if self.has(key) else default
 
     def flag(self, key: str, *, default: bool) -> bool:
         """Return true or false."""
-        value = self._fields.get(key)
+        self.read(key)
+        value = self._value(key)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -57,31 +147,93 @@ class ModelConfig:
 
     def text(self, key: str, default: str = "") -> str:
         """Return a line of text."""
-        value = self._fields.get(key)
+        self.read(key)
+        value = self._value(key)
         if value is None:
             return default
         if not isinstance(value, str) or len(value) > 4096 or not value.isprintable():
             raise self.wrong(key, f"is {_shown(value)}, not a line of text")
         return value
 
+    def value(self, key: str) -> Any:
+        """Return what the field holds, of any type; for readers that check it themselves."""
+        self.read(key)
+        return self._value(key)
+
     def layers(self) -> int:
         """Return the number of layers."""
         return self.integer("num_hidden_layers", most=_MAX_LAYERS)
 
-    def per_layer(self, key: str, of: type, *, extra: bool = False) -> tuple[Any, ...] | None:
+    def per_layer(self, key: str, of: type, *, extra: int = 0) -> tuple[Any, ...] | None:
         """Return a list with one item of that type for each layer; None where there is none.
 
-        With `extra` further items (of layers that draft tokens) are ignored.
+        Up to `extra` further items, of layers that draft tokens, may follow and are returned.
         """
-        value = self._fields.get(key)
+        items = self.listed(key, of)
+        count = self.layers()
+        if items is not None and not count <= len(items) <= count + extra:
+            raise self.wrong(key, f"has {len(items)} items for {count} layers")
+        return items
+
+    def listed(self, key: str, of: type) -> tuple[Any, ...] | None:
+        """Return a list of items of that type; None where there is none."""
+        value = self.value(key)
         if value is None:
             return None
         if not isinstance(value, list) or not all(type(item) is of for item in value):
             raise self.wrong(key, f"is not a list of {of.__name__}s")
-        count = self.layers()
-        if len(value) != count and not (extra and len(value) > count):
-            raise self.wrong(key, f"has {len(value)} items for {count} layers")
-        return tuple(value[:count])
+        if len(value) > 2 * _MAX_LAYERS:
+            raise self.wrong(key, f"has {len(value)} items")
+        return tuple(value)
+
+    def part(self, key: str) -> ModelConfig | None:
+        """Return an object's fields; what is not read of them is looked at as well."""
+        value = self.value(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(key, f"is {_shown(value)}, not an object")
+        part = ModelConfig(value, source=self.source, path=f"{self._path}{key}.")
+        self._parts.append(part)
+        return part
+
+    def parts(self, key: str) -> list[ModelConfig]:
+        """Return the objects of a list."""
+        found = []
+        for index, value in enumerate(self.listed(key, dict) or ()):
+            found.append(
+                ModelConfig(value, source=self.source, path=f"{self._path}{key}[{index}].")
+            )
+        self._parts += found
+        return found
+
+    def check_all_read(self, family: str) -> None:
+        """Raise BadInputError for a field that tells about caches and that nobody has read.
+
+        By its name, whatever it may mean: a model that keeps something else than its family does
+        must not be sized as if it did not.
+        """
+        name = next(self.unread(), None)
+        if name is not None:
+            raise BadInputError(
+                f"{self.source}: {name} may say what layers keep, and is not understood for "
+                f"{family}",
+                reason="UnknownArchitecture",
+                remedy=f"give a model of a known kind; if {name.rpartition('.')[2]} changes no "
+                "cache, a copy of the config.json without it",
+            )
+
+    def unread(self) -> Iterator[str]:
+        """Yield the fields that tell about caches and that nobody has read."""
+        for key, value in self._fields.items():
+            if key not in self._read and key not in _HARMLESS:
+                yield from _telling(self._path + key, key, value)
+        for part in self._parts:
+            yield from part.unread()
+        for key, value in self._outer.items():
+            # Beside the language model's part: the same again, or of something else.
+            if key not in _HARMLESS and self._fields.get(key) != value:
+                yield from _telling(key, key, value)
 
     def missing(self, *keys: str) -> BadInputError:
         """Return the error for fields that are not there."""
@@ -100,20 +252,68 @@ class ModelConfig:
             remedy=remedy or PUBLISHED_CONFIG,
         )
 
+    def unknown(self, key: str, why: str, remedy: str = "") -> BadInputError:
+        """Return the error for a field that speaks of a cache that is not known here."""
+        return BadInputError(
+            f"{self.source}: {self._path}{key} {why}",
+            reason="UnknownArchitecture",
+            remedy=remedy or "give a model of a known kind",
+        )
 
-def load_config(data: bytes, *, source: str) -> ModelConfig:
+
+def _telling(name: str, key: str, value: object) -> Iterator[str]:
+    """Yield the field's name if it may tell about caches: objects by what they hold."""
+    if _is_neutral(value) or _NOT_READ.search(key.lower()):
+        return
+    if _TELLS.search(key.lower()):
+        yield printable(name)
+    elif isinstance(value, dict):
+        for inner, held in value.items():
+            if inner not in _HARMLESS:
+                yield from _telling(f"{name}.{inner}", str(inner), held)
+
+
+def _is_neutral(value: object) -> bool:
+    """Whether a value says that there is none of it."""
+    if value is None or value is False or value == "":
+        return True
+    if isinstance(value, (int, float)):
+        return value == 0
+    if isinstance(value, list):
+        return all(_is_neutral(item) for item in value)
+    return isinstance(value, dict) and not value
+
+
+def printable(name: str) -> str:
+    """Return a name from an untrusted file as one line of text, cut off."""
+    return "".join(char if char.isprintable() else "?" for char in name)[:120]
+
+
+def load_config(data: bytes, *, source: str, quantization: bytes | None = None) -> ModelConfig:
     """Read a config.json. `source` names it in messages.
 
+    `quantization`: the hf_quant_config.json beside it, which ModelOpt writes; where the
+    config.json has a quantization of its own both must agree, which the types' reader checks.
     Raises BadInputError for more than 4 MiB, what is no JSON object, or a text model's part that
     is none.
     """
+    document = _json_object(data, source)
+    if quantization is not None:
+        beside = _json_object(quantization, f"{source} (hf_quant_config.json)")
+        document = {**document, "hf_quant_config": beside}
+    return _text_part(document, source)
+
+
+def _json_object(data: bytes, source: str) -> dict[str, Any]:
     if len(data) > MAX_CONFIG_BYTES:
         raise BadInputError(
             f"{source}: is larger than {MAX_CONFIG_BYTES >> 20} MiB",
             remedy="give a model's config.json, not its weights or tokenizer",
         )
     try:
-        document = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+        document = json.loads(
+            data.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_distinct
+        )
     except (ValueError, RecursionError) as error:
         why = " ".join(str(error).split())[:120]
         raise BadInputError(
@@ -121,160 +321,61 @@ def load_config(data: bytes, *, source: str) -> ModelConfig:
         ) from error
     if not isinstance(document, dict):
         raise BadInputError(f"{source}: holds no object", remedy="give a model's config.json")
-    return _text_part(document, source)
+    return document
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    """Return infinity, which published files have (limits of time steps); no other constant."""
+    if name == "NaN":
+        raise ValueError(f"{name} is not JSON")
+    return float(name)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; one that has a field twice is read differently by everybody."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"{printable(key)!r} is there twice")
+            seen.add(key)
+    return found
 
 
 def _text_part(document: Mapping[str, Any], source: str) -> ModelConfig:
     fields, path = document, ""
+    outer: dict[str, Any] = {}
     while True:
-        key = next((key for key in _TEXT_PARTS if fields.get(key) is not None), None)
-        if key is None:
-            return ModelConfig(_inherited(document, fields), source=source, path=path)
+        present = [key for key in _TEXT_PARTS if fields.get(key) is not None]
+        if not present:
+            inherited = _inherited(document, fields)
+            return ModelConfig(inherited, source=source, path=path, outer=outer)
+        if len(present) > 1:
+            raise BadInputError(
+                f"{source}: {path}{present[0]} and {path}{present[1]} contradict each other",
+                remedy=PUBLISHED_CONFIG,
+            )
+        key = present[0]
         part = fields[key]
         if not isinstance(part, dict):
             raise BadInputError(
                 f"{source}: {path}{key} is no object", remedy="give a model's config.json"
             )
+        outer |= {name: value for name, value in fields.items() if name != key}
         fields, path = part, f"{path}{key}."
 
 
 def _inherited(document: Mapping[str, Any], fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Let the part have the whole's data type and kind, where it has none of its own."""
-    keys = ("dtype", "torch_dtype", "model_type", "architectures")
-    kept = {key: document[key] for key in keys if key in document}
-    return {**kept, **fields}
+    """Let the part have the whole's types and kind, where it has none of its own."""
+    keys = ("dtype", "torch_dtype", "model_type", "architectures", "hf_quant_config")
+    kept = {key: document[key] for key in (*keys, "quantization_config") if key in document}
+    own = {key: value for key, value in fields.items() if value is not None or key not in kept}
+    if "dtype" in own or "torch_dtype" in own:
+        kept = {key: value for key, value in kept.items() if key not in ("dtype", "torch_dtype")}
+    return {**kept, **own}
 
 
 def _shown(value: object) -> str:
     text = " ".join(repr(value)[:80].split())
     return text if len(text) <= 40 else text[:37] + "..."
-
-
-AUTO = "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class DType:
-    """A data type, and the scales that are kept beside its elements."""
-
-    name: str
-    bits: int
-    scale_bytes: int = 0
-    scale_elements: int = 0
-    """Elements that share a scale; 0 with `scale_bytes`: all of one head and token."""
-
-    def size_bytes(self, elements: int) -> int:
-        """Return the bytes of one vector: a head's elements for one token."""
-        plain = -(-elements * self.bits // 8)
-        if not self.scale_bytes:
-            return plain
-        scales = -(-elements // self.scale_elements) if self.scale_elements else 1
-        return plain + scales * self.scale_bytes
-
-
-_ALL = (
-    DType("float32", 32),
-    DType("bfloat16", 16),
-    DType("float16", 16),
-    # A scale for each tensor or head, not for each token: nothing that grows with the cache.
-    # Source: vLLM, docs/features/quantization/quantized_kvcache.
-    DType("fp8", 8),
-    DType("int8", 8),
-    # vLLM's kv_cache_dtype *_per_token_head: a float32 scale for each token and head.
-    DType("fp8_per_token_head", 8, 4),
-    DType("int8_per_token_head", 8, 4),
-    # One FP8 scale for 16 elements. Source: NVIDIA, NVFP4 KV cache (TensorRT-LLM, features/
-    # quantization).
-    DType("nvfp4", 4, 1, 16),
-    # A float32 scale for 128 elements: DeepSeek's index keys (128 + 4 bytes), and the part
-    # without positions of its FP8 latents (512 + 16 bytes).
-    DType("fp8_block128", 8, 4, 128),
-    # Blocks of 32 elements with a float16 scale. Source: llama.cpp, ggml-common.h.
-    DType("q8_0", 8, 2, 32),
-    DType("q4_0", 4, 2, 32),
-)
-DTYPES = {dtype.name: dtype for dtype in _ALL}
-"""Data types by name, `fp8_ds_mla` aside, which is a way to store whole latents."""
-_ALIASES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "float": "float32"}
-_ALIASES |= {"fp32": "float32", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
-
-
-def dtype_named(name: str, *, field: str) -> DType:
-    """Return the data type. Raises BadInputError, naming the field, where it is not known."""
-    plain = name.removeprefix("torch.").lower()
-    found = DTYPES.get(_ALIASES.get(plain, plain))
-    if found is None:
-        shown = name if len(name) <= 40 else name[:37] + "..."
-        raise BadInputError(
-            f"{field}: there is no data type {shown!r}", remedy=f"choose from {', '.join(DTYPES)}"
-        )
-    return found
-
-
-DS_MLA = "fp8_ds_mla"
-"""DeepSeek's own way to store latents in FP8: the part with positions stays in 16 bits."""
-_8_BIT = 8
-_DEFAULT = "bfloat16"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TypeChoice:
-    """The engine's data type options; `auto` leaves it to the model.
-
-    Raises BadInputError, naming the option, for a data type that is not known.
-    """
-
-    kv: str = AUTO
-    index: str = AUTO
-    """Of the keys that sparse attention selects tokens by."""
-    state: str = AUTO
-    """Of recurrent states."""
-
-    def __post_init__(self) -> None:
-        if self.kv not in (AUTO, DS_MLA):
-            dtype_named(self.kv, field="--kv-dtype")
-        for name, option in ((self.index, "--index-dtype"), (self.state, "--state-dtype")):
-            if name != AUTO:
-                dtype_named(name, field=option)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheTypes:
-    """The data types that a model's caches have."""
-
-    model: DType
-    kv: DType
-    index: DType
-    state: DType
-    ds_mla: bool = False
-
-    @classmethod
-    def of(cls, config: ModelConfig, choice: TypeChoice) -> CacheTypes:
-        """Resolve `auto`. Raises BadInputError for a data type that is not known.
-
-        Keys and values have the model's type by default; index keys follow them, as
-        FP8 with a scale for 128 elements where those have 8 bits or fewer (vLLM and SGLang store
-        128 + 4 bytes). States have the config's `mamba_ssm_dtype`, else float32, the larger of
-        what engines choose (SGLang float32; vLLM the model's type).
-        """
-        key = "dtype" if config.has("dtype") else "torch_dtype"
-        model = dtype_named(config.text(key, _DEFAULT), field=f"{config.source}: {key}")
-        ds_mla = choice.kv == DS_MLA
-        kv = model if choice.kv == AUTO else DTYPES["fp8"]
-        if choice.kv != AUTO and not ds_mla:
-            kv = dtype_named(choice.kv, field="--kv-dtype")
-        index = DTYPES["fp8_block128"] if kv.bits <= _8_BIT else kv
-        if choice.index != AUTO:
-            index = dtype_named(choice.index, field="--index-dtype")
-        where, state = f"{config.source}: mamba_ssm_dtype", "float32"
-        if choice.state != AUTO:
-            where, state = "--state-dtype", choice.state
-        elif config.text("mamba_ssm_dtype", AUTO) != AUTO:
-            state = config.text("mamba_ssm_dtype")
-        return cls(
-            model=model, kv=kv, index=index, state=dtype_named(state, field=where), ds_mla=ds_mla
-        )

@@ -2,40 +2,297 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from hostprep.errors import BadInputError
-from hostprep.sizing import attention, states
-from hostprep.sizing.config import DS_MLA, PUBLISHED_CONFIG, CacheTypes, ModelConfig, TypeChoice
-from hostprep.sizing.model import Layers, Model
+from hostprep.sizing import attention, latents, states
+from hostprep.sizing.class_defaults import class_defaults
+from hostprep.sizing.config import PUBLISHED_CONFIG, ModelConfig
+from hostprep.sizing.dtypes import (
+    AUTO,
+    CacheTypes,
+    DeclaredTypes,
+    Resolver,
+    TypeChoice,
+    resolve_types,
+)
+from hostprep.sizing.model import Kind, Layers, Model
+from hostprep.sizing.quantization import (
+    declared_kv_dtype,
+    declared_model_dtype,
+    declared_state_dtype,
+)
 
-_ATTENTION = (
-    "llama", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
-    "qwen2_5_vl_text", "qwen3_vl_text", "phi3", "starcoder2", "cohere", "cohere2", "glm4",
-    "glm4_moe", "granite", "olmo2", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma4",
-    "gemma4_text", "gpt_oss",
+Reader = Callable[[ModelConfig, CacheTypes, int], Layers]
+"""From a config, types, and the tokens that are drafted at once to what each layer keeps."""
+Drafter = Callable[[ModelConfig, CacheTypes, Layers], Layers]
+"""From a config, types and the model's own layers to what its draft layers keep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What is known of the models of one `model_type`."""
+
+    read: Reader
+    draft: Drafter | None = None
+    """Of the layers with which it drafts tokens itself; None where engines know of none."""
+    ignores: frozenset[str] = frozenset()
+    """Fields that sound like caches, and that change none of this family's."""
+    latent: bool = False
+    indexed: bool = False
+    compressed: bool = False
+    index_is_plain: bool = False
+
+
+def _copies(key: str, default: int = 0) -> Drafter:
+    """Return the drafter of models whose draft layers are as many as the field says, all full.
+
+    Each keeps what a layer of the model itself keeps that attends to everything.
+    """
+
+    def draft(config: ModelConfig, types: CacheTypes, layers: Layers) -> Layers:
+        del types
+        count = config.optional(key, default, least=0, most=64)
+        kinds = (Kind.FULL, Kind.LATENT)
+        full = next((one for one in layers if one and one[0].kind in kinds), None)
+        if count and full is None:
+            raise config.unknown(key, "is set, and no layer attends to everything")
+        return (full,) * count if full is not None else ()
+
+    return draft
+
+
+def _indexed(config: ModelConfig, types: CacheTypes, layers: Layers) -> Layers:
+    del layers
+    count = config.optional("num_nextn_predict_layers", 0, least=0, most=64)
+    return (latents.indexed_draft(config, types),) * count
+
+
+_NEXTN = _copies("num_nextn_predict_layers")
+
+_MAMBA_IGNORES = frozenset(
+    {
+        "chunk_size", "conv_bias", "mamba_chunk_size", "mamba_conv_bias", "mamba_proj_bias",
+        "mamba_hidden_act", "mamba_norm_before_gate", "mamba_rms_norm", "mamba_use_mlp",
+        "mamba_dt_rank", "mamba_inner_layernorms", "mamba_dt_min", "mamba_dt_max",
+        "mamba_dt_limit", "mamba_dt_init_floor", "use_conv_bias", "use_mamba_kernels",
+        "ssm_in_multiplier", "ssm_out_multiplier", "ssm_multipliers", "mixer_rms_eps",
+        "use_falcon_mambapy", "use_mambapy",
+    }
 )  # fmt: skip
-_LATENT = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa")
-_DELTA = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-_MAMBA1 = ("mamba", "falcon_mamba", "jamba")
-_MAMBA2 = ("mamba2", "bamba", "granitemoehybrid", "falcon_h1")
+_PHI = frozenset({"original_max_position_embeddings"})
+_MINIMAX = frozenset({"full_attn_alpha_factor", "full_attn_beta_factor", "block_size"})
+_MINIMAX |= {"linear_attn_alpha_factor", "linear_attn_beta_factor"}
+_MINIMAX |= {"layernorm_full_attention_alpha", "layernorm_full_attention_beta"}
+_MINIMAX |= {"layernorm_linear_attention_alpha", "layernorm_linear_attention_beta"}
 
-_COMPRESSED = "deepseek_v4"
 
-_READERS: dict[str, Callable[[ModelConfig, CacheTypes, int], Layers]] = {
-    **dict.fromkeys(_ATTENTION, lambda config, types, _: attention.attention_layers(config, types)),
-    **dict.fromkeys(_LATENT, lambda config, types, _: attention.latent_layers(config, types)),
-    _COMPRESSED: lambda config, types, _: attention.compressed_layers(config, types),
-    **dict.fromkeys(_DELTA, states.delta_layers),
-    **dict.fromkeys(_MAMBA1, lambda config, types, _: states.mamba1_layers(config, types)),
-    **dict.fromkeys(_MAMBA2, states.mamba2_layers),
-    "nemotron_h": states.nemotron_layers,
+def _minimax_m2(config: ModelConfig, types: CacheTypes, drafts: int) -> Layers:
+    """Return what MiniMax-M2 keeps: everything everywhere, as its list of ones says."""
+    kinds = config.per_layer("attn_type_list", int)
+    if kinds is not None and set(kinds) != {1}:
+        raise config.unknown("attn_type_list", "holds others than 1")
+    return attention.window_layers(attention.no_window)(config, types, drafts)
+
+
+def _windowed(
+    rule: attention.Rule,
+    draft: Drafter | None = None,
+    ignores: frozenset[str] = frozenset(),
+) -> Family:
+    return Family(read=attention.window_layers(rule), draft=draft, ignores=ignores)
+
+
+_EVERY = attention.window_layers(attention.every_layer, list_decides=False)
+_NTH = attention.every_nth
+
+FAMILIES: dict[str, Family] = {
+    "apertus": _windowed(attention.no_window),
+    "arcee": _windowed(attention.no_window),
+    "cohere": _windowed(attention.no_window),
+    "cohere2": _windowed(_NTH(4)),
+    "ernie4_5": _windowed(attention.no_window),
+    "exaone4": _windowed(attention.exaone_kinds),
+    "exaone_moe": _windowed(attention.exaone_kinds),
+    "gemma": _windowed(attention.no_window),
+    "gemma2": _windowed(_NTH(2)),
+    "gemma3": _windowed(_NTH(6)),
+    "gemma3_text": _windowed(_NTH(6)),
+    "gemma3n": Family(read=attention.gemma3n_layers),
+    "gemma3n_text": Family(read=attention.gemma3n_layers),
+    "gemma4": Family(read=attention.gemma4_layers),
+    "gemma4_text": Family(read=attention.gemma4_layers),
+    "gemma4_unified": Family(read=attention.gemma4_layers),
+    "gemma4_unified_text": Family(read=attention.gemma4_layers),
+    "glm": _windowed(attention.no_window),
+    "glm4": _windowed(attention.no_window),
+    "glm4_moe": _windowed(attention.no_window, draft=_NEXTN),
+    "gpt_oss": _windowed(_NTH(2)),
+    "granite": _windowed(attention.no_window),
+    "granitemoe": _windowed(attention.no_window),
+    "granitemoeshared": _windowed(attention.no_window),
+    "llama": _windowed(attention.no_window),
+    "llama4_text": Family(
+        read=attention.llama4_layers,
+        ignores=frozenset({"moe_layers"}),
+    ),
+    "mimo": _windowed(attention.switched_off, draft=_NEXTN),
+    "mimo_v2_flash": Family(
+        read=attention.mimo_v2_layers,
+        draft=attention.mimo_v2_drafts,
+        ignores=frozenset({"swa_rope_theta", "add_swa_attention_sink_bias"}),
+    ),
+    "minimax_m2": Family(read=_minimax_m2),
+    **dict.fromkeys(
+        ("minimax_m3", "minimax_m3_text", "minimax_m3_vl", "minimax_m3_vl_text"),
+        Family(
+            read=attention.minimax_m3_layers,
+            indexed=True,
+            index_is_plain=True,
+        ),
+    ),
+    "ministral": _windowed(attention.every_layer),
+    "ministral3": _windowed(attention.every_layer),
+    "mistral": Family(read=_EVERY),
+    "mixtral": Family(read=_EVERY),
+    "nemotron": _windowed(attention.no_window),
+    "nemotron-nas": Family(read=attention.nas_layers),
+    "olmo": _windowed(attention.no_window),
+    "olmo2": _windowed(attention.no_window),
+    "olmo3": _windowed(_NTH(4)),
+    "olmoe": _windowed(attention.no_window),
+    "phi3": Family(read=_EVERY, ignores=_PHI),
+    "phimoe": Family(read=_EVERY, ignores=_PHI),
+    "qwen2": _windowed(attention.from_layer),
+    "qwen2_moe": _windowed(attention.switched_off),
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
+        _windowed(attention.from_layer),
+    ),
+    "qwen3": _windowed(attention.from_layer),
+    "qwen3_moe": _windowed(attention.switched_off),
+    **dict.fromkeys(
+        ("qwen3_vl", "qwen3_vl_text"),
+        _windowed(attention.no_window),
+    ),
+    **dict.fromkeys(
+        ("qwen3_vl_moe", "qwen3_vl_moe_text"),
+        _windowed(attention.no_window),
+    ),
+    "seed_oss": _windowed(attention.no_window),
+    "smollm3": _windowed(
+        attention.switched_off,
+        ignores=frozenset({"no_rope_layers", "no_rope_layer_interval"}),
+    ),
+    "solar_open": _windowed(attention.no_window),
+    "stablelm": _windowed(attention.no_window),
+    "starcoder2": Family(read=_EVERY),
+    **dict.fromkeys(
+        ("step3p5", "step3p7"),
+        Family(
+            read=attention.step_layers,
+            draft=attention.step_drafts,
+            ignores=frozenset({"use_rope_layers"}),
+        ),
+    ),
+    # Latents.
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "kimi_k2"),
+        Family(read=latents.latent_layers, draft=_NEXTN, latent=True),
+    ),
+    "glm4_moe_lite": Family(read=latents.latent_layers, draft=_NEXTN, latent=True),
+    **dict.fromkeys(
+        ("deepseek_v32", "glm_moe_dsa"),
+        Family(
+            read=latents.indexed_layers,
+            draft=_indexed,
+            latent=True,
+            indexed=True,
+        ),
+    ),
+    **dict.fromkeys(
+        ("deepseek_v4", "deepseek_ref"),
+        Family(
+            read=latents.compressed_layers,
+            draft=latents.compressed_drafts,
+            indexed=True,
+            compressed=True,
+        ),
+    ),
+    # Recurrent states.
+    **dict.fromkeys(
+        ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+        Family(
+            read=states.delta_layers,
+            draft=_copies("mtp_num_hidden_layers"),
+            ignores=frozenset({"mtp_use_dedicated_embeddings"}),
+        ),
+    ),
+    "qwen3_next": Family(
+        read=states.delta_layers,
+        # The checkpoints have one, and their files do not say so.
+        draft=_copies("num_nextn_predict_layers", 1),
+    ),
+    "kimi_linear": Family(
+        read=states.kda_layers,
+        ignores=frozenset({"attn_res_block_size", "activation_situ_linear_beta"}),
+        latent=True,
+    ),
+    **dict.fromkeys(
+        ("minimax", "minimax_text_01", "minimax_m1"),
+        Family(read=states.lightning_layers, ignores=_MINIMAX),
+    ),
+    **dict.fromkeys(
+        ("lfm2", "lfm2_moe"),
+        Family(
+            read=states.short_conv_layers,
+            ignores=frozenset({"conv_bias", "conv_dim_out", "conv_use_xavier_init"}),
+        ),
+    ),
+    **dict.fromkeys(
+        ("mamba", "falcon_mamba"),
+        Family(
+            read=states.mamba1_layers,
+            ignores=_MAMBA_IGNORES,
+        ),
+    ),
+    "jamba": Family(read=states.jamba_layers, ignores=_MAMBA_IGNORES),
+    "mamba2": Family(
+        read=states.mamba2_layers,
+        ignores=_MAMBA_IGNORES,
+    ),
+    **dict.fromkeys(
+        ("bamba", "granitemoehybrid"),
+        Family(
+            read=states.mixed_layers,
+            ignores=_MAMBA_IGNORES,
+        ),
+    ),
+    "falcon_h1": Family(
+        read=states.falcon_h1_layers,
+        ignores=_MAMBA_IGNORES,
+    ),
+    "nemotron_h": Family(
+        read=states.nemotron_layers,
+        draft=states.nemotron_drafts,
+        ignores=_MAMBA_IGNORES | {"expand", "rescale_prenorm_residual"},
+    ),
 }
-"""What reads the config of each kind of model, by its `model_type`."""
+"""What is known of each kind of model, by its `model_type`."""
 
-KINDS = tuple(sorted(_READERS))
+KINDS = tuple(sorted(FAMILIES))
 """Every `model_type` that is known."""
 
+_REFUSED = {
+    "phi3small": "blocksparse attention: which blocks an engine keeps of it is its own choice",
+    "deepseek_v41": "Engram tables in host memory beside the caches, which are not reckoned here",
+    "zamba2": "layers that share weights and keep caches of their own, which are not read here",
+}
+"""Kinds that are known and not sized, and why."""
+
+_OF_DRAFTS = re.compile(r"nextn|mtp")
 _PLAIN = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 _OF_A_MODEL = ("model_type", "architectures", "num_hidden_layers")
 _OTHER_CACHES = (
@@ -45,29 +302,95 @@ _OTHER_CACHES = (
 """Fields of models whose cache is not keys and values of all tokens."""
 
 
+def declared_types(config: ModelConfig, *, reads_kv: bool = True) -> DeclaredTypes:
+    """Return what a checkpoint says of its caches' types, for rules that resolve `auto`.
+
+    Raises BadInputError naming the field for a type, or with `reads_kv` a KV cache's quantization,
+    that is not known, and for a kind of model that is not.
+    """
+    kind, family = _family_of(config)
+    kv = declared_kv_dtype(config) if reads_kv else None
+    config.read("quantization_config", "hf_quant_config")
+    return DeclaredTypes(
+        family=kind,
+        model=declared_model_dtype(config),
+        kv=kv,
+        state=declared_state_dtype(config),
+        is_latent=family.latent,
+        has_index=family.indexed,
+        is_compressed=family.compressed,
+        index_is_plain=family.index_is_plain,
+    )
+
+
 def read_model(
-    config: ModelConfig, *, name: str, choice: TypeChoice | None = None, drafts: int = 0
+    config: ModelConfig,
+    *,
+    name: str,
+    choice: TypeChoice | None = None,
+    drafts: int = 0,
+    resolve: Resolver = resolve_types,
 ) -> Model:
     """Return what the model keeps of every sequence.
 
-    `drafts`: tokens that are speculated at once. Raises BadInputError naming the field, for a
-    kind of model that is not known too.
+    `drafts`: tokens that are speculated at once; a model that drafts with layers of its own keeps
+    keys of those too. `resolve`: how an engine resolves the types.
+    Raises BadInputError naming the field, for a kind of model that is not known too, and for any
+    field that tells about caches and that the kind's reader did not look at.
     """
     choice = choice or TypeChoice()
-    kind = config.text("model_type")
-    read_layers = _READERS.get(kind)
-    if read_layers is None:
-        raise _unknown(config, kind)
-    if choice.kv == DS_MLA and kind not in (*_LATENT, _COMPRESSED):
-        raise BadInputError(
-            f"--kv-dtype: {DS_MLA} is a way to store latents, and {kind} has none",
-            remedy="choose fp8",
-        )
-    types = CacheTypes.of(config, choice)
-    layers = read_layers(config, types, drafts)
+    kind, family = _family_of(config)
+    config = config.of_class(class_defaults(kind))
+    config.read("model_type", *family.ignores)
+    declared = declared_types(config, reads_kv=choice.kv == AUTO)
+    types = resolve(declared, choice)
+    layers = family.read(config, types, drafts)
+    draft_layers, notes = _draft_layers(config, family, types, layers, drafts)
     longest = "max_position_embeddings"
     positions = config.integer(longest) if config.has(longest) else None
-    return Model(name=name, family=kind, layers=layers, max_positions=positions, dtype=types.model)
+    config.check_all_read(kind)
+    return Model(
+        name=name,
+        family=kind,
+        layers=layers,
+        draft_layers=draft_layers,
+        max_positions=positions,
+        types=types,
+        notes=(*types.notes, *notes),
+    )
+
+
+def _draft_layers(
+    config: ModelConfig, family: Family, types: CacheTypes, layers: Layers, drafts: int
+) -> tuple[Layers, tuple[str, ...]]:
+    """Return the layers that draft, if any do, and what to say of them."""
+    if not drafts:
+        config.read_matching(_OF_DRAFTS)
+        return (), ()
+    found = family.draft(config, types, layers) if family.draft else ()
+    keeping = sum(bool(layer) for layer in found)
+    if not keeping:
+        note = (
+            "drafts come from elsewhere (n-grams, another model): the caches of a draft model are "
+            "not in these numbers, size it by its own config.json"
+        )
+    else:
+        keep = "layers keep" if keeping > 1 else "layer keeps"
+        note = (
+            f"{keeping} {keep} a cache for drafts that the model makes itself; drafts from "
+            "elsewhere (n-grams, another model) would do without"
+        )
+    return found, (note,)
+
+
+def _family_of(config: ModelConfig) -> tuple[str, Family]:
+    kind = config.text("model_type")
+    if kind in _REFUSED:
+        raise config.unknown("model_type", f"{kind} has {_REFUSED[kind]}")
+    family = FAMILIES.get(kind)
+    if family is None:
+        raise _unknown(config, kind)
+    return kind, family
 
 
 def _unknown(config: ModelConfig, kind: str) -> BadInputError:

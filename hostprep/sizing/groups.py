@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hostprep.api.slot_layout import GROUP_ALIGN_BYTES, SLOT_ALIGN_BYTES, round_up
 from hostprep.errors import BadInputError
 from hostprep.layout import MAX_SLOTS, directory_bytes
-from hostprep.sizing.model import Model, Store, Vectors
+from hostprep.sizing.model import Layers, Model, Store
 from hostprep.units import format_bytes
 
 LONGEST_TOKENS = 1 << 31
@@ -89,6 +89,14 @@ class Limits:
         """Sequences at once: every beam of every request."""
         return self.max_batch_size * self.beam_width
 
+    @property
+    def states(self) -> int:
+        """States of one sequence: after each drafted token too, for any of them may be the last.
+
+        Source: vLLM 0.32, single_type_kv_cache_manager.py, MambaManager: 1 + drafts blocks.
+        """
+        return 1 + self.speculative_tokens
+
     def for_batch(self, max_batch_size: int) -> Limits:
         """Return them for another number of requests at once."""
         return replace(self, max_batch_size=max_batch_size)
@@ -117,8 +125,8 @@ def groups_of(model: Model, limits: Limits) -> tuple[CacheGroup, ...]:
     """Return the groups of a model, those that keep all tokens first.
 
     Pipeline stages hold adjacent layers, the first ones one more where it does not come out even
-    (torch.tensor_split, which TensorRT-LLM uses). Each group's slot is that of the stage that
-    holds most of it: one layout then serves every rank.
+    (torch.tensor_split, which TensorRT-LLM uses); layers that draft tokens are on the last stage.
+    Each group's slot is that of the stage that holds most of it: one layout then serves every rank.
     A window that is no shorter than the longest request never closes: all its tokens stay.
     Raises BadInputError naming the option where ranks and heads, or blocks and compression, do
     not go together.
@@ -131,11 +139,13 @@ def groups_of(model: Model, limits: Limits) -> tuple[CacheGroup, ...]:
     found: dict[_Key, CacheGroup] = {}
     for stage in _stages(model, limits.pipeline_parallel):
         here: dict[_Key, int] = {}
-        for store in (store for layer in stage for store in layer):
-            key = _key(store, limits)
-            here[key] = here.get(key, 0) + _store_bytes(store, limits)
-            known = found.get(key) or _empty_group(store, *key)
-            found[key] = replace(known, layers=known.layers + 1)
+        for layer in stage:
+            for store in layer:
+                key = _key(store, limits)
+                here[key] = here.get(key, 0) + _store_bytes(store, limits)
+                found.setdefault(key, _empty_group(store, *key))
+            for key in {_key(store, limits) for store in layer}:
+                found[key] = replace(found[key], layers=found[key].layers + 1)
         for key, size_bytes in here.items():
             largest = max(found[key].slot_bytes, size_bytes)
             found[key] = replace(found[key], slot_bytes=largest)
@@ -165,19 +175,20 @@ def _order(key: _Key) -> tuple[bool, bool, int, int]:
     return per_sequence, window is not None, ratio, -(window or 0)
 
 
-def _stages(model: Model, count: int) -> list[tuple[tuple[Store, ...], ...]]:
+def _stages(model: Model, count: int) -> list[Layers]:
     each, more = divmod(len(model.layers), count)
     stages, begin = [], 0
     for stage in range(count):
         end = begin + each + (stage < more)
         stages.append(model.layers[begin:end])
         begin = end
+    stages[-1] += model.draft_layers
     return stages
 
 
 def _store_bytes(store: Store, limits: Limits) -> int:
     """Return the bytes of one layer's part of a slot, on one rank."""
-    entry = sum(_part_bytes(part, limits.tensor_parallel) for part in store.parts)
+    entry = store.rank_bytes(limits.tensor_parallel)
     if store.per_sequence:
         return entry
     if limits.tokens_per_block % store.ratio:
@@ -187,23 +198,6 @@ def _store_bytes(store: Store, limits: Limits) -> int:
             remedy=f"give a multiple of {store.ratio}, such as {round_up(256, store.ratio)}",
         )
     return entry * (limits.tokens_per_block // store.ratio)
-
-
-def _part_bytes(part: Vectors, ranks: int) -> int:
-    """Return the bytes of one entry, on one rank.
-
-    Heads are dealt out evenly; where there are fewer than ranks, each is kept by several, as in
-    vLLM and TensorRT-LLM: max(1, heads / ranks).
-    """
-    heads = part.heads
-    if part.split:
-        if heads % ranks and ranks % heads:
-            raise BadInputError(
-                f"--tp: is {ranks}, which neither divides {heads} ({part.name}) nor is divided",
-                remedy="give a number that does",
-            )
-        heads = max(1, heads // ranks)
-    return heads * part.dtype.size_bytes(part.elements)
 
 
 def window_blocks(window: int, tokens_per_block: int, tokens: int = 1) -> int:
@@ -220,7 +214,7 @@ def window_blocks(window: int, tokens_per_block: int, tokens: int = 1) -> int:
 def slots_of_request(group: CacheGroup, limits: Limits, tokens: int) -> int:
     """Return the slots that a request with so many tokens holds while it decodes."""
     if group.per_sequence:
-        return limits.beam_width
+        return limits.beam_width * limits.states
     whole = -(-(tokens + limits.speculative_tokens) // limits.tokens_per_block)
     if group.window is None:
         return whole * limits.beam_width
@@ -232,13 +226,13 @@ def slots_of_request(group: CacheGroup, limits: Limits, tokens: int) -> int:
 def min_slots(group: CacheGroup, limits: Limits) -> int:
     """Return the fewest slots of a group that serve `max_batch_size` requests.
 
-    States: one for each sequence. Groups that keep all tokens: the longest request must fit, and
-    every request have one block. Groups with a window: every sequence's window wherever it lies,
-    and what a step's `max_num_tokens` of prompts need besides, for blocks that leave the window
-    are freed after the step, and not within it.
+    States: one for each sequence, and one more for each token that it drafts. Groups that keep all
+    tokens: the longest request must fit, and every request have one block. Groups with a window:
+    every sequence's window wherever it lies, and what a step's `max_num_tokens` of prompts need
+    besides, for blocks that leave the window are freed after the step, and not within it.
     """
     if group.per_sequence:
-        return limits.sequences
+        return limits.sequences * limits.states
     longest = slots_of_request(group, limits, limits.max_seq_len)
     if group.window is None:
         return max(longest, limits.sequences)

@@ -118,7 +118,7 @@ def slot_layout(tier: Tier, limits: Limits, name: str) -> SlotLayout:
 
 def _notes(model: Model, limits: Limits) -> tuple[str, ...]:
     notes = []
-    windows = {s.window for layer in model.layers for s in layer if s.window is not None}
+    windows = {store.window for store in model.stores if store.window is not None}
     for window in sorted(windows):
         if window >= limits.max_seq_len:
             notes.append(

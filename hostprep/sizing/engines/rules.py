@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from hostprep.sizing.config import ModelConfig, TypeChoice
+from hostprep.sizing.config import ModelConfig
+from hostprep.sizing.dtypes import TypeChoice
 from hostprep.sizing.groups import Limits
 from hostprep.sizing.model import Model
 from hostprep.sizing.size import Memory

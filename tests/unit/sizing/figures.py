@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hostprep.sizing.config import TypeChoice
+from hostprep.sizing.dtypes import TypeChoice
 from tests.unit.sizing.models import groups, limits, per_token
 
 GIB, MIB, KIB = 1 << 30, 1 << 20, 1 << 10
@@ -37,9 +37,10 @@ _FLASH = TypeChoice(kv="q8_0", index="float16")
 _FLASH_PER_TOKEN = per_token("deepseek-v4-flash", "compressed-4", "compressed-128", types=_FLASH)
 _FLASH_ISSUE = "https://github.com/ikawrakow/ik_llama.cpp/pull/2266"
 _PRO_TOKENS = 1 << 20
+_16_BITS = TypeChoice(kv="bfloat16", index="bfloat16")
 _PRO = (
-    per_token("deepseek-v4-pro", "compressed-4", "compressed-128") * _PRO_TOKENS
-    + per_token("deepseek-v4-pro", "window-128") * 128
+    per_token("deepseek-v4-pro", "compressed-4", "compressed-128", types=_16_BITS) * _PRO_TOKENS
+    + per_token("deepseek-v4-pro", "window-128", types=_16_BITS) * 128
 )
 _VLLM_V4 = "https://24-ai.news/en/vijest/2026-04-24/vllm-deepseek-v4-kv-cache-kompresija/"
 
@@ -174,7 +175,7 @@ FIGURES = (
         "8.7× smaller KV cache compared to V3.2",
         _VLLM_V4,
         8.7,
-        per_token("deepseek-v3.2") * _PRO_TOKENS / _PRO,
+        per_token("deepseek-v3.2", types=_16_BITS) * _PRO_TOKENS / _PRO,
         1,
         0.1,
         "times",

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hostprep.sizing.config import TypeChoice, load_config
+from hostprep.sizing.config import load_config
+from hostprep.sizing.dtypes import TypeChoice
 from hostprep.sizing.families import read_model
 from hostprep.sizing.groups import CacheGroup, Limits, groups_of
 from hostprep.sizing.model import Model

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hostprep.errors import BadInputError
-from hostprep.sizing.config import TypeChoice
+from hostprep.sizing.dtypes import TypeChoice
 from hostprep.sizing.groups import groups_of
 from tests.unit.sizing.models import MODELS, groups, limits, model, model_from, per_token
 
@@ -96,9 +96,11 @@ def test_layers_that_use_others_keys_have_no_slots() -> None:
         ("deepseek-v3", {"kv": "fp8"}, 61 * 576),
         ("deepseek-v3", {"kv": "fp8_ds_mla"}, 61 * 656),
         # and the index's keys: 128 + a scale
-        ("deepseek-v3.2", {}, 61 * (1152 + 256)),
+        ("deepseek-v3.2", {}, 61 * (656 + 132)),
+        ("deepseek-v3.2", {"kv": "fp8"}, 61 * (656 + 132)),
+        ("deepseek-v3.2", {"kv": "bfloat16"}, 61 * (1152 + 132)),
+        ("deepseek-v3.2", {"kv": "bfloat16", "index": "bfloat16"}, 61 * (1152 + 256)),
         ("deepseek-v3.2", {"kv": "fp8_ds_mla"}, 61 * (656 + 132)),
-        ("deepseek-v3.2", {"index": "fp8_block128"}, 61 * (1152 + 132)),
     ],
 )
 def test_scales_are_counted(name: str, types: dict[str, str], expected: int) -> None:

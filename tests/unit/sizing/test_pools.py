@@ -16,7 +16,8 @@ from hostprep.backing import GIB, MIB, Backing
 from hostprep.engines.catalogue import INTEGRATIONS
 from hostprep.errors import BadInputError
 from hostprep.known_issues import ONE_CALL_LIMIT_BYTES
-from hostprep.sizing.config import TypeChoice, load_config
+from hostprep.sizing.config import load_config
+from hostprep.sizing.dtypes import TypeChoice
 from hostprep.sizing.engines.rules import EngineHost, EngineSizing
 from hostprep.sizing.engines.vllm_host import WAYS, HostPool
 from hostprep.sizing.families import read_model
