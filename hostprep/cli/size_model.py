@@ -60,7 +60,7 @@ def find_model(text: str) -> ModelFiles:
     if text == "-":
         return ModelFiles(source="standard input", name="model", config=_standard_input())
     path = Path(text)
-    if not os.path.lexists(path):
+    if not text or not os.path.lexists(path):
         if _is_name(text):
             return _of_folder(_in_hub_cache(text), shown=text)
         raise _cannot_read(text, "No such file or directory")
