@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from hostprep.errors import BadInputError
 from hostprep.sizing.engines.rules import DEFAULT_DEVICE, Device, EngineRules, EngineSizing
+from hostprep.sizing.engines.vllm import VllmRules
 from hostprep.sizing.groups import Limits
 from hostprep.sizing.model import Model
 from hostprep.sizing.size import Memory
 
-ENGINES: dict[str, EngineRules] = {}
+_RULES: tuple[EngineRules, ...] = (VllmRules(),)
+ENGINES = {rules.name: rules for rules in _RULES}
 """By name. An engine's module is listed here and nowhere else."""
 
 
