@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -18,6 +18,7 @@ from hostprep.client.sidecar import NO_PROCESS, current_command, mark_bad, read_
 from hostprep.console import elide, print_json, print_table, say, warn
 from hostprep.cuda.board_layout import READY
 from hostprep.cuda.board_view import RankView
+from hostprep.engines.idle import IdleMemory, SizedRegion, idle_memory
 from hostprep.engines.main import pool_named
 from hostprep.errors import FailedError, HostprepError, NotReadyError
 from hostprep.node.facts import PoolFacts, RegionFacts
@@ -50,6 +51,8 @@ def status(pool: str | None, pool_option: str | None, root: str, output: str) ->
     pools = _chosen(root, pool_named(pool, pool_option))
     documents = [_pool_document(PoolPaths(root, facts.name), facts) for facts in pools]
     gates = [gate for facts in pools for gate in _gates(PoolPaths(root, facts.name), facts)]
+    for document in documents:
+        document["idle"] = [each.to_json() for each in _idle(document, pools, gates)]
     if output == "json":
         print_json({"root": root, "pools": documents, "gates": gates})
     elif not pools:
@@ -69,6 +72,49 @@ def status(pool: str | None, pool_option: str | None, root: str, output: str) ->
         if gates:
             say("")
             print_table("", _GATE_COLUMNS, [_gate_row(gate) for gate in gates], flexible=("WHY",))
+        for document in documents:
+            for idle in document["idle"]:
+                warn(f"warning: {idle['what']}; {idle['remedy']}")
+
+
+def _idle(
+    document: dict[str, Any], pools: Sequence[PoolFacts], gates: Sequence[dict[str, Any]]
+) -> Iterator[IdleMemory]:
+    """Yield what each engine leaves of the memory that a sized pool has for it.
+
+    A region that is free counts once, for the first engine that lacks it.
+    """
+    facts = next(pool for pool in pools if pool.name == document["name"])
+    layouts = {region.name: json.loads(region.layout or "null") for region in facts.regions}
+    regions = [
+        SizedRegion(region["name"], region["size_bytes"], layouts[region["name"]])
+        for region in document["regions"]
+    ]
+    free = {region["name"] for region in document["regions"] if region["leased"] is False}
+    held: dict[str, list[str]] = {}
+    for region in document["regions"]:
+        if region["leased"] and region["holder"]:
+            held.setdefault(region["holder"]["lease"], []).append(region["name"])
+    for claimed in held.values():
+        used_bytes = _registered_bytes(document["name"], claimed, gates)
+        idle = idle_memory(document["name"], regions, claimed, free=free, used_bytes=used_bytes)
+        if idle is not None:
+            free -= set(idle.regions)
+            yield idle
+
+
+def _registered_bytes(
+    pool: str, claimed: Sequence[str], gates: Sequence[dict[str, Any]]
+) -> int | None:
+    """Return what an engine's ranks have registered; None unless all have, and said how much."""
+    total = 0
+    for name in claimed:
+        gate = next((g for g in gates if (g["pool"], g["region"]) == (pool, name)), None)
+        ranks = gate["ranks"] if gate is not None else []
+        if not ranks or any(rank["state"] != READY or not rank["size_bytes"] for rank in ranks):
+            return None
+        total += sum(rank["size_bytes"] for rank in ranks)
+    return total
 
 
 def _gates(paths: PoolPaths, pool: PoolFacts) -> list[dict[str, Any]]:

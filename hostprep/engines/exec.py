@@ -71,12 +71,15 @@ def run_exec(options: argparse.Namespace) -> NoReturn:
         variables[WARM] = options.warm
         _say_what_was_kept(options.warm, leases)
     links: tuple[tuple[str, int], ...] = ()
+    used_bytes = None
     if launcher is not None:
         launch = launcher.complete(engine, leases)
+        used_bytes = launch.used_bytes
         for note in launch.notes:
             print(f"hostprep: {note}", file=sys.stderr, flush=True)
         command, links = launch.command, launch.links
         variables.update(launch.variables)
+    _warn_of_idle(leases, options.engine, used_bytes)
     if options.link is not None:
         link_regions(leases, options.link)
     link_at(leases, links)
@@ -144,6 +147,20 @@ def _say_what_was_kept(name: str, leases: list[Lease]) -> None:
     else:
         text = f"{name}: starts empty" + (f": {why}" if why else "")
     print(f"hostprep: {text}", file=sys.stderr, flush=True)
+
+
+def _warn_of_idle(leases: list[Lease], engine: str | None, used_bytes: int | None) -> None:
+    """Say how much of a sized pool this engine leaves unused, where that is more than a tenth."""
+    from hostprep.engines.idle import idle_beside
+
+    first = leases[0]
+    claimed = [lease.region.name for lease in leases]
+    idle = idle_beside(first.paths, first.handoff, claimed, used_bytes=used_bytes)
+    if idle is None:
+        return
+    print(
+        f"hostprep: warning: {idle.describe()}; {idle.remedy(engine)}", file=sys.stderr, flush=True
+    )
 
 
 def _become(command: tuple[str, ...], variables: dict[str, str], leases: list[Lease]) -> NoReturn:

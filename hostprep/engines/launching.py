@@ -83,6 +83,8 @@ class Launch:
     """Paths, and which lease each leads to."""
     notes: tuple[str, ...] = ()
     """For people, on standard error."""
+    used_bytes: int | None = None
+    """What the command has the engine use of all regions together; None: all, or not known."""
 
 
 def launcher_of(integration: Integration) -> Launcher:

@@ -132,7 +132,8 @@ def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
         # Several tagged L1s (--l1-manager) would each cache for themselves, and none could grow.
         regions = [text for each in leases[1:] for text in (each.path, str(each.region.size_bytes))]
         words = start_beside("lmcache", [url_of(server), *regions], words)
-    return Launch(words, {}, notes=notes)
+    used_bytes = None if size_gb is None else bytes_of_gib(size_gb, _SIZE)
+    return Launch(words, {}, notes=notes, used_bytes=used_bytes)
 
 
 def url_of(server: ServerCommand) -> str:

@@ -83,7 +83,10 @@ def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
         *vllm_launch.notes_of(line, _CONNECTOR, environ),
         *release_notes(start.integration, line.program, environ),
     )
-    return Launch(line.with_config(config), variables, notes=notes)
+    used_bytes = None
+    if requested is not None:
+        used_bytes = requested[0] * local_worker_count(line) * len(leases)
+    return Launch(line.with_config(config), variables, notes=notes, used_bytes=used_bytes)
 
 
 def _config(line: CommandLine) -> dict[str, Any]:

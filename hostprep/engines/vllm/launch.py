@@ -172,7 +172,9 @@ def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
         links = tuple((path, index) for index, path in enumerate(paths))
     else:
         variables = python_path(first.paths.root, line.program, environ)
-    return Launch(line.with_config(config), variables, links, notes_of(line, connector, environ))
+    used_bytes = (usable if requested is None else requested[0]) * len(leases)
+    notes = notes_of(line, connector, environ)
+    return Launch(line.with_config(config), variables, links, notes, used_bytes)
 
 
 def notes_of(
