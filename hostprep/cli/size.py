@@ -112,7 +112,9 @@ def size(models: tuple[str, ...], output: str, is_list: bool, **options: Any) ->
     request = request_of(options)
     is_one = len(models) == 1
     if output == "yaml":
-        click.echo(pools_yaml([_size(text, request, is_one=is_one) for text in models], pool))
+        click.echo(
+            pools_yaml([_size(text, request, is_one=is_one) for text in models], pool), nl=False
+        )
         return 0
     sized, refused = _size_all(models, request)
     if output == "json":

@@ -8,9 +8,9 @@ import subprocess
 from hostprep.cli.size_model import ModelFiles, find_tensors
 from hostprep.errors import BadInputError
 from hostprep.node.observe.gpus import CudaFacts, query_cuda
-from hostprep.sizing.config import ModelConfig
 from hostprep.sizing.gpus import Gpu, Gpus, gpu_of_product, gpus_named
 from hostprep.sizing.groups import Limits
+from hostprep.sizing.model import Model
 from hostprep.sizing.parameters import reckon
 from hostprep.sizing.weights import Division, RankWeights, divide, divide_total
 from hostprep.units import format_bytes
@@ -81,15 +81,15 @@ def check_ranks(gpus: Gpus, limits: Limits) -> None:
 
 
 def find_weights(
-    files: ModelFiles, config: ModelConfig, limits: Limits, *, layers: int, given: int | None
+    files: ModelFiles, model: Model, limits: Limits, *, given: int | None
 ) -> RankWeights:
     """Return the weights of the fullest rank: as given, from the files, or reckoned.
 
     Raises BadInputError, asking for --weights, where none of that is possible.
     """
     by = Division(
-        layers=layers,
-        kv_heads=config.optional("num_key_value_heads", 1),
+        layers=len(model.layers),
+        kv_heads=max((part.heads for store in model.stores for part in store.parts), default=1),
         tensor_parallel=limits.tensor_parallel,
         pipeline_parallel=limits.pipeline_parallel,
         drafts=limits.speculative_tokens > 0,

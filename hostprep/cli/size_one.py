@@ -121,7 +121,7 @@ def _check_no_gpu(options: dict[str, Any]) -> None:
 
 def size_one(files: ModelFiles, request: Request) -> Sized:
     """Size one model. Raises BadInputError naming the field or the option."""
-    config = load_config(files.config, source=files.source)
+    config = load_config(files.config, source=files.source, quantization=files.quantization)
     rules = None if request.engine is None else rules_of(request.engine)
     device = _device(request.gpus)
     choice = request.choice if rules is None else rules.types(config, request.choice, device)
@@ -137,7 +137,7 @@ def size_one(files: ModelFiles, request: Request) -> Sized:
     if limits["tokens_per_block"] is None:
         model, limits["tokens_per_block"] = _with_blocks(model)
     served = Limits(**_filled(limits))
-    budget = _budget(files, config, model, served, request, own)
+    budget = _budget(files, model, served, request, own)
     memory = request.memory
     if budget is not None:
         memory = replace(memory, gpu_bytes=budget.caches_bytes)
@@ -197,7 +197,6 @@ def _filled(limits: dict[str, Any]) -> dict[str, Any]:
 
 def _budget(
     files: ModelFiles,
-    config: ModelConfig,
     model: Model,
     limits: Limits,
     request: Request,
@@ -206,9 +205,7 @@ def _budget(
     """Return what --gpu leaves for caches; None where it is not given, or --gpu-memory wins."""
     if request.gpus is None or request.memory.gpu_bytes is not None:
         return None
-    weights = find_weights(
-        files, config, limits, layers=len(model.layers), given=request.weights_bytes
-    )
+    weights = find_weights(files, model, limits, given=request.weights_bytes)
     reserve, utilization = request.reserve_bytes, request.utilization
     if utilization is None:
         utilization = UTILIZATION if own is None else own.gpu_memory_utilization

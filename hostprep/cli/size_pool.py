@@ -13,10 +13,10 @@ from hostprep.api.pool_resource import load_pools
 from hostprep.api.pool_spec import DEFAULT_BACKINGS
 from hostprep.backing import Backing
 from hostprep.cli.size_one import Sized
-from hostprep.cli.size_table import node_lines
 from hostprep.errors import BadInputError
 from hostprep.paths import check_pool_name
 from hostprep.sizing.pools import shape_pool
+from hostprep.units import format_bytes
 
 _POOL_OPTIONS = {"spec.backings": "--backing", "spec.regions": "--regions"}
 """Fields of a pool whose values are the options' own: errors name the option."""
@@ -39,12 +39,19 @@ def pools_yaml(sized: Sequence[Sized], options: dict[str, str | None]) -> str:
     """
     names = _pool_names(sized, options["name"])
     count = len(sized)
-    documents = [
+    pools = [
         _pool_yaml(name, one, options, priority=count - index if count > 1 else None)
         for index, (name, one) in enumerate(zip(names, sized, strict=True))
     ]
-    head = "".join(f"# {line}\n" for line in node_lines(sized)) if count > 1 else ""
-    return head + "---\n".join(documents)
+    head = ""
+    if count > 1 and all(size_bytes for _, size_bytes in pools):
+        sizes = ", ".join(
+            f"{name} {format_bytes(size_bytes)}"
+            for name, (_, size_bytes) in zip(names, pools, strict=True)
+        )
+        total = format_bytes(sum(size_bytes for _, size_bytes in pools))
+        head = f"# Host memory of each node: {total} ({sizes})\n"
+    return head + "---\n".join(text for text, _ in pools)
 
 
 def _pool_names(sized: Sequence[Sized], name: str | None) -> list[str]:
@@ -64,7 +71,8 @@ def _label(name: str) -> str:
 
 def _pool_yaml(
     name: str, one: Sized, options: dict[str, str | None], *, priority: int | None
-) -> str:
+) -> tuple[str, int]:
+    """Return a pool and its bytes on each node; 0 where each node's GPUs say how many regions."""
     shape = shape_pool(
         one.sizing,
         one.engine,
@@ -88,7 +96,9 @@ def _pool_yaml(
     text: str = yaml.safe_dump(document, sort_keys=False, default_flow_style=False)
     (read,) = load_pools(text, source="", options=_POOL_OPTIONS)
     said = shape.describe(name, read.region_bytes or 0)
-    return "".join(f"# {line}\n" for line in said) + text
+    regions = 1 if shape.regions == "Single" else shape.regions
+    size_bytes = regions * (read.region_bytes or 0) if isinstance(regions, int) else 0
+    return "".join(f"# {line}\n" for line in said) + text, size_bytes
 
 
 def _backings(text: str | None) -> tuple[Backing, ...]:

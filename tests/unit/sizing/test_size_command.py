@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ from hostprep.api.slot_layout import round_up
 from hostprep.cli.main import main
 from hostprep.cli.size_model import model_name
 from hostprep.layout import Layout
+from hostprep.sizing.examples import EXAMPLES
+from hostprep.sizing.families import KINDS
 from hostprep.slots import Directory
-from hostprep.units import parse_quantity
+from hostprep.units import format_bytes, parse_quantity
 from tests.unit.sizing.models import MODELS
 
 pytestmark = pytest.mark.unit
@@ -292,6 +296,21 @@ def test_several_models_are_several_pools(capsys: pytest.CaptureFixture[str]) ->
         ([LLAMA, *SERVED, "--kv-dtype", "int3"], "--kv-dtype: there is no data type"),
         ([LLAMA, *SERVED, "--index-dtype", "int3"], "--index-dtype: there is no data type"),
         ([LLAMA, *SERVED, "--name", "kv"], "--name is for a pool"),
+        ([], "no model is named"),
+        (["-", "-"], "- is given twice"),
+        ([LLAMA, *SERVED, "--gpu", "h2OO"], "--gpu: there is no GPU 'h2OO'"),
+        ([LLAMA, *SERVED, "--gpu", "h200x4", "--tp", "8"], "--gpu: 4 GPUs are fewer than the 8"),
+        ([LLAMA, *SERVED, "--gpu", "h200", "--weights", "heavy"], "--weights: size 'heavy'"),
+        ([LLAMA, *SERVED, "--gpu", "h200", "--weights", "999Gi"], "--gpu: 999 GiB of weights"),
+        ([LLAMA, *SERVED, "--gpu", "h200"], "vocab_size is missing; give the model's folder"),
+        ([GEMMA, *SERVED, "--gpu", "h200"], "the size of the weights cannot be reckoned"),
+        ([LLAMA, *SERVED, "--weights", "16Gi"], "--weights is for the memory of GPUs"),
+        ([LLAMA, *SERVED, "--gpu-reserve", "1Gi"], "--gpu-reserve is for the memory of GPUs"),
+        ([LLAMA, *SERVED, "--gpu-memory-utilization", "2"], "--gpu-memory-utilization: is 2"),
+        (
+            [LLAMA, "--gpu", "24Gi", "--weights", "16Gi", "--gpu-reserve", "1Gi"],
+            "requests can wait for ever: 90 % of 24 GiB - 16 GiB weights - 1 GiB reserve = 4.6 GiB",
+        ),
         ([LLAMA, GEMMA, *SERVED, "--name", "kv", "-o", "yaml"], "--name is for one model"),
         ([LLAMA, *SERVED, "--name", "K V", "-o", "yaml"], "hostprep: --name: pool name 'K V'"),
         ([LLAMA, LLAMA, *SERVED, "-o", "yaml"], "two models have one name"),
@@ -310,6 +329,123 @@ def test_bad_input_is_refused_in_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     assert words in refused(capsys, *arguments)
+
+
+def folder_of(tmp_path: Path, **changes: Any) -> str:
+    """A folder with the untrimmed fields that tell Llama-3.1-8B's weights."""
+    fields = json.loads(Path(LLAMA).read_text(encoding="utf-8"))
+    folder = tmp_path / "Llama-3.1-8B"
+    folder.mkdir(exist_ok=True)
+    fields |= {"intermediate_size": 14336, "vocab_size": 128256, "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(fields | changes))
+    return str(folder)
+
+
+def test_gpu_memory_for_caches_is_computed_and_every_term_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path)
+    asked = ("--gpu", "h200x8", "--tp", "2", "--max-seq-len", "8192")
+    (found,) = as_json(capsys, folder, *asked)
+    budget = found["gpu_budget"]
+    assert budget["weights"]["total_bytes"] == 16_060_522_496
+    assert budget["weights"]["least_bytes"] == 8_030_261_248
+    assert budget["weights"]["rank_bytes"] < 1.001 * 8_030_261_248
+    assert (budget["gpu"], budget["gpus"], budget["utilization"]) == ("NVIDIA H200", 8, 0.9)
+    left = budget["memory_bytes"] * 0.9 - budget["weights"]["rank_bytes"] - budget["reserve_bytes"]
+    assert budget["caches_bytes"] == pytest.approx(left, abs=1)
+    assert 0.99 * budget["caches_bytes"] < found["gpu"]["size_bytes"] <= budget["caches_bytes"]
+    told = run(capsys, folder, *asked)
+    assert (
+        "(8 x NVIDIA H200): 90 % of 139.7 GiB - 7.5 GiB weights - 8 GiB reserve = 110.3 GiB\n"
+        in told
+    )
+    assert "  weights 7.5 GiB of 15.0 GiB (config.json)" in told
+
+
+def test_options_win_over_what_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    given = ("--weights", "20Gi", "--gpu-memory-utilization", "0.5", "--gpu-reserve", "0")
+    (found,) = as_json(capsys, folder, *SERVED, "--gpu", "100Gix1", *given)
+    assert found["gpu_budget"]["caches_bytes"] == 30 << 30
+    (found,) = as_json(capsys, folder, *SERVED, "--gpu", "h200", "--gpu-memory", "9Gi")
+    assert found["gpu_budget"] is None
+    assert found["gpu"]["size_bytes"] <= 9 << 30
+
+
+def test_without_a_batch_size_one_is_taken_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = as_json(capsys, LLAMA)
+    assert found["limits"]["max_batch_size"] == 64
+    assert any("64 requests at once are taken" in note for note in found["notes"])
+    (found,) = as_json(capsys, LLAMA, *SERVED)
+    assert not any("requests at once are taken" in note for note in found["notes"])
+
+
+def test_all_that_a_node_needs_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (LLAMA, GEMMA, *SERVED, "--tp", "4", "--host-memory", "80Gi")
+    found = json.loads(run(capsys, *asked, "-o", "json"))
+    sizes = [4 * model["host"]["size_bytes"] for model in found["models"]]
+    assert found["node"] == {"ranks": 8, "host_bytes": sum(sizes)}
+    assert "Host memory of all that is above: 640.0 GiB" in run(capsys, *asked)
+    told = run(capsys, *asked, "-o", "yaml")
+    specs = load_pools(told, source="pool.yaml")
+    assert [spec.priority for spec in specs] == [2, 1]
+    sizes = [(spec.region_bytes or 0) * int(spec.region_count or 0) for spec in specs]
+    assert told.startswith(f"# Host memory of each node: {format_bytes(sum(sizes))} (llama")
+
+
+def test_models_that_do_not_fit_at_once_are_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path)
+    other = tmp_path / "other.json"
+    other.write_bytes((Path(folder) / "config.json").read_bytes())
+    told = run(capsys, folder, str(other), *SERVED, "--tp", "4", "--gpu", "h200x4")
+    assert "They need 8 GPUs at once, and 4 are given" in told
+    told = run(capsys, folder, str(other), *SERVED, "--tp", "4", "--gpu", "h200x8")
+    assert "They need" not in told
+
+
+def test_all_that_is_known_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    told = run(capsys, "--list")
+    for words in ("meta-llama/Llama-3.1-70B", "gpt_oss", "h200", "139.7 GiB"):
+        assert words in told
+    assert set(EXAMPLES) <= set(KINDS)
+    assert "leave out" in refused(capsys, "--list", LLAMA)
+
+
+def test_standard_input_is_a_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path(LLAMA).read_bytes())))
+    assert run(capsys, "-", *SERVED).startswith("model (llama): 64 requests")
+
+
+def test_without_a_gpu_the_node_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    told = refused(capsys, LLAMA, *SERVED, "--gpu", "node")
+    assert "--gpu: this node shows no NVIDIA GPU" in told
+    assert "name the GPUs" in told
+
+
+def test_nvidia_smi_says_what_a_node_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\necho 'NVIDIA H200, 143771, 607'\necho 'NVIDIA H200, 143771, 607'\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    asked = ("--gpu", "node", "--weights", "16Gi", "--max-seq-len", "8192")
+    (found,) = as_json(capsys, LLAMA, *asked)
+    assert found["gpu_budget"]["gpus"] == 2
+    assert found["gpu_budget"]["memory_bytes"] == (143771 - 607) << 20
+    assert "2 GPUs are fewer than the 4 of" in refused(capsys, LLAMA, *asked, "--tp", "4")
+    program.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771, 607'\necho 'NVIDIA L4, 23034, 500'\n")
+    assert "this node's GPUs differ: NVIDIA H200, NVIDIA L4" in refused(capsys, LLAMA, *asked)
 
 
 def test_programs_are_told_errors_too(capsys: pytest.CaptureFixture[str]) -> None:
