@@ -60,6 +60,13 @@ def declared_kv_dtype(config: ModelConfig) -> DType | None:
     return next(iter(found.values()), None)
 
 
+def is_modelopt(config: ModelConfig) -> bool:
+    """Whether ModelOpt quantized the checkpoint: by a file of its own, or as config.json says."""
+    held = config.value("quantization_config")
+    method = held.get("quant_method") if isinstance(held, dict) else None
+    return config.value("hf_quant_config") is not None or str(method).startswith("modelopt")
+
+
 def _kv_fields(held: Mapping[str, Any], path: str, depth: int) -> Iterator[tuple[str, Any]]:
     """Yield what speaks of the KV cache, wherever it lies."""
     for key, value in held.items():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from hostprep.errors import BadInputError
 from hostprep.sizing.engines.rules import DEFAULT_DEVICE, Device, EngineRules, EngineSizing
+from hostprep.sizing.engines.sglang import SGLangRules
+from hostprep.sizing.engines.trtllm import TrtLlmRules
 from hostprep.sizing.engines.vllm import VllmRules
 from hostprep.sizing.groups import Limits
 from hostprep.sizing.model import Model
 from hostprep.sizing.size import Memory
 
-_RULES: tuple[EngineRules, ...] = (VllmRules(),)
+_RULES: tuple[EngineRules, ...] = (VllmRules(), SGLangRules(), TrtLlmRules())
 ENGINES = {rules.name: rules for rules in _RULES}
 """By name. An engine's module is listed here and nowhere else."""
 
