@@ -214,18 +214,26 @@ def check_causal(config: ModelConfig, *harmless: str) -> None:
         raise config.unknown("use_bidirectional_attention", "is set, and changes the windows")
 
 
-def window_layers(rule: Rule, *, list_decides: bool = True) -> Callable[..., Layers]:
-    """Return the reader of models whose layers all have the same heads."""
+def window_layers(
+    rule: Rule, *, list_decides: bool = True, shares: bool = False
+) -> Callable[[ModelConfig, CacheTypes, int], Layers]:
+    """Return the reader of models whose layers all have the same heads.
+
+    `shares`: the class has `num_kv_shared_layers`; elsewhere that field is not understood.
+    """
+
+    decides = list_decides and rule not in (no_window, switched_off, from_layer)
 
     def read(config: ModelConfig, types: CacheTypes, _: int) -> Layers:
         check_causal(config)
         shape = head_shape(config)
         stores = {FULL: attention_store(shape, types)}
-        kinds = layer_kinds(config, rule, list_decides=list_decides)
+        kinds = layer_kinds(config, rule, list_decides=decides)
         if SLIDING in kinds:
             window = config.integer("sliding_window")
             stores[SLIDING] = attention_store(shape, types, window)
-        return _with_shared(config, tuple((stores[kind],) for kind in kinds))
+        layers = tuple((stores[kind],) for kind in kinds)
+        return _with_shared(config, layers) if shares else layers
 
     return read
 
@@ -271,7 +279,7 @@ def gemma3n_layers(config: ModelConfig, types: CacheTypes, _: int) -> Layers:
 
     Source: transformers 5.19, Gemma3nTextConfig; vLLM 0.32, models/gemma3n.py.
     """
-    return window_layers(every_nth(5))(config, types, 0)
+    return window_layers(every_nth(5), shares=True)(config, types, 0)
 
 
 def llama4_layers(config: ModelConfig, types: CacheTypes, _: int) -> Layers:
@@ -340,7 +348,8 @@ def _mimo_stores(config: ModelConfig, types: CacheTypes) -> tuple[Store, Store]:
         kv_heads = config.integer(f"{prefix}num_key_value_heads")
         _check_divides(config, f"{prefix}num_key_value_heads", kv_heads, heads)
         keys = config.integer(f"{prefix}head_dim")
-        values = config.optional(f"{prefix}v_head_dim", keys)
+        # Classes and engines differ in what they take for a missing one: it must be there.
+        values = config.integer(f"{prefix}v_head_dim")
         shapes.append(Shape(kv_heads, keys, values, f"{prefix}num_key_value_heads"))
     return attention_store(shapes[0], types), attention_store(shapes[1], types, window)
 
@@ -384,7 +393,8 @@ def _step_layers(config: ModelConfig, types: CacheTypes) -> Layers:
         own, size = other.integer("num_attention_groups"), other.integer("head_dim")
         _check_divides(other, "num_attention_groups", own, other.integer("num_attention_heads"))
         shapes[kind] = Shape(own, size, size, "attention_other_setting.num_attention_groups")
-    kinds = layer_kinds(config, listed_only, extra=64)
+    drafting = config.optional("num_nextn_predict_layers", 0, least=0, most=64)
+    kinds = layer_kinds(config, listed_only, extra=drafting)
     stores = {FULL: attention_store(shapes[FULL], types)}
     if SLIDING in kinds:
         window = config.integer("sliding_window")

@@ -56,7 +56,7 @@ _HARMLESS = frozenset(
 
 _NOT_READ = re.compile(
     r"vision|visual|audio|image|video|speech|projector|talker|token2wav|code2wav|codec|resampler"
-    r"|perceiver|tokenizer|^rope_|_rope_|label|auto_map|task_specific|quantization_config|^generation"
+    r"|perceiver|tokenizer|^rope_(scaling|parameters|theta)|rope_theta$|label|auto_map|task_specific|quantization_config|^generation"
     r"|connector|img_"
 )
 """Objects beside the language model, of positions, or that are read elsewhere."""
@@ -113,6 +113,12 @@ class ModelConfig:
     def read(self, *keys: str) -> None:
         """Note that the fields were understood, whatever they hold."""
         self._read.update(keys)
+
+    def telling(self, pattern: re.Pattern[str]) -> Iterator[str]:
+        """Yield the fields with such names that hold something."""
+        for key, value in self._fields.items():
+            if pattern.search(key) and key not in self._read and not _is_neutral(value):
+                yield key
 
     def read_matching(self, pattern: re.Pattern[str]) -> None:
         """Note that all fields with such names were understood."""

@@ -367,6 +367,12 @@ def _draft_layers(
     if not drafts:
         config.read_matching(_OF_DRAFTS)
         return (), ()
+    if family.draft is None and (told := next(config.telling(_OF_DRAFTS), None)):
+        raise config.unknown(
+            told,
+            "says that the model drafts with layers of its own, and what they keep is not known",
+            "size without --speculative-tokens",
+        )
     found = family.draft(config, types, layers) if family.draft else ()
     keeping = sum(bool(layer) for layer in found)
     if not keeping:

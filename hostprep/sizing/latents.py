@@ -116,7 +116,8 @@ def compressed_drafts(config: ModelConfig, types: CacheTypes, layers: Layers) ->
 
 
 def _compressed_layers(config: ModelConfig, types: CacheTypes) -> Layers:
-    ratios = config.per_layer("compress_ratios", int, extra=64)
+    drafting = config.optional("num_nextn_predict_layers", 0, least=0, most=64)
+    ratios = config.per_layer("compress_ratios", int, extra=drafting)
     if ratios is None:
         raise config.missing("compress_ratios")
     bad = next((ratio for ratio in ratios if not 0 <= ratio <= 1 << 16), None)

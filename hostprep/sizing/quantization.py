@@ -45,18 +45,28 @@ def declared_kv_dtype(config: ModelConfig) -> DType | None:
     and the `kv_cache_scheme` of compressed-tensors. Raises BadInputError for one that is not known,
     and where the two files contradict each other.
     """
-    found: dict[str, DType] = {}
+    found: dict[str, DType | None] = {}
     for key in ("quantization_config", "hf_quant_config"):
         held = config.value(key)
         if held is None:
             continue
         if not isinstance(held, dict):
             raise config.wrong(key, "is no object")
-        for path, value in _kv_fields(held, key, 0):
-            if (dtype := _kv_dtype(config, path, value)) is not None:
-                found[path] = dtype
+        said = [
+            (path, dtype)
+            for path, value in _kv_fields(held, key, 0)
+            if (dtype := _kv_dtype(config, path, value)) is not None
+        ]
+        if len({dtype for _, dtype in said}) > 1:
+            raise config.wrong(f"{said[0][0]} and {said[1][0]}", "contradict each other")
+        found[key] = said[0][1] if said else None
     if len(set(found.values())) > 1:
-        raise config.wrong(" and ".join(list(found)[:2]), "contradict each other")
+        # vLLM looks at the first alone where both are there, others at the second.
+        raise config.wrong(
+            " and ".join(found),
+            "do not say the same of the KV cache, and engines differ in which they follow",
+            "give --kv-dtype as your engine has it",
+        )
     return next(iter(found.values()), None)
 
 
@@ -71,7 +81,7 @@ def _kv_fields(held: Mapping[str, Any], path: str, depth: int) -> Iterator[tuple
     """Yield what speaks of the KV cache, wherever it lies."""
     for key, value in held.items():
         if "kv_cache" in key.lower():
-            yield f"{path}.{key}", value
+            yield printable(f"{path}.{key}"), value
         elif isinstance(value, dict) and depth < _DEEPEST:
             yield from _kv_fields(value, f"{path}.{key}", depth + 1)
 

@@ -42,8 +42,10 @@ def delta_layers(config: ModelConfig, types: CacheTypes, drafts: int) -> Layers:
     key_size = config.integer("linear_key_head_dim")
     value_size = config.integer("linear_value_head_dim")
     kept = config.integer("linear_conv_kernel_dim", least=2) - 1 + drafts
+    keys = _conv(key_heads, key_size * kept, types, "linear_num_key_heads")
     state = _state(
-        _conv(2 * key_heads, key_size * kept, types, "linear_num_key_heads"),
+        keys,
+        keys,  # of queries: not one vector of both, for each has its own heads to deal out
         _conv(value_heads, value_size * kept, types, "linear_num_value_heads"),
         _heads(value_heads, key_size * value_size, types, "linear_num_value_heads"),
     )
