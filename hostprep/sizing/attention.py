@@ -89,6 +89,8 @@ def attention_store(
     )
 
 
+_PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern")
+
 Rule = Callable[[ModelConfig], tuple[str, ...] | None]
 """A model class's own kinds of layers where the file does not list them; None: it must."""
 
@@ -135,10 +137,11 @@ def listed_only(config: ModelConfig) -> tuple[str, ...] | None:
     return None if config.has("sliding_window") else (FULL,) * config.layers()
 
 
-def every_nth(period: int, *, last_is_full: bool = False) -> Rule:
+def every_nth(period: int, *, stated: bool = False, last_is_full: bool = False) -> Rule:
     """Every n-th layer keeps everything, the others the window.
 
-    What transformers' configuration classes fill in; `sliding_window_pattern` says another n.
+    What transformers' configuration classes fill in. `stated`: the class looks at
+    `sliding_window_pattern`, which says another n; elsewhere that field is not understood.
     """
 
     def kinds(config: ModelConfig) -> tuple[str, ...]:
@@ -146,7 +149,7 @@ def every_nth(period: int, *, last_is_full: bool = False) -> Rule:
         if not config.has("sliding_window"):
             return (FULL,) * count
         nth = period
-        keys = [k for k in ("sliding_window_pattern", "_sliding_window_pattern") if config.has(k)]
+        keys = [key for key in _PATTERNS if stated and config.has(key)]
         if keys:
             nth = config.integer(keys[0])
             if any(config.integer(key) != nth for key in keys):
@@ -198,12 +201,10 @@ def layer_kinds(
     if unknown is not None:
         raise config.unknown("layer_types", f"names {unknown[:40]!r}, which is not known here")
     own = listed[: config.layers()]
-    stated = any(
-        config.says(key)
-        for key in ("sliding_window_pattern", "_sliding_window_pattern", "use_sliding_window")
-    )
+    stated = [key for key in (*_PATTERNS, "use_sliding_window") if config.says(key)]
     if by_rule is not None and own != by_rule and (stated or not list_decides):
-        raise config.wrong("layer_types", "contradicts what other fields say of the layers")
+        beside = stated[0] if stated else "model_type"
+        raise config.wrong("layer_types", f"and {beside} contradict each other")
     return listed
 
 
@@ -221,7 +222,6 @@ def window_layers(
 
     `shares`: the class has `num_kv_shared_layers`; elsewhere that field is not understood.
     """
-
     decides = list_decides and rule not in (no_window, switched_off, from_layer)
 
     def read(config: ModelConfig, types: CacheTypes, _: int) -> Layers:

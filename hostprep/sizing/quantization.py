@@ -46,6 +46,7 @@ def declared_kv_dtype(config: ModelConfig) -> DType | None:
     and where the two files contradict each other.
     """
     found: dict[str, DType | None] = {}
+    told: list[str] = []
     for key in ("quantization_config", "hf_quant_config"):
         held = config.value(key)
         if held is None:
@@ -60,10 +61,11 @@ def declared_kv_dtype(config: ModelConfig) -> DType | None:
         if len({dtype for _, dtype in said}) > 1:
             raise config.wrong(f"{said[0][0]} and {said[1][0]}", "contradict each other")
         found[key] = said[0][1] if said else None
+        told.append(said[0][0] if said else key)
     if len(set(found.values())) > 1:
         # vLLM looks at the first alone where both are there, others at the second.
         raise config.wrong(
-            " and ".join(found),
+            " and ".join(told),
             "do not say the same of the KV cache, and engines differ in which they follow",
             "give --kv-dtype as your engine has it",
         )

@@ -81,7 +81,11 @@ def test_what_is_no_config_is_refused(data: bytes, words: str) -> None:
         (GEMMA, {"layer_types": ["new_attention"] * 32}, "layer_types names 'new_attention'"),
         (GEMMA, {"layer_types": [1] * 32}, "layer_types is not a list of strs"),
         (GEMMA, {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
-        (GEMMA, {"num_kv_shared_layers": 32}, "num_kv_shared_layers is 32 of 32 layers"),
+        (
+            {**GEMMA, "model_type": "gemma3n_text"},
+            {"num_kv_shared_layers": 32},
+            "num_kv_shared_layers is 32 of 32 layers",
+        ),
         ({**LLAMA, "sliding_window": 512}, {}, "sliding_window may say what layers keep"),
     ],
 )

@@ -6,12 +6,15 @@ as if caches did; the numbers are reckoned from vLLM 0.32's source, as each test
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from hostprep.errors import BadInputError
+from hostprep.sizing.config import load_config
 from hostprep.sizing.dtypes import TypeChoice
+from hostprep.sizing.families import read_model
 from hostprep.sizing.groups import CacheGroup, groups_of, min_slots, slots_of_request
 from hostprep.sizing.model import Kind
 from tests.unit.sizing.models import limits, model_from
@@ -281,7 +284,7 @@ def test_states_cannot_be_on_more_ranks_than_heads() -> None:
 
 
 def test_a_sequence_keeps_a_state_for_each_drafted_token_too() -> None:
-    served = {"tensor_parallel": 4, "speculative_tokens": 2}
+    served: dict[str, Any] = {"tensor_parallel": 4, "speculative_tokens": 2}
     state = found_groups(QWEN3_NEXT, **served)["state"]
     bound = limits(max_batch_size=7, **served)
     assert slots_of_request(state, bound, 1000) == 3
@@ -307,7 +310,7 @@ def test_drafts_from_elsewhere_are_said_to_be() -> None:
 
 
 def test_draft_layers_are_on_the_last_stage() -> None:
-    served = {"pipeline_parallel": 2, "speculative_tokens": 1}
+    served: dict[str, Any] = {"pipeline_parallel": 2, "speculative_tokens": 1}
     assert token_bytes(GLM_4_6, **served) == 47 * 2 * 8 * 128 * 2
 
 
@@ -376,8 +379,23 @@ def test_a_caches_quantization_that_is_not_known_is_refused(scheme: object) -> N
     assert token_bytes(fields, types=TypeChoice(kv="bfloat16")) == 131_072
 
 
+def test_two_files_that_do_not_say_the_same_of_the_cache_are_refused() -> None:
+    """vLLM reads the first alone, others the second: transformers_utils/config.py."""
+    said = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+    config = json.dumps({**LLAMA, "quantization_config": said}).encode()
+    beside = json.dumps({"quantization": {"kv_cache_quant_algo": "FP8"}}).encode()
+    both = load_config(config, source="config.json", quantization=beside)
+    with pytest.raises(BadInputError, match="hf_quant_config.quantization.kv_cache_quant_algo"):
+        read_model(both, name="m")
+    chosen = read_model(both, name="m", choice=TypeChoice(kv="fp8"))
+    assert chosen.types.kv.name == "fp8"
+    alone = load_config(json.dumps(LLAMA).encode(), source="config.json", quantization=beside)
+    assert read_model(alone, name="m").types.kv.name == "fp8"
+
+
 def test_weights_that_are_quantized_alone_leave_the_cache() -> None:
-    for none in (None, "none", {}):
+    nothing: tuple[object, ...] = (None, "none", {})
+    for none in nothing:
         fields = {**LLAMA, "quantization_config": {**MODELOPT, "kv_cache_scheme": none}}
         assert token_bytes(fields) == 131_072
 
@@ -551,9 +569,10 @@ def test_chunks_are_told_from_windows() -> None:
         (LLAMA, {"qk_rope_head_dim": 64}, "qk_rope_head_dim may say"),
         (QWEN3_NEXT, {"layer_types": ["sliding_attention"] * 48}, "names 'sliding_attention'"),
         (QWEN3_NEXT, {"layer_types": ["full_attention"] * 48}, "contradict each other"),
-        (LLAMA, {"layer_types": ["sliding_attention"] * 32}, "layer_types contradicts"),
-        (EXAONE_4_32B, {"sliding_window_pattern": "LG"}, "layer_types contradicts"),
-        (EXAONE_4_32B, {"sliding_window_pattern": 2}, "layer_types contradicts"),
+        (LLAMA, {"layer_types": ["sliding_attention"] * 32}, "layer_types and model_type contr"),
+        (EXAONE_4_32B, {"sliding_window_pattern": "LG"}, "and sliding_window_pattern contra"),
+        (EXAONE_4_32B, {"sliding_window_pattern": 2}, "and sliding_window_pattern contra"),
+        (GEMMA_3N_E4B, {"sliding_window_pattern": 5}, "sliding_window_pattern may say"),
         (GLM_5_2, {"index_topk_freq": 2}, "index_topk_freq and indexer_types contradict"),
         (GLM_5_2, {"indexer_types": ["new"] * 78}, "indexer_types names others"),
         (KIMI_LINEAR_48B, {"num_hidden_layers": 28}, "do not name each of the 28 layers once"),
