@@ -100,10 +100,9 @@ def find_weights(
         if found is not None:
             return divide(found, by, source=source)
     try:
-        document = json.loads(files.config)
-        if files.quantization is not None and "quantization_config" not in document:
-            document["quantization_config"] = {"quant_method": "modelopt"}
-        reckoned = divide(reckon(document, source=files.source), by, source="config.json")
+        modelopt = None if files.quantization is None else json.loads(files.quantization)
+        tensors = reckon(json.loads(files.config), source=files.source, modelopt=modelopt)
+        reckoned = divide(tensors, by, source="config.json")
     except BadInputError:
         if total is None:
             raise

@@ -8,7 +8,10 @@ MXFP4, the published checkpoints of DeepSeek-V3, Qwen3 and gpt-oss.
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from collections.abc import Callable, Iterator, Mapping
+from math import prod
 from typing import Any
 
 from hostprep.errors import BadInputError
@@ -19,27 +22,38 @@ _Shapes = Iterator[tuple[str, tuple[int, ...]]]
 _FP8_BLOCK = 128
 
 
-def reckon(document: Mapping[str, Any], *, source: str) -> list[Tensor]:
+def reckon(
+    document: Mapping[str, Any], *, source: str, modelopt: Mapping[str, Any] | None = None
+) -> list[Tensor]:
     """Return every tensor of the model, those of a layer's experts together.
 
-    `document`: config.json as it is. Raises BadInputError, asking for --weights, where the kind of
-    model or its quantization is not known to the last tensor.
+    `document`: config.json as it is; `modelopt`: hf_quant_config.json beside it. Layers that draft
+    are left out. Raises BadInputError, asking for --weights, where the kind of model or its
+    quantization is not known to the last tensor.
     """
-    config = ModelConfig(document, source=source)
     kind = document.get("model_type")
     shapes = _KINDS.get(kind) if isinstance(kind, str) else None
     if shapes is None:
         raise _unknown(source, f"the tensors of {str(kind)[:40]!r} are not known")
-    if document.get("mlp_only_layers"):
+    text = document.get("text_config", {})
+    if not isinstance(text, dict) or (kind in _SEEING) is not bool(text):
+        raise _unknown(source, "text_config is not as usual in its kind")
+    fields = {**document, **text}
+    if fields.get("mlp_only_layers"):
         raise _unknown(source, "mlp_only_layers is not empty")
-    plain = "bfloat16" if kind == "gpt_oss" else None  # its files name none
-    bits = _BITS.get(str(document.get("dtype") or document.get("torch_dtype") or plain))
+    plain = "bfloat16" if kind in ("gpt_oss", "minimax_m2") else None  # their files name none
+    bits = _BITS.get(str(fields.get("dtype") or fields.get("torch_dtype") or plain))
     if bits is None:
         raise _unknown(source, "dtype is none of bfloat16, float16 and float32")
-    quantization = document.get("quantization_config")
-    size = _sizes(quantization, kind == "gpt_oss", bits, source)
+    size = _sizes(document.get("quantization_config"), modelopt, kind == "gpt_oss", bits, source)
+    vision = document.get("vision_config")
     try:
-        return [Tensor(name, size(name, shape), len(shape)) for name, shape in shapes(config)]
+        found = list(shapes(ModelConfig(fields, source=source)))
+        if kind in _SEEING:
+            if not isinstance(vision, dict):
+                raise _unknown(source, "vision_config is missing")
+            found += _qwen_vision(ModelConfig(vision, source=source, path="vision_config."))
+        return [Tensor(name, size(name, shape), len(shape)) for name, shape in found]
     except BadInputError as error:
         raise _unknown(source, error.message.removeprefix(f"{source}: ")) from error
 
@@ -56,17 +70,24 @@ def _unknown(source: str, why: str) -> BadInputError:
 
 
 def _sizes(
-    quantization: Any, is_gpt_oss: bool, bits: int, source: str
+    quantization: Any,
+    modelopt: Mapping[str, Any] | None,
+    is_gpt_oss: bool,
+    bits: int,
+    source: str,
 ) -> Callable[[str, tuple[int, ...]], int]:
     """Return what tells a tensor's bytes, its scales included."""
-    if quantization is None:
+    if quantization is None and modelopt is None:
         return lambda _, shape: size_of(shape, bits)
+    if modelopt is not None:
+        found = modelopt.get("quantization")
+        return _modelopt(found, "exclude_modules", bits, source)
     if not isinstance(quantization, dict):
         raise _unknown(source, "quantization_config is no object")
     method = quantization.get("quant_method")
-    kept = quantization.get("modules_to_not_convert") or []
-    if not isinstance(kept, list) or not all(isinstance(name, str) for name in kept):
-        raise _unknown(source, "quantization_config.modules_to_not_convert is no list of names")
+    if method == "modelopt":
+        return _modelopt(quantization, "ignore", bits, source)
+    kept = _names(quantization, "modules_to_not_convert", source)
     if method == "fp8" and quantization.get("weight_block_size") == [_FP8_BLOCK, _FP8_BLOCK]:
         return lambda name, shape: (
             _fp8(shape) if _is_linear(name, shape, kept) else size_of(shape, bits)
@@ -78,6 +99,45 @@ def _sizes(
             else size_of(shape, bits)
         )
     raise _unknown(source, f"quantized in the way {str(method)[:40]!r}")
+
+
+def _modelopt(
+    quantization: Any, key: str, bits: int, source: str
+) -> Callable[[str, tuple[int, ...]], int]:
+    """Return what tells a tensor's bytes in ModelOpt's checkpoints.
+
+    FP8: a byte, and a float32 scale for a matrix and for its inputs. NVFP4: half a byte, an FP8
+    scale for 16 elements and the same two beside. Scales of caches (8 bytes a layer) are not
+    counted.
+    """
+    if not isinstance(quantization, dict):
+        raise _unknown(source, "hf_quant_config.json has no quantization")
+    kept = _names(quantization, key, source)
+    algorithm = quantization.get("quant_algo")
+    if algorithm not in ("FP8", "NVFP4") or not kept:
+        raise _unknown(source, f"quantized in the way {str(algorithm)[:40]!r}")
+    if algorithm == "NVFP4" and quantization.get("group_size", _NVFP4_BLOCK) != _NVFP4_BLOCK:
+        raise _unknown(source, "group_size is not 16")
+    if any(re.search(r"experts\.[0-9]", name) for name in kept):
+        raise _unknown(source, "some experts are quantized, and some are not")
+    matches = re.compile("|".join(fnmatch.translate(name) for name in kept))
+
+    def size(name: str, shape: tuple[int, ...]) -> int:
+        if not _is_linear(name, shape, []) or matches.match(name.rpartition(".")[0]):
+            return size_of(shape, bits)
+        scalars = 8 * (prod(shape) // (shape[-1] * shape[-2]))
+        if algorithm == "FP8":
+            return size_of(shape, 8) + scalars
+        return size_of(shape, 4) + size_of(shape, 8) // _NVFP4_BLOCK + scalars
+
+    return size
+
+
+def _names(quantization: Mapping[str, Any], key: str, source: str) -> list[str]:
+    names = quantization.get(key) or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _unknown(source, f"{key} is no list of names")
+    return names
 
 
 def _is_linear(name: str, shape: tuple[int, ...], kept: list[str]) -> bool:
@@ -95,14 +155,18 @@ def _fp8(shape: tuple[int, ...]) -> int:
     return size_of(shape, 8) + 4 * blocks * (size_of(shape, 8) // (rows * columns))
 
 
-_16_BIT = ("embed_tokens", "lm_head", "mlp.gate.", "router", "norm", "indexer.weights_proj")
+_16_BIT = (
+    "embed_tokens", "lm_head", ".gate.", "router", "norm", "indexer.weights_proj", "conv1d",
+    "shared_expert_gate", "in_proj_a", "in_proj_b", "visual",
+)  # fmt: skip
 _MXFP4_BLOCK = 32
+_NVFP4_BLOCK = 16
 
 
-def _ends(config: ModelConfig, *, tied: bool = False) -> _Shapes:
+def _ends(config: ModelConfig, *, tied: bool = False, root: str = "model") -> _Shapes:
     vocabulary, hidden = config.integer("vocab_size"), config.integer("hidden_size")
-    yield "model.embed_tokens.weight", (vocabulary, hidden)
-    yield "model.norm.weight", (hidden,)
+    yield f"{root}.embed_tokens.weight", (vocabulary, hidden)
+    yield f"{root}.norm.weight", (hidden,)
     if not config.flag("tie_word_embeddings", default=tied):
         yield "lm_head.weight", (vocabulary, hidden)
 
@@ -121,11 +185,13 @@ def _attention(
     out_bias: bool,
     head_norm: bool = False,
     own_size: bool = True,
+    gated: bool = False,
 ) -> _Shapes:
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads = config.optional("num_key_value_heads", heads)
     size = config.integer("head_dim") if own_size else config.optional("head_dim", hidden // heads)
-    yield from _linear(f"{at}.self_attn.q_proj", heads * size, hidden, bias=bias)
+    queries = heads * size * (2 if gated else 1)
+    yield from _linear(f"{at}.self_attn.q_proj", queries, hidden, bias=bias)
     yield from _linear(f"{at}.self_attn.k_proj", kv_heads * size, hidden, bias=bias)
     yield from _linear(f"{at}.self_attn.v_proj", kv_heads * size, hidden, bias=bias)
     yield from _linear(f"{at}.self_attn.o_proj", hidden, heads * size, bias=out_bias)
@@ -154,8 +220,8 @@ def _norms(config: ModelConfig, at: str, *names: str) -> _Shapes:
         yield f"{at}.{name}.weight", (config.integer("hidden_size"),)
 
 
-def _layers(config: ModelConfig) -> Iterator[tuple[int, str]]:
-    return ((index, f"model.layers.{index}") for index in range(config.layers()))
+def _layers(config: ModelConfig, root: str = "model") -> Iterator[tuple[int, str]]:
+    return ((index, f"{root}.layers.{index}") for index in range(config.layers()))
 
 
 def _llama(config: ModelConfig) -> _Shapes:
@@ -177,19 +243,109 @@ def _qwen2(config: ModelConfig) -> _Shapes:
         yield from _norms(config, at)
 
 
-def _qwen3(config: ModelConfig) -> _Shapes:
+def _qwen3(config: ModelConfig, root: str = "model") -> _Shapes:
     """Yield Qwen 3's tensors, with experts or without."""
     bias = config.flag("attention_bias", default=False)
-    is_moe = config.text("model_type") == "qwen3_moe"
+    is_moe = config.has("num_experts")
     step = config.optional("decoder_sparse_step", 1) if is_moe else 1
-    yield from _ends(config)
-    for index, at in _layers(config):
+    yield from _ends(config, root=root)
+    for index, at in _layers(config, root):
         yield from _attention(config, at, bias=bias, out_bias=bias, head_norm=True)
         if is_moe and (index + 1) % step == 0:
             width = config.integer("moe_intermediate_size")
             yield from _experts(config, f"{at}.mlp", config.integer("num_experts"), width)
         else:
             yield from _mlp(config, f"{at}.mlp", config.integer("intermediate_size"))
+        yield from _norms(config, at)
+
+
+def _qwen3_vl(config: ModelConfig) -> _Shapes:
+    yield from _qwen3(config, _TEXT)
+
+
+def _qwen3_5(config: ModelConfig) -> _Shapes:
+    """Yield the tensors of Qwen 3.5: layers that attend, with a gate, and delta nets."""
+    bias = config.flag("attention_bias", default=False)
+    hidden, width = config.integer("hidden_size"), config.optional("moe_intermediate_size", 0)
+    kinds = config.per_layer("layer_types", str)
+    if kinds is None:
+        raise config.missing("layer_types")
+    yield from _ends(config, root=_TEXT)
+    for index, at in _layers(config, _TEXT):
+        if kinds[index] == "linear_attention":
+            yield from _delta_net(config, f"{at}.linear_attn")
+        else:
+            yield from _attention(config, at, bias=bias, out_bias=bias, head_norm=True, gated=True)
+        if config.has("num_experts"):
+            yield from _experts(config, f"{at}.mlp", config.integer("num_experts"), width)
+            shared = config.integer("shared_expert_intermediate_size")
+            yield from _mlp(config, f"{at}.mlp.shared_expert", shared)
+            yield f"{at}.mlp.shared_expert_gate.weight", (1, hidden)
+        else:
+            yield from _mlp(config, f"{at}.mlp", config.integer("intermediate_size"))
+        yield from _norms(config, at)
+
+
+def _delta_net(config: ModelConfig, at: str) -> _Shapes:
+    hidden, heads = config.integer("hidden_size"), config.integer("linear_num_value_heads")
+    size = config.integer("linear_value_head_dim")
+    keys = config.integer("linear_num_key_heads") * config.integer("linear_key_head_dim")
+    mixed = 2 * keys + heads * size
+    yield f"{at}.conv1d.weight", (mixed, 1, config.integer("linear_conv_kernel_dim"))
+    yield f"{at}.dt_bias", (heads,)
+    yield f"{at}.A_log", (heads,)
+    yield f"{at}.norm.weight", (size,)
+    yield f"{at}.out_proj.weight", (hidden, heads * size)
+    yield f"{at}.in_proj_qkv.weight", (mixed, hidden)
+    yield f"{at}.in_proj_z.weight", (heads * size, hidden)
+    yield f"{at}.in_proj_b.weight", (heads, hidden)
+    yield f"{at}.in_proj_a.weight", (heads, hidden)
+
+
+def _qwen_vision(vision: ModelConfig) -> _Shapes:
+    """Yield the tensors of what Qwen 3 and 3.5 see with."""
+    hidden, width = vision.integer("hidden_size"), vision.integer("intermediate_size")
+    patch, at = vision.integer("patch_size"), "model.visual"
+    frames, channels = vision.integer("temporal_patch_size"), vision.integer("in_channels")
+    yield f"{at}.patch_embed.proj.weight", (hidden, channels, frames, patch, patch)
+    yield f"{at}.patch_embed.proj.bias", (hidden,)
+    yield f"{at}.pos_embed.weight", (vision.integer("num_position_embeddings"), hidden)
+    for index in range(vision.integer("depth")):
+        block = f"{at}.blocks.{index}"
+        for norm in ("norm1", "norm2"):
+            yield f"{block}.{norm}.weight", (hidden,)
+            yield f"{block}.{norm}.bias", (hidden,)
+        yield from _linear(f"{block}.attn.qkv", 3 * hidden, hidden, bias=True)
+        yield from _linear(f"{block}.attn.proj", hidden, hidden, bias=True)
+        yield from _linear(f"{block}.mlp.linear_fc1", width, hidden, bias=True)
+        yield from _linear(f"{block}.mlp.linear_fc2", hidden, width, bias=True)
+    merged = hidden * vision.integer("spatial_merge_size") ** 2
+    mergers = [("merger", hidden)]
+    for index in vision.listed("deepstack_visual_indexes", int) or ():
+        mergers.append((f"deepstack_merger_list.{index}", merged))
+    for name, normed in mergers:
+        yield f"{at}.{name}.norm.weight", (normed,)
+        yield f"{at}.{name}.norm.bias", (normed,)
+        yield from _linear(f"{at}.{name}.linear_fc1", merged, merged, bias=True)
+        out = vision.integer("out_hidden_size")
+        yield from _linear(f"{at}.{name}.linear_fc2", out, merged, bias=True)
+
+
+def _minimax_m2(config: ModelConfig) -> _Shapes:
+    heads, kv_heads = config.integer("num_attention_heads"), config.integer("num_key_value_heads")
+    size, count = config.integer("head_dim"), config.integer("num_local_experts")
+    if not config.flag("use_qk_norm", default=True) or config.optional(
+        "shared_intermediate_size", 0, least=0
+    ):
+        raise _unknown(config.source, "use_qk_norm or shared_intermediate_size is not as in M2")
+    yield from _ends(config)
+    for _, at in _layers(config):
+        yield from _attention(config, at, bias=False, out_bias=False)
+        yield f"{at}.self_attn.q_norm.weight", (heads * size,)
+        yield f"{at}.self_attn.k_norm.weight", (kv_heads * size,)
+        at_moe = f"{at}.block_sparse_moe"
+        yield from _experts(config, at_moe, count, config.integer("intermediate_size"))
+        yield f"{at_moe}.e_score_correction_bias", (count,)
         yield from _norms(config, at)
 
 
@@ -291,6 +447,11 @@ _KINDS: dict[str, Callable[[ModelConfig], _Shapes]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3,
+    "qwen3_vl": _qwen3_vl,
+    "qwen3_vl_moe": _qwen3_vl,
+    "qwen3_5": _qwen3_5,
+    "qwen3_5_moe": _qwen3_5,
+    "minimax_m2": _minimax_m2,
     "mixtral": _mixtral,
     "gpt_oss": _gpt_oss,
     "gemma2": _gemma,
@@ -301,3 +462,7 @@ _KINDS: dict[str, Callable[[ModelConfig], _Shapes]] = {
     "kimi_k2": _deepseek,
     "glm_moe_dsa": _deepseek,
 }
+
+_SEEING = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+"""Kinds whose language model's fields are in text_config."""
+_TEXT = "model.language_model"
