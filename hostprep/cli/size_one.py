@@ -129,7 +129,7 @@ def size_one(files: ModelFiles, request: Request) -> Sized:
     model = read_model(config, name=files.name, choice=choice, drafts=drafts)
     limits = dict(request.limits)
     if limits["max_seq_len"] is None:
-        limits["max_seq_len"] = _longest(config)
+        limits["max_seq_len"] = _longest(config, model)
     own = None if rules is None else rules.defaults(model, Limits(**_filled(limits)), device)
     defaults = _take_defaults(limits, own)
     if own is not None and request.gpus is None:
@@ -231,15 +231,15 @@ def _too_little(error: BadInputError, budget: GpuBudget) -> BadInputError:
     )
 
 
-def _longest(config: ModelConfig) -> int:
+def _longest(config: ModelConfig, model: Model) -> int:
     """Return how long the model's own sequences can be. Raises BadInputError if it says nothing."""
-    longest = "max_position_embeddings"
-    if not config.has(longest):
+    if model.max_positions is None:
         raise BadInputError(
-            f"{config.source}: does not say how long a sequence can be ({longest} is missing)",
+            f"{config.source}: does not say how long a sequence can be "
+            "(max_position_embeddings is missing)",
             remedy="give --max-seq-len",
         )
-    return config.integer(longest)
+    return model.max_positions
 
 
 def _with_blocks(model: Model) -> tuple[Model, int]:

@@ -29,10 +29,12 @@ def head_shape(config: ModelConfig, *keys: str) -> Shape:
 
     The first of the fields `keys` (`head_dim`) that is given, or that the model's class has a
     default for, else `hidden_size / num_attention_heads`; as many heads as there are for queries
-    where neither the file nor the class has `num_key_value_heads`.
+    where the class computes `num_key_value_heads`; a kind without a known class must have it.
     Raises BadInputError where the counts contradict one another.
     """
     heads = config.integer("num_attention_heads")
+    if not config.has("num_key_value_heads") and not config.class_has("num_key_value_heads"):
+        raise config.missing("num_key_value_heads")
     kv_heads = config.optional("num_key_value_heads", heads)
     _check_divides(config, "num_key_value_heads", kv_heads, heads)
     names = keys or ("head_dim",)
@@ -262,7 +264,7 @@ def gemma4_layers(config: ModelConfig, types: CacheTypes, _: int) -> Layers:
     heads = shape.kv_heads
     elements = config.integer("global_head_dim")
     if config.flag("attention_k_eq_v", default=False):
-        heads = config.optional("num_global_key_value_heads", heads)
+        heads = config.integer("num_global_key_value_heads")
         _check_divides(
             config, "num_global_key_value_heads", heads, config.integer("num_attention_heads")
         )

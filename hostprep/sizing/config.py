@@ -28,6 +28,8 @@ _TELLS = re.compile(
     r"|attention_type|attn_module|attention_setting|other_setting|full_att|local_att|global_att|hybrid"
     r"|interval|period|nextn|mtp|sparse_att|sparsify|blocksparse|(^|_)dsa(_|$)|(^|_)nsa(_|$)|(^|_)mla(_|$)"
     r"|moba|engram|ngram|bidirectional|dilat|d_conv|d_state|d_head|memory|quant_algo|cache_"
+    r"|cross_att|cross_layer|encoder_decoder|layer_group|block_sparse|sink_token|meta_token|retriev"
+    r"|lstm|(^|_)lru(_|$)|(^|_)ttt(_|$)|hyena|time_mix|token_shift"
 )
 """What a field's name has in it that may tell what a layer keeps. Wide on purpose: tomorrow's
 field is to be refused by name, and not to be passed over."""
@@ -35,9 +37,8 @@ field is to be refused by name, and not to be passed over."""
 _HARMLESS = frozenset(
     {
         # Of the library and of generation, not of the model.
-        "add_cross_attention", "chunk_size_feed_forward", "cross_attention_hidden_size",
-        "encoder_no_repeat_ngram_size", "no_repeat_ngram_size", "output_hidden_states",
-        "is_encoder_decoder", "tf_legacy_loss", "cache_implementation", "use_cache",
+        "chunk_size_feed_forward", "encoder_no_repeat_ngram_size", "no_repeat_ngram_size",
+        "output_hidden_states", "cache_implementation", "use_cache",
         # What a selected token is, and how many: not what is kept of it.
         "index_topk", "index_n_heads", "indexer_rope_interleave",
         # Experts and dense layers.
@@ -106,6 +107,10 @@ class ModelConfig:
     def class_default(self, key: str) -> Any:
         """Return what the model's class fills in where the field is missing; None for nothing."""
         return self._defaults.get(key)
+
+    def class_has(self, key: str) -> bool:
+        """Whether the model's class is known to have the field, be it to compute it."""
+        return key in self._defaults
 
     def _value(self, key: str) -> Any:
         return self._fields[key] if key in self._fields else self._defaults.get(key)
@@ -277,6 +282,10 @@ def _telling(name: str, key: str, value: object) -> Iterator[str]:
         for inner, held in value.items():
             if inner not in _HARMLESS:
                 yield from _telling(f"{name}.{inner}", str(inner), held)
+    elif isinstance(value, list):
+        for item in value:
+            if isinstance(item, dict):
+                yield from _telling(name, "", item)
 
 
 def _is_neutral(value: object) -> bool:

@@ -179,6 +179,71 @@ _JSON = st.recursive(
 )
 
 
+_TELLING = (
+    "window", "chunk", "lora_rank", "rope_head_dim", "layer_types", "block_type", "pattern", "conv",
+    "ssm", "mamba", "linear_heads", "index_head_dim", "compress", "kv_heads", "shared_layers",
+    "head_dim", "state", "swa", "cla", "attn_layer", "interval", "period", "sparse_attention",
+)  # fmt: skip
+_HOLDING = st.integers(1, 1 << 20) | st.just(True) | st.lists(st.integers(1, 9), min_size=1)
+
+
+@given(
+    name=st.sampled_from(sorted(path.stem for path in MODELS.glob("*.json"))),
+    word=st.sampled_from(_TELLING),
+    other=st.text("abcdefghijkl", min_size=3, max_size=8),
+    value=_HOLDING | _HOLDING.map(lambda held: {"inner_window": held}),
+    nested=st.booleans(),
+)
+def test_tomorrows_field_is_refused_by_name(
+    name: str, word: str, other: str, value: object, nested: bool
+) -> None:
+    """A field that nobody knows, in the text part, beside it, or in an object of its own."""
+    fields = json.loads((MODELS / f"{name}.json").read_text())
+    field = f"{other}_{word}"
+    part = fields.get("text_config", fields)
+    if nested:
+        fields["new_options"] = {field: value}
+    else:
+        part[field] = value
+    with pytest.raises(BadInputError, match=f"{field}.* may say what layers keep") as caught:
+        model_from(fields)
+    assert caught.value.reason == "UnknownArchitecture"
+
+
+@pytest.mark.parametrize("nothing", [None, False, 0, "", [], {}, [0, 0], [None]])
+def test_a_field_that_holds_nothing_changes_nothing(nothing: object) -> None:
+    assert model_from({**LLAMA, "new_window": nothing}).layers == model_from(LLAMA).layers
+
+
+def test_fields_beside_the_text_part_are_looked_at_too() -> None:
+    nested = {"model_type": "gemma3", "text_config": GEMMA}
+    assert model_from({**nested, "sliding_window": 1024}).layers == model_from(nested).layers
+    assert model_from({**nested, "vision_config": {"window_size": 9}}).layers
+    words = refusal(json.dumps({**nested, "sliding_window": 4096}).encode())
+    assert "sliding_window may say what layers keep" in words
+    words = refusal(json.dumps({**nested, "layers": [{"attention_window": 5}]}).encode())
+    assert "layers.attention_window may say" in words
+
+
+def test_two_text_parts_are_not_chosen_from() -> None:
+    both = {"model_type": "gemma3", "text_config": GEMMA, "llm_config": GEMMA}
+    assert "text_config and llm_config contradict" in refusal(json.dumps(both).encode())
+
+
+def test_a_field_that_is_there_twice_is_refused() -> None:
+    """Every parser takes another one of them."""
+    words = refusal(b'{"model_type": "llama", "num_hidden_layers": 2, "num_hidden_layers": 3}')
+    assert "'num_hidden_layers' is there twice" in words
+
+
+def test_infinity_is_read_where_nothing_depends_on_it() -> None:
+    plain = json.dumps({**LLAMA, "time_limit": [0, 1]}).encode()
+    config = load_config(plain.replace(b"1]", b"Infinity]"), source="config.json")
+    assert read_model(config, name="m").layers == model_from(LLAMA).layers
+    wrong = json.dumps({**LLAMA, "num_hidden_layers": 99}).replace("99", "Infinity")
+    assert "num_hidden_layers is inf" in refusal(wrong.encode())
+
+
 @given(
     name=st.sampled_from(sorted(path.stem for path in MODELS.glob("*.json"))),
     data=st.data(),
