@@ -26,18 +26,31 @@ Kept = Mapping[tuple[int | None, int, bool], float]
 TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
 _OTHER_MODEL = ("model_type", "architectures", "quantization_config")
 """Without one of these it is another model, or the same one before it was quantized."""
+_DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""A file that does not count its layers for drafts has none: engines then draft otherwise."""
+_INSTEAD = {"num_global_key_value_heads": "num_key_value_heads"}
+"""What stands for a field that is left out (transformers 5.19, configuration_gemma4.py)."""
 _BLOCK = 1024
 _SEQUENCE = 1 << 26
 
 
 def kept_by(
-    config: bytes, *, quantization: bytes | None = None, ranks: int = 1, kv_dtype: str = "auto"
+    config: bytes,
+    *,
+    quantization: bytes | None = None,
+    ranks: int = 1,
+    kv_dtype: str = "auto",
+    drafts: int = 0,
 ) -> Kept:
     """What hostprep.sizing says that the model keeps. Raises BadInputError where it is refused."""
     read = load_config(config, source="config.json", quantization=quantization)
-    model = read_model(read, name="model", choice=TypeChoice(kv=kv_dtype))
+    model = read_model(read, name="model", choice=TypeChoice(kv=kv_dtype), drafts=drafts)
     limits = Limits(
-        max_batch_size=1, max_seq_len=_SEQUENCE, tokens_per_block=_BLOCK, tensor_parallel=ranks
+        max_batch_size=1,
+        max_seq_len=_SEQUENCE,
+        tokens_per_block=_BLOCK,
+        tensor_parallel=ranks,
+        speculative_tokens=drafts,
     )
     kept: dict[tuple[int | None, int, bool], float] = {}
     for group in groups_of(model, limits):
@@ -150,7 +163,15 @@ def _dropped(config: Fields, part: Fields, defaults: Mapping[str, Any] | None) -
             continue
         dropped = _changed(config, lambda fields, name=name: fields.pop(name))  # type: ignore[misc]
         same = None
-        if defaults is not None and (name in defaults or name == "head_dim"):
+        if name in _DRAFT_LAYERS:
+            same = _changed(config, lambda fields, name=name: fields.update({name: 0}))  # type: ignore[misc]
+        elif name in _INSTEAD:
+            value = part.get(_INSTEAD[name])
+            same = _changed(
+                config,
+                lambda fields, name=name, value=value: fields.update({name: value}),  # type: ignore[misc]
+            )
+        elif defaults is not None and (name in defaults or name == "head_dim"):
             value = defaults[name] if name in defaults else _plain_head_dim(part)
             same = _changed(
                 config,
@@ -254,19 +275,21 @@ def _contradicting(config: Fields, part: Fields) -> Iterator[Change]:
         yield _with(config, "layer_types", kinds[1:] + kinds[:1], "kinds moved by one layer")
 
 
-def verdict(base: Kept | None, change: Change, *, quantization: bytes | None = None) -> str:
+def verdict(
+    base: Kept | None, change: Change, *, quantization: bytes | None = None, drafts: int = 0
+) -> str:
     """An empty string where the change does no harm, else what is wrong with what came of it.
 
     `base`: what the whole file keeps; None where it is refused.
     """
-    kept, error = _kept_or_refused(change.config, quantization)
+    kept, error = kept_or_refused(change.config, quantization, drafts)
     if error is not None:
         named = base is None or any(name in error.message for name in change.names)
         wrong = "" if named and error.remedy else f"refused without a word of it: {error}"
     elif change.must_refuse or base is None:
         wrong = f"accepted, {'the same' if kept == base else 'changed'}: {_shown(kept)}"
     elif kept == base or (
-        change.same_as and kept == _kept_or_refused(change.same_as, quantization)[0]
+        change.same_as and kept == kept_or_refused(change.same_as, quantization, drafts)[0]
     ):
         wrong = ""
     else:
@@ -274,11 +297,13 @@ def verdict(base: Kept | None, change: Change, *, quantization: bytes | None = N
     return wrong
 
 
-def _kept_or_refused(
-    config: Fields, quantization: bytes | None
+def kept_or_refused(
+    config: Fields, quantization: bytes | None = None, drafts: int = 0
 ) -> tuple[Kept | None, BadInputError | None]:
+    """What is kept, or why it is refused."""
     try:
-        return kept_by(json.dumps(config).encode(), quantization=quantization), None
+        data = json.dumps(config).encode()
+        return kept_by(data, quantization=quantization, drafts=drafts), None
     except BadInputError as error:
         return None, error
 

@@ -30,14 +30,19 @@ class Part:
     """Mamba 2: groups of B and C. On a number of ranks that does not divide them, vLLM gives each
     rank a group of its own (`extra_groups_for_head_shards`)."""
     group_bytes: int = 0
+    head_input_bytes: int = 0
+    """Of a head for each drafted token: a convolution keeps the inputs of those too."""
+    group_input_bytes: int = 0
 
-    def on_rank(self, ranks: int) -> int:
+    def on_rank(self, ranks: int, drafts: int) -> int:
         """Bytes of all these layers on each of so many tensor-parallel ranks."""
         heads = max(1, self.heads // ranks) if self.heads else 0
+        head_bytes = self.head_bytes + drafts * self.head_input_bytes
+        group_bytes = self.group_bytes + drafts * self.group_input_bytes
         groups = self.groups // ranks if self.groups % ranks == 0 else 1
         if not self.groups:
             groups = 0
-        each = self.whole_bytes + heads * self.head_bytes + groups * self.group_bytes
+        each = self.whole_bytes + heads * head_bytes + groups * group_bytes
         return self.layers * each
 
 
@@ -71,6 +76,8 @@ def mamba2(layers: int, heads: int, size: int, state: int, groups: int) -> Part:
         groups=groups,
         group_bytes=2 * state * kept_inputs * _BF16,
         is_state=True,
+        head_input_bytes=size * _BF16,
+        group_input_bytes=2 * state * _BF16,
     )
 
 
@@ -80,9 +87,16 @@ def gated_delta(layers: int, key_heads: int, value_heads: int, size: int = 128) 
     Stated for each key head, of which every rank has a whole number here.
     """
     kept_inputs, shared = 4 - 1, value_heads // key_heads
-    convolution = (2 + shared) * size * kept_inputs * _BF16
+    input_bytes = (2 + shared) * size * _BF16
     recurrent = shared * size * size * _FLOAT32
-    return Part(layers, 0, heads=key_heads, head_bytes=convolution + recurrent, is_state=True)
+    return Part(
+        layers,
+        0,
+        heads=key_heads,
+        head_bytes=input_bytes * kept_inputs + recurrent,
+        is_state=True,
+        head_input_bytes=input_bytes,
+    )
 
 
 def _compressed(ratio_4: int, ratio_128: int, latent_bytes: int, index_bytes: int) -> list[Part]:
@@ -125,12 +139,15 @@ class Facts:
     """What `auto` means depends on GPU and release for sparse MLA: there it is given."""
     seen_in: tuple[Source, ...] = ()
 
-    def on_rank(self, ranks: int) -> dict[tuple[int | None, int, bool], int]:
+    drafting: Part | None = None
+    """The model's own layer for drafts (MTP); None where there is none, or not compared."""
+
+    def on_rank(self, ranks: int, drafts: int = 0) -> dict[tuple[int | None, int, bool], int]:
         """Bytes on a rank, by window, ratio and whether a state: of a token, or of a sequence."""
         kept: dict[tuple[int | None, int, bool], int] = {}
-        for part in self.kept:
+        for part in (*self.kept, *((self.drafting,) if self.drafting and drafts else ())):
             key = (part.window, part.ratio, part.is_state)
-            kept[key] = kept.get(key, 0) + part.on_rank(ranks)
+            kept[key] = kept.get(key, 0) + part.on_rank(ranks, drafts)
         return kept
 
 
@@ -139,10 +156,11 @@ def _facts(
     *kept: Part,
     ranks: tuple[int, ...] = (8,),
     kv_dtype: str = "auto",
+    drafting: Part | None = None,
     seen_in: Source | tuple[Source, ...],
 ) -> Facts:
     sources = seen_in if isinstance(seen_in, tuple) else (seen_in,)
-    return Facts(tuple(names.split()), kept, ranks, kv_dtype, sources)
+    return Facts(tuple(names.split()), kept, ranks, kv_dtype, sources, drafting)
 
 
 _MLA = 512 + 64
@@ -219,14 +237,29 @@ FACTS = (
         attention(16, 4, 256),
         gated_delta(48, 16, 48),
         ranks=(4, 8),
+        drafting=attention(1, 4, 256),
         seen_in=_STATES,
     ),
-    _facts("Qwen/Qwen3.5-35B-A3B", attention(10, 2, 256), gated_delta(30, 16, 32), seen_in=_STATES),
     _facts(
-        "Qwen/Qwen3.5-122B-A10B", attention(12, 2, 256), gated_delta(36, 16, 64), seen_in=_STATES
+        "Qwen/Qwen3.5-35B-A3B",
+        attention(10, 2, 256),
+        gated_delta(30, 16, 32),
+        drafting=attention(1, 2, 256),
+        seen_in=_STATES,
     ),
     _facts(
-        "Qwen/Qwen3.5-397B-A17B", attention(15, 2, 256), gated_delta(45, 16, 64), seen_in=_STATES
+        "Qwen/Qwen3.5-122B-A10B",
+        attention(12, 2, 256),
+        gated_delta(36, 16, 64),
+        drafting=attention(1, 2, 256),
+        seen_in=_STATES,
+    ),
+    _facts(
+        "Qwen/Qwen3.5-397B-A17B",
+        attention(15, 2, 256),
+        gated_delta(45, 16, 64),
+        drafting=attention(1, 2, 256),
+        seen_in=_STATES,
     ),
     _facts(
         "nvidia/Qwen3.5-122B-A10B-NVFP4",
@@ -257,6 +290,7 @@ FACTS = (
     _facts(
         "XiaomiMiMo/MiMo-7B-Base",
         attention(36, 8, 128),
+        drafting=attention(1, 8, 128),
         seen_in=_vllm("model_executor/models/mimo.py"),
     ),
     _facts(
@@ -267,13 +301,22 @@ FACTS = (
         seen_in=_vllm("model_executor/models/mimo_v2.py"),
     ),
     _facts(
-        "deepseek-ai/DeepSeek-V3 deepseek-ai/DeepSeek-R1", latent(61, _MLA * _BF16), seen_in=_DSV3
+        "deepseek-ai/DeepSeek-V3 deepseek-ai/DeepSeek-R1",
+        latent(61, _MLA * _BF16),
+        drafting=latent(1, _MLA * _BF16),
+        seen_in=_DSV3,
     ),
-    _facts("nvidia/DeepSeek-V3.1-NVFP4", latent(61, _MLA * _FP8), seen_in=(_DSV3, _QUANTIZED)),
+    _facts(
+        "nvidia/DeepSeek-V3.1-NVFP4",
+        latent(61, _MLA * _FP8),
+        drafting=latent(1, _MLA * _FP8),
+        seen_in=(_DSV3, _QUANTIZED),
+    ),
     _facts(
         "deepseek-ai/DeepSeek-V3.2 nvidia/DeepSeek-V3.2-NVFP4",
         latent(61, _DS_MLA + _INDEX_FP8),
         kv_dtype=DS_MLA,
+        drafting=latent(1, _DS_MLA + _INDEX_FP8),
         seen_in=_DSA,
     ),
     _facts(
@@ -287,6 +330,7 @@ FACTS = (
         "nvidia/GLM-5.1-NVFP4",
         latent(78, _DS_MLA + _INDEX_FP8),
         kv_dtype=DS_MLA,
+        drafting=latent(1, _DS_MLA + _INDEX_FP8),
         seen_in=_DSA,
     ),
     _facts(
@@ -295,6 +339,7 @@ FACTS = (
         latent(78, _DS_MLA),
         latent(21, _INDEX_FP8),
         kv_dtype=DS_MLA,
+        drafting=latent(1, _DS_MLA + _INDEX_FP8),
         seen_in=_DSA,
     ),
     _facts(
@@ -303,6 +348,7 @@ FACTS = (
         Part(43, _V4_DS_MLA, window=128),
         *_compressed(21, 20, _V4_DS_MLA, _INDEX_FP8),
         kv_dtype=DS_MLA,
+        drafting=Part(1, _V4_DS_MLA, window=128),
         seen_in=_DSV4,
     ),
     _facts(
@@ -310,6 +356,7 @@ FACTS = (
         Part(61, _V4_DS_MLA, window=128),
         *_compressed(30, 31, _V4_DS_MLA, _INDEX_FP8),
         kv_dtype=DS_MLA,
+        drafting=Part(1, _V4_DS_MLA, window=128),
         seen_in=_DSV4,
     ),
     _facts(
@@ -416,6 +463,7 @@ FACTS = (
         attention(8, 2, 128, element_bytes=_FP8),
         mamba2(40, 128, 64, 128, 8),
         ranks=(8, 16),
+        drafting=attention(1, 2, 128, element_bytes=_FP8),
         seen_in=(_STATES, _QUANTIZED),
     ),
     _facts(
@@ -423,6 +471,7 @@ FACTS = (
         attention(12, 2, 128),
         mamba2(48, 256, 64, 128, 8),
         ranks=(8, 16),
+        drafting=attention(1, 2, 128),
         seen_in=_STATES,
     ),
     _facts(

