@@ -100,6 +100,12 @@ def find_weights(
         if found is not None:
             return divide(found, by, source=source)
     try:
+        if by.drafts and model.draft_layers:
+            raise BadInputError(
+                f"{files.source}: the size of the weights of the layers that draft is not known",
+                reason="UnknownWeights",
+                remedy="give the model's folder with its safetensors files, or --weights 140Gi",
+            )
         modelopt = None if files.quantization is None else json.loads(files.quantization)
         tensors = reckon(json.loads(files.config), source=files.source, modelopt=modelopt)
         reckoned = divide(tensors, by, source="config.json")

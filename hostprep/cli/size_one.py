@@ -141,6 +141,11 @@ def size_one(files: ModelFiles, request: Request) -> Sized:
     memory = request.memory
     if budget is not None:
         memory = replace(memory, gpu_bytes=budget.caches_bytes)
+        defaults += _budget_defaults(request, budget, own)
+        if drafts and not model.draft_layers:
+            defaults.append(
+                "the weights of a draft model of its own are not counted: add them to --gpu-reserve"
+            )
     try:
         if rules is None:
             engine, sizing = None, size_model(model, served, memory)
@@ -218,6 +223,20 @@ def _budget(
         reserve_bytes=reserve,
         engine=request.engine,
     )
+
+
+def _budget_defaults(request: Request, budget: GpuBudget, own: EngineDefaults | None) -> list[str]:
+    """Say what of a GPU's memory was taken where no option says."""
+    told = []
+    if request.utilization is None:
+        why = "what engines take" if own is None else own.utilization_why
+        told.append(f"--gpu-memory-utilization {budget.utilization:g}: {why}")
+    if request.reserve_bytes is None:
+        told.append(
+            f"--gpu-reserve {budget.reserve_bytes >> 30}Gi: a guess, by what others logged; the "
+            "engine measures it at its start, and the GPU's numbers move with it"
+        )
+    return told
 
 
 def _too_little(error: BadInputError, budget: GpuBudget) -> BadInputError:
