@@ -105,14 +105,30 @@ def _windowed(
     return Family(read=attention.window_layers(rule), draft=draft, ignores=ignores)
 
 
-_EVERY = attention.window_layers(attention.every_layer, list_decides=False)
 _NTH = attention.every_nth
+_EVERY = attention.window_layers(attention.every_layer, list_decides=False)
+
+
+def _phi3(config: ModelConfig, types: CacheTypes, drafts: int) -> Layers:
+    """Return what Phi-3 keeps. Phi-4-mini's `full_attn_mod` of 1 says what its class does."""
+    if config.optional("full_attn_mod", 1) != 1:
+        raise config.unknown("full_attn_mod", "is not 1: which layers have the window is not known")
+    return _EVERY(config, types, drafts)
+
+
+def _cohere2(config: ModelConfig, types: CacheTypes, drafts: int) -> Layers:
+    """Return what Command R7B keeps: windows first, then a layer that sees everything."""
+    first = "local_attn_first"
+    if config.text("order_of_interleaved_layers", first) != first:
+        raise config.unknown("order_of_interleaved_layers", f"is not {first}")
+    return attention.window_layers(_NTH(4, stated=True))(config, types, drafts)
+
 
 FAMILIES: dict[str, Family] = {
     "apertus": _windowed(attention.no_window),
     "arcee": _windowed(attention.no_window),
     "cohere": _windowed(attention.no_window),
-    "cohere2": _windowed(_NTH(4, stated=True)),
+    "cohere2": Family(read=_cohere2),
     "ernie4_5": _windowed(attention.no_window),
     "exaone4": _windowed(attention.exaone_kinds),
     "exaone_moe": _windowed(attention.exaone_kinds),
@@ -163,7 +179,7 @@ FAMILIES: dict[str, Family] = {
     "olmo2": _windowed(attention.no_window),
     "olmo3": _windowed(_NTH(4)),
     "olmoe": _windowed(attention.no_window),
-    "phi3": Family(read=_EVERY, ignores=_PHI),
+    "phi3": Family(read=_phi3, ignores=_PHI),
     "phimoe": Family(read=_EVERY, ignores=_PHI),
     "qwen2": _windowed(attention.from_layer),
     "qwen2_moe": _windowed(attention.switched_off),
@@ -292,6 +308,8 @@ _REFUSED = {
 }
 """Kinds that are known and not sized, and why."""
 
+_LONGEST = ("max_position_embeddings", "model_max_length", "max_seq_len", "seq_length")
+"""Where models say how long a sequence can be; Kimi-Linear and Step have others than most."""
 _OF_DRAFTS = re.compile(r"nextn|mtp")
 _PLAIN = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 _OF_A_MODEL = ("model_type", "architectures", "num_hidden_layers")
@@ -346,8 +364,8 @@ def read_model(
     types = resolve(declared, choice)
     layers = family.read(config, types, drafts)
     draft_layers, notes = _draft_layers(config, family, types, layers, drafts)
-    longest = "max_position_embeddings"
-    positions = config.integer(longest) if config.has(longest) else None
+    longest = next((key for key in _LONGEST if config.has(key)), None)
+    positions = None if longest is None else config.integer(longest)
     config.check_all_read(kind)
     return Model(
         name=name,

@@ -115,15 +115,22 @@ def short_conv_layers(config: ModelConfig, types: CacheTypes, drafts: int) -> La
 
     Source: vLLM 0.32, short_conv_state_shape; models/lfm2.py.
     """
-    kinds = config.per_layer("layer_types", str)
-    if kinds is None:
-        raise config.missing("layer_types")
-    _check_kinds(config, "layer_types", kinds, (FULL, "conv"))
-    config.read("full_attn_idxs")
+    count = config.layers()
+    ways: dict[str, tuple[str, ...]] = {}
+    if (listed := config.per_layer("layer_types", str)) is not None:
+        _check_kinds(config, "layer_types", listed, (FULL, "conv"))
+        ways["layer_types"] = listed
     if (attends := config.listed("full_attn_idxs", int)) is not None:
-        listed = {index for index, kind in enumerate(kinds) if kind == FULL}
-        if set(attends) != listed:
-            raise config.wrong("layer_types", "and full_attn_idxs contradict each other")
+        if any(not 0 <= index < count for index in attends):
+            raise config.wrong("full_attn_idxs", f"names others than {count} layers have")
+        ways["full_attn_idxs"] = tuple(
+            FULL if index in set(attends) else "conv" for index in range(count)
+        )
+    if not ways:
+        raise config.missing("layer_types", "full_attn_idxs")
+    if len(set(ways.values())) > 1:
+        raise config.wrong(" and ".join(ways), "contradict each other")
+    kinds = next(iter(ways.values()))
     width = config.optional("conv_dim", config.integer("hidden_size"))
     kept = config.integer("conv_L_cache", least=2) - 1 + drafts
     state = _state(_conv(width, kept, types, "hidden_size"))
@@ -136,9 +143,12 @@ def mamba1_layers(config: ModelConfig, types: CacheTypes, _: int) -> Layers:
 
     Source: Gu and Dao, Mamba (arXiv 2312.00752); vLLM, mamba1_state_shape.
     """
-    inner = config.integer("hidden_size") * config.integer("expand")
-    if config.says("intermediate_size") and config.integer("intermediate_size") != inner:
-        raise config.wrong("intermediate_size", f"is not {inner}, expand x hidden_size")
+    if config.says("intermediate_size"):
+        # What the file says wins over what the class computes: Falcon Mamba's `expand` is another.
+        inner = config.integer("intermediate_size")
+        config.read("expand")
+    else:
+        inner = config.integer("hidden_size") * config.integer("expand")
     state, kernel = config.integer("state_size"), config.integer("conv_kernel", least=2)
     return ((_mamba1_state(inner, state, kernel, types),),) * config.layers()
 

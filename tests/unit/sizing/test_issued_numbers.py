@@ -418,6 +418,54 @@ PHI_3_MINI_128K: dict[str, Any] = {
     "rope_scaling": {"long_factor": [1.05], "short_factor": [1.0], "type": "longrope"},
     "sliding_window": 262144,
 }
+PHI_4_MINI: dict[str, Any] = {
+    **PHI_3_MINI_128K,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "partial_rotary_factor": 0.75,
+}
+FALCON_MAMBA_7B: dict[str, Any] = {
+    "model_type": "falcon_mamba",
+    "torch_dtype": "bfloat16",
+    "conv_kernel": 4,
+    "expand": 16,
+    "hidden_size": 4096,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 64,
+    "state_size": 16,
+    "time_step_rank": 256,
+    "use_conv_bias": True,
+}
+COMMAND_R7B: dict[str, Any] = {
+    "model_type": "cohere2",
+    "torch_dtype": "bfloat16",
+    "cache_implementation": "hybrid",
+    "hidden_size": 4096,
+    "layer_switch": 4,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "order_of_interleaved_layers": "local_attn_first",
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+}
+LFM2_1_2B: dict[str, Any] = {
+    "model_type": "lfm2",
+    "torch_dtype": "bfloat16",
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "conv_dim": 2048,
+    "conv_dim_out": 2048,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "hidden_size": 2048,
+    "max_position_embeddings": 128000,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+}
 QWEN2_5_VL_7B: dict[str, Any] = {
     "model_type": "qwen2_5_vl",
     "torch_dtype": "bfloat16",
@@ -524,6 +572,7 @@ GLM_5_2: dict[str, Any] = {
 def test_a_window_larger_than_the_sequences_never_closes() -> None:
     """Phi-3-mini-128k and Phi-4-mini are published so; at full length all tokens are kept."""
     assert token_bytes(PHI_3_MINI_128K, max_seq_len=131_072) == 32 * 2 * 32 * 96 * 2
+    assert token_bytes(PHI_4_MINI, max_seq_len=131_072) == 131_072
     model = model_from(PHI_3_MINI_128K)
     assert {(store.kind, store.window) for store in model.stores} == {(Kind.WINDOW, 262_144)}
 
@@ -543,6 +592,10 @@ def test_a_window_larger_than_the_sequences_never_closes() -> None:
             # kda_state_shape: 3 x 32 x 128 inputs of 3 tokens, and 32 x 128 x 128 in float32.
             {"full": 7 * 1152, "state": 20 * (3 * 4096 * 3 * 2 + 32 * 128 * 128 * 4) / 128},
         ),
+        (COMMAND_R7B, {"full": 8 * 4096, "window-4096": 24 * 4096}),
+        (LFM2_1_2B, {"full": 6 * 2048, "state": 10 * 2048 * 2 * 2 / 128}),
+        # `expand` says 65,536, and the file's own intermediate_size is what the model has.
+        (FALCON_MAMBA_7B, {"state": 64 * 8192 * (3 * 2 + 16 * 4) / 128}),
         # Layers that share an earlier one's choice have no index keys: 21 of 78 have.
         (GLM_5_2, {"full": 78 * 656 + 21 * 132}),
     ],
@@ -552,6 +605,17 @@ def test_kinds_that_were_refused_are_sized(
 ) -> None:
     found = found_groups(fields)
     assert {name: group.slot_bytes / 128 for name, group in found.items()} == expected
+
+
+def test_a_kind_of_which_no_class_is_known_needs_its_heads() -> None:
+    fields = {**LLAMA, "model_type": "mimo", "num_key_value_heads": None}
+    assert "num_key_value_heads is missing" in refusal(fields)
+
+
+def test_how_long_a_sequence_can_be_is_found_where_the_model_says_it() -> None:
+    longest = {**KIMI_LINEAR_48B, "max_position_embeddings": None, "model_max_length": 1 << 20}
+    assert model_from(longest).max_positions == 1 << 20
+    assert model_from(GEMMA_3_4B).max_positions == 131_072  # its class's
 
 
 def test_chunks_are_told_from_windows() -> None:
@@ -582,6 +646,10 @@ def test_chunks_are_told_from_windows() -> None:
         (FALCON_H1_34B, {"mamba_n_heads": 16}, "are not the 4096 that other fields say"),
         (GEMMA_3N_E4B, {"use_bidirectional_attention": True}, "use_bidirectional_attention is set"),
         (GEMMA_3N_E4B, {"head_dim": None}, "head_dim is missing"),
+        (PHI_4_MINI, {"full_attn_mod": 2}, "full_attn_mod is not 1"),
+        (COMMAND_R7B, {"order_of_interleaved_layers": "other"}, "order_of_interleaved_layers is"),
+        (LFM2_1_2B, {"full_attn_idxs": [16]}, "full_attn_idxs names others"),
+        (LFM2_1_2B, {"layer_types": ["conv"] * 16}, "layer_types and full_attn_idxs contradict"),
         (LLAMA, {"model_type": "phi3small"}, "phi3small has blocksparse attention"),
         (LLAMA, {"model_type": "deepseek_v41"}, "deepseek_v41 has Engram tables"),
     ],
