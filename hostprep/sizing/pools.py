@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hostprep.api.pool_spec import DEFAULT_BACKINGS
+from hostprep.api.pool_spec import DEFAULT_BACKINGS, RegionLayout
 from hostprep.api.slot_layout import GROUP_ALIGN_BYTES, SlotLayout, round_up
 from hostprep.backing import Backing
 from hostprep.engines.catalogue import INTEGRATIONS, integration_of
@@ -35,7 +35,8 @@ _ENGINES = {
 """Whose rules say what the ranks keep; a server of its own keeps what any engine brings."""
 _SERVERS = ("lmcache", "mooncake")
 """Processes beside the engines: one has all regions that it is given."""
-_SINGLE = "Single"
+_SINGLE = RegionLayout.SINGLE.value
+_PER_GPU = RegionLayout.PER_GPU.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,8 @@ class PoolShape:
     backings: tuple[Backing, ...]
     ranks: int
     """That share what one engine claims."""
+    engine: str = ""
+    """Whose rules say how many blocks it has, with the release that they were read from."""
     host: HostPool | None = None
     """How the engine divides a region into blocks; None where its integration is given bytes."""
 
@@ -105,7 +108,7 @@ class PoolShape:
         if blocks:
             first = self.backings[0]
             kept = self.kept_blocks(region_bytes)
-            text = f"The engine has {blocks[first]} host blocks in it"
+            text = f"{self.engine} has {blocks[first]} host blocks in it"
             text += f", {kept} with --warm" if kept is not None else ""
             others = [f"{each} {n}" for each, n in blocks.items() if n != blocks[first]]
             lines.append(text + (f" ({first}; {', '.join(others)})" if others else "") + ".")
@@ -166,6 +169,12 @@ def shape_pool(
     chosen = chosen_integration(engine.engine if engine else None, integration)
     page_bytes = max(GROUP_ALIGN_BYTES, *(backing.page_bytes for backing in backings))
     ranks, host = _ranks(sizing), None
+    if chosen and ranks > 1 and regions == _PER_GPU:
+        raise BadInputError(
+            f"--regions: {_PER_GPU} is a region for each GPU, and an engine with {ranks} claims "
+            "one for all of them",
+            remedy="give the number of engines on each node, or leave it out for one",
+        )
     if chosen in WAYS:
         host = _host_pool(sizing, engine, chosen, page_bytes)
         plan = _counted(sizing, engine, host, memory)
@@ -181,6 +190,7 @@ def shape_pool(
         regions=int(asked) if str(asked).isdigit() else asked,
         backings=tuple(backings),
         ranks=ranks,
+        engine=f"{integration_of(chosen).engine} {engine.version}" if chosen and engine else "",
         host=host,
     )
 

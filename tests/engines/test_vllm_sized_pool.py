@@ -99,7 +99,7 @@ def _prepared(
     file = folder / f"{integration}-{ranks}.yaml"
     file.write_text(text)
     _hostprep("prepare", "--root", root, "-f", str(file))
-    said = re.search(r"The engine has (\d+) host blocks in it(?:, (\d+) with --warm)?", text)
+    said = re.search(r"vLLM [0-9.]+ has (\d+) host blocks in it(?:, (\d+) with --warm)?", text)
     assert said is not None, text
     return int(said[1]), int(said[2]) if said[2] else None
 

@@ -131,6 +131,7 @@ def test_what_the_rules_have_for_tokens_is_what_the_region_has() -> None:
     assert "--engine vllm-offloading -- vllm serve" in shape.command("chat")
     said = "\n".join(shape.describe("chat", size_bytes))
     assert "its 8 ranks together" in said
+    assert "vLLM 0.32.0 has" in said
     assert f"{shape.blocks(size_bytes)[Backing.HUGETLB_2MI]} host blocks" in said
 
 
@@ -193,6 +194,7 @@ def test_the_integration_is_the_engines_usual_one_or_the_one_named(
         ({"integration": "trtllm"}, "cannot be prepared memory"),
         ({"integration": "sglang"}, "--integration: sglang is of sglang, and --engine says vllm"),
         ({"integration": "lmcache", "regions": "PerNUMANode"}, "--regions: is PerNUMANode"),
+        ({"regions": "PerGPU"}, "an engine with 8 claims one for all of them"),
     ],
 )
 def test_what_makes_no_pool_is_refused_by_its_option(options: dict[str, Any], words: str) -> None:
