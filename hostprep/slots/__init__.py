@@ -6,7 +6,9 @@ For connectors of any engine; standard library only. See docs/slots.md.
 from hostprep.layout import ATTENTION, RECURRENT, Group, Layout
 from hostprep.slots.claim import BatchClaim, Claim
 from hostprep.slots.directory import Directory
-from hostprep.slots.pool import GroupUsage, SlotPool, over
+from hostprep.slots.line import Ticket
+from hostprep.slots.pool import GroupUsage, SlotPool
+from hostprep.slots.region import over
 from hostprep.slots.request import (
     OUTSIDE,
     REUSED,
@@ -16,6 +18,7 @@ from hostprep.slots.request import (
     Counts,
     GroupUse,
     Missing,
+    OverBudgetError,
     PartialMatch,
     Request,
     ShortageError,
@@ -38,9 +41,11 @@ __all__ = [
     "GroupUse",
     "Layout",
     "Missing",
+    "OverBudgetError",
     "PartialMatch",
     "Request",
     "ShortageError",
     "SlotPool",
+    "Ticket",
     "over",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hostprep.slots.group import ABANDONED, PENDING, READY, SlotGroup
 from hostprep.slots.index import Keys
@@ -15,9 +15,9 @@ from hostprep.slots.request import (
     WRITE,
     GroupUse,
     Missing,
+    OverBudgetError,
     PartialMatch,
     Request,
-    ShortageError,
 )
 from hostprep.slots.rows import Listed, in_a_row, marks_of, set_marks
 
@@ -68,34 +68,35 @@ def claim_matches(
     *,
     partial: PartialMatches | None,
     token_budget: int | None,
+    largest_budget: int | None,
     check: Callable[[Request], None],
 ) -> tuple[list[Draft], list[set[bytes]]]:
     """First phase: claim what every request matches. Nothing is allocated, nothing evicted.
 
     Returns the requests that the budget admits, and the keys that they lack together in each
     group. `check` looks at every request: just before it is looked up, since its keys lie in the
-    processor's caches then.
+    processor's caches then. Raises OverBudgetError where the first request needs more than
+    `largest_budget`. After an exception the groups' counts of claims are to be made again.
     """
     lacking: list[set[bytes]] = [set() for _ in groups]
     drafts: list[Draft] = []
     budget = token_budget
-    try:
-        for number, request in enumerate(requests):
-            check(request)
-            draft = _draft(groups, tokens_per_block, request, partial)
-            if budget is not None:
-                if draft.compute_tokens > budget:
-                    for deferred in requests[number + 1 :]:
-                        check(deferred)
-                    break
-                budget -= draft.compute_tokens
-            drafts.append(draft)
-            for index, (group, part) in enumerate(zip(groups, draft.parts)):
-                part.first = group.claim(_held(draft, index))
-                lacking[index].update(draft.wanted[index].keys)
-    except BaseException:
-        _give_up(groups, drafts)
-        raise
+    for number, request in enumerate(requests):
+        check(request)
+        draft = _draft(groups, tokens_per_block, request, partial)
+        if budget is not None:
+            if draft.compute_tokens > budget:
+                for deferred in requests[number + 1 :]:
+                    check(deferred)
+                largest = max(budget, largest_budget or 0)
+                if not number and draft.compute_tokens > largest:
+                    raise OverBudgetError(request, draft.compute_tokens, largest)
+                break
+            budget -= draft.compute_tokens
+        drafts.append(draft)
+        for index, (group, part) in enumerate(zip(groups, draft.parts)):
+            part.first = group.claim(_held(draft, index))
+            lacking[index].update(draft.wanted[index].keys)
     return drafts, lacking
 
 
@@ -105,7 +106,10 @@ def _draft(
     request: Request,
     partial: PartialMatches | None,
 ) -> Draft:
-    keys = Keys(request.hashes, groups[0].index.key_bytes)
+    hashes = request.hashes  # of any sequence; what reads them cuts pieces out
+    if not isinstance(hashes, (list, tuple)):
+        hashes = tuple(hashes)
+    keys = Keys(hashes, groups[0].index.key_bytes)
     end, parts = match(groups, tokens_per_block, request, keys)
     found = partial.match(request, end) if partial is not None else None
     behind = (request.first_block + end) * tokens_per_block
@@ -128,21 +132,36 @@ def _give_up(groups: Sequence[SlotGroup], drafts: Sequence[Draft]) -> None:
             group.unclaim(_held(draft, index))
 
 
-def check_shortage(
-    groups: Sequence[SlotGroup], drafts: Sequence[Draft], lacking: Sequence[set[bytes]]
-) -> None:
-    """Raise ShortageError, with the first phase taken back, if a group lacks slots for the second.
+def find_shortage(
+    groups: Sequence[SlotGroup],
+    drafts: Sequence[Draft],
+    lacking: Sequence[set[bytes]],
+    reserved: Sequence[int],
+) -> tuple[tuple[Missing, ...], tuple[int, ...]]:
+    """Return which groups lack slots for the second phase, and how many slots it takes of each.
 
     What the first phase claimed is not available; a block that several requests lack counts once.
+    `reserved`: by group, slots for those who came before. Where one lacks slots, the first phase
+    is taken back.
     """
-    missing = []
+    missing, taken = [], []
     for index, (group, keys) in enumerate(zip(groups, lacking)):
-        available = group.available - sum(len(draft.parts[index].first) for draft in drafts)
-        if len(keys) > available:
-            missing.append(Missing(group.group.name, len(keys), available, group.group.slots))
+        first = sum(len(draft.parts[index].first) for draft in drafts)
+        taken.append(first + len(keys))
+        lack = _lack(group, len(keys), first, reserved[index] if reserved else 0)
+        if lack is not None:
+            missing.append(lack)
     if missing:
         _give_up(groups, drafts)
-        raise ShortageError(tuple(missing))
+    return tuple(missing), tuple(taken)
+
+
+def _lack(group: SlotGroup, needed: int, first: int, reserved: int) -> Missing | None:
+    """Return what a group lacks for that many new slots, with `first` cached ones claimed."""
+    available = group.available - first
+    if needed <= available - reserved or not (needed or first):
+        return None
+    return Missing(group.group.name, needed, available, group.group.slots, reserved)
 
 
 def allocate(
@@ -297,8 +316,14 @@ def take_over(group: SlotGroup, use: GroupUse, unwritten: list[int]) -> GroupUse
     return replace(use, kinds=bytes(kinds))
 
 
-def claim_ready(group: SlotGroup, keys: Keys) -> GroupUse:
-    """Claim the first of these blocks, up to one that is not written; it has those only."""
+def claim_ready(
+    group: SlotGroup, keys: Keys, reserved: int
+) -> tuple[GroupUse, Missing | None, int]:
+    """Claim the first of these blocks, up to one that is not written; it has those only.
+
+    Returns also how many of them were unclaimed. Where all of those are `reserved`, it is taken
+    back, and what lacks is returned.
+    """
     slots = group.index.find(keys, until_missing=True)
     if slots and slots[-1] < 0:
         slots.pop()
@@ -306,34 +331,56 @@ def claim_ready(group: SlotGroup, keys: Keys) -> GroupUse:
     ready = len(slots) - len(marks_of(group.state, held).lstrip(_READY))
     if ready < len(slots):
         held = in_a_row(slots[:ready])
-    group.hold(group.claim(held), held)
+    first = group.claim(held)
+    use = GroupUse(held, _REUSED * ready)
+    lack = _lack(group, 0, len(first), reserved)
+    if lack is not None:
+        group.unclaim(held)
+        return use, lack, len(first)
+    group.hold(first, held)
     group.gapless = group.gapless and not held
-    return GroupUse(held, _REUSED * ready)
+    return use, None, len(first)
 
 
-def claim_or_allocate(group: SlotGroup, keys: Keys, *, keep_evicted: bool) -> tuple[GroupUse, int]:
-    """Claim those of these blocks that are there, and slots for the rest.
+@dataclass
+class BlocksDraft:
+    """Single blocks while they are being claimed: as a Draft, in the only group."""
 
-    Returns also how many blocks were evicted. Raises ShortageError with nothing changed.
-    """
+    slots: list[int]
+    kinds: bytearray
+    present: Sequence[int]
+    first: Sequence[int]
+    blocks: Sequence[int]
+    """Numbers of those that are missing."""
+    wanted: dict[bytes, int]
+    """Of each missing key, the first number."""
+
+
+def claim_blocks_found(
+    group: SlotGroup, keys: Keys, reserved: int
+) -> tuple[BlocksDraft, Missing | None]:
+    """First phase for single blocks: claim those that are there. Taken back where slots lack."""
     slots = group.index.find(keys)
-    kinds = bytearray(_WRITE * keys.count)
-    first: Sequence[int] = ()
-    present: Sequence[int] = ()
-    blocks: Sequence[int] = range(keys.count)
+    draft = BlocksDraft(slots, bytearray(_WRITE * keys.count), (), (), range(keys.count), {})
     if slots.count(-1) < keys.count:
-        kinds = bytearray([KIND_OF_STATE[group.state[s]] if s >= 0 else WRITE for s in slots])
-        present = in_a_row([slot for slot in slots if slot >= 0])
-        blocks = [block for block, slot in enumerate(slots) if slot < 0]
-        first = group.claim(present)
-    wanted = {keys.keys[block]: block for block in reversed(blocks)}
-    available = group.available - len(first)
-    if len(wanted) > available:
-        group.unclaim(present)
-        lack = Missing(group.group.name, len(wanted), available, group.group.slots)
-        raise ShortageError((lack,))
-    group.hold(first, present)
-    if present:
+        draft.kinds = bytearray([KIND_OF_STATE[group.state[s]] if s >= 0 else WRITE for s in slots])
+        draft.present = in_a_row([slot for slot in slots if slot >= 0])
+        draft.blocks = [block for block, slot in enumerate(slots) if slot < 0]
+        draft.first = group.claim(draft.present)
+    draft.wanted = {keys.keys[block]: block for block in reversed(draft.blocks)}
+    lack = _lack(group, len(draft.wanted), len(draft.first), reserved)
+    if lack is not None:
+        group.unclaim(draft.present)
+    return draft, lack
+
+
+def allocate_blocks(
+    group: SlotGroup, keys: Keys, draft: BlocksDraft, *, keep_evicted: bool
+) -> tuple[GroupUse, int]:
+    """Second phase for single blocks. Returns also how many blocks were evicted."""
+    slots, kinds, wanted = draft.slots, draft.kinds, draft.wanted
+    group.hold(draft.first, draft.present)
+    if draft.present:
         _write_abandoned(group, slots, kinds)
     evicted, hashes = _make_room(group, len(wanted), None, keep_evicted=keep_evicted)
     taken = in_a_row(group.free.take(len(wanted)))
@@ -348,7 +395,7 @@ def claim_or_allocate(group: SlotGroup, keys: Keys, *, keep_evicted: bool) -> tu
         set_marks(group.order.again, taken[: group.returned(new)], 1)
         for block, slot in zip(own, taken):
             slots[block] = slot
-        for block in blocks:
+        for block in draft.blocks:
             if slots[block] < 0:  # the same as an earlier one
                 slots[block] = slots[wanted[keys.keys[block]]]
                 group.claim((slots[block],))

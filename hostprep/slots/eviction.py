@@ -141,6 +141,24 @@ class EvictionOrder:
         for begin in range(0, len(slots), step):
             self.append(slots[begin : begin + step])
 
+    def rebuild(self, slots: Iterable[int]) -> None:
+        """Make both lists again, of these slots, from when each was released.
+
+        Of those released together the higher ones go first: a request's blocks ascend.
+        """
+        by_age = sorted(slots, reverse=True)
+        by_age.sort(key=self._released.__getitem__)
+        newer, older = self._newer, self._older
+        for end in self._ends:
+            newer[end] = older[end] = end
+        for slot in by_age:
+            end = self._ends[self.again[slot]]
+            last = older[end]
+            newer[last] = older[end] = slot
+            older[slot] = last
+            newer[slot] = end
+        self.count = len(by_age)
+
     def take(self, count: int) -> list[int]:
         """Take out and return the `count` slots that go first, of which there must be as many."""
         taken, heads = self._first(count)

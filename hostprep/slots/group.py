@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from hostprep.layout import ATTENTION, Group
 from hostprep.slots.directory import Kept
@@ -44,6 +44,8 @@ class SlotGroup:
         """Whether with every block all before it are there: behind a missing one, nothing is. True
         for as long as every claim holds its blocks from the first on: what is released together
         is evicted from its end, and what a claim holds is not."""
+        self._restored = bytearray()
+        """By slot, 1: it holds since `restore` what it did then; empty where none does."""
         self._may_gap = False
         """Blocks were written behind others that were not, and are claimed by their writers only:
         once one of those gives up, there is a gap."""
@@ -127,6 +129,8 @@ class SlotGroup:
         self.index.forget(slots)
         self.mark(slots, MISSING)
         self.free.give(slots)
+        if self._restored:
+            set_marks(self._restored, slots, 0)
         if self.free.count == self.group.slots:
             self.gapless, self._may_gap = self.has_all, False
 
@@ -169,6 +173,14 @@ class SlotGroup:
         self.mark(slots, READY)
         self.order.restore(kept.order, kept.again)
         self.gapless = self.gapless and not slots
+        self._restored = bytearray(self.state)  # READY marks those: any but 0
+
+    def restored_keys(self) -> list[bytes]:
+        """Return the keys of what `restore` found and is there since then."""
+        slots = [slot for slot, mark in enumerate(self._restored) if mark]
+        if not slots:
+            self._restored = bytearray()
+        return self.index.keys(in_a_row(slots))
 
     def mark(self, slots: Sequence[int], state: int) -> None:
         """Set the slots' state."""
@@ -201,6 +213,55 @@ class SlotGroup:
         """Note the order of a claim's blocks, before it releases their slots."""
         if self.gapless and READY in marks_of(self.state, blocks).lstrip(_READY):
             self._may_gap = True
+
+    def recount(self, claimed: Iterable[Sequence[int]]) -> None:
+        """Count the claims again; -1 is no slot."""
+        refs = array("i", [0]) * self.group.slots
+        for slots in claimed:
+            for slot in slots:
+                if slot >= 0:
+                    refs[slot] += 1
+        self.refs = refs
+
+    def rebuild(self, writing: Set[int], withheld: Iterable[int]) -> None:
+        """Make all the rest again, where a step may have been left half done: `recount` first.
+
+        Of each slot its key, its state and when it was released are right at any moment, and its
+        key's bytes change while it is free only. A slot's contents stay if they are claimed or
+        written. `writing`: slots that claims are to write; `withheld`: neither free nor used.
+        May itself be left half done, and be called again.
+        """
+        refs, count, width = self.refs, self.group.slots, self.index.key_bytes
+        states = bytearray(count)
+        found: dict[bytes, int] = {}
+        names: list[bytes] = []
+        claimed: list[int] = []
+        for slot, key in self.index.items():
+            is_ready = self.state[slot] == READY
+            if refs[slot]:
+                names.append(key)
+                claimed.append(slot)
+                states[slot] = READY if is_ready else PENDING if slot in writing else ABANDONED
+            elif is_ready:
+                found[key] = slot
+        for key in names:
+            found.pop(key, None)  # at two slots, where hashes are no chain
+        cached = list(found.values())
+        set_marks(states, in_a_row(cached), READY)
+        index = type(self.index)(count, width)
+        index.restore(found, in_a_row(cached), b"".join(found))
+        index.insert(Keys(names, width), claimed)
+        index.settle([slot for slot in claimed if states[slot] == READY])
+        taken = bytearray(states)
+        for slot in withheld:
+            taken[slot] = 1
+        self.index, self.state = index, states
+        for slot in range(count) if self._restored else ():
+            self._restored[slot] = self._restored[slot] and states[slot]
+        self.order.rebuild(cached)
+        self.free.restart(bytes(taken))
+        # Released in another order, a block may be evicted before those behind it.
+        self.gapless, self._may_gap = self.has_all and self.free.count == count, False
 
     @property
     def memory_bytes(self) -> int:

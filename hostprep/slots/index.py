@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, compress, repeat
 from operator import itemgetter
 from struct import Struct
@@ -123,6 +123,10 @@ class DictIndex:
     def keys(self, slots: Sequence[int]) -> list[bytes]:
         """Return the keys of those of the slots that have one."""
         return [key for key in map(self._keys.__getitem__, slots) if key]
+
+    def items(self) -> Iterator[tuple[int, bytes]]:
+        """Return each slot that has a key, in ascending order, and its key."""
+        return ((slot, key) for slot, key in enumerate(self._keys) if key)
 
     def sampled(self, slots: Sequence[int], chosen: bytes) -> Sequence[int]:
         """Return those of the slots whose keys' first bytes are `chosen`: 1 in that map."""
@@ -365,6 +369,11 @@ class HashIndex:
             some = chain.from_iterable(self._unpack(content[first * width : end * width]))
             keys += compress(some, held[first:end])
         return keys
+
+    def items(self) -> Iterator[tuple[int, bytes]]:
+        """Return each slot that has a key, in ascending order, and its key."""
+        keys = chain.from_iterable(self._unpack(self._keys))
+        return compress(enumerate(keys), self._held)
 
     def sampled(self, slots: Sequence[int], chosen: bytes) -> Sequence[int]:
         """Return those of the slots whose keys' first bytes are `chosen`: 1 in that map."""

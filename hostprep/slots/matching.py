@@ -279,7 +279,7 @@ class PartialMatches:
 
     def _tokens_of(self, request: Request, block: int) -> bytes:
         begin = (request.first_block + block) * self._tokens_per_block
-        ids = request.token_ids or ()
+        ids = () if request.token_ids is None else request.token_ids
         return array("I", ids[begin : begin + self._tokens_per_block]).tobytes()
 
     def _in_all_groups(self, slot: int) -> tuple[int, ...]:
@@ -294,6 +294,16 @@ class PartialMatches:
                 return ()
             found += slots
         return tuple(found)
+
+    def rebuild(self) -> None:
+        """Make the index again, of the slots that the leading group has (see `SlotGroup`)."""
+        state, before = self._leading.state, self._by_parent
+        kept = [(slot, key) for slot, key in before.items() if state[slot] == READY]
+        after = HashIndex(self._leading.group.slots, before.key_bytes)
+        slots = [slot for slot, _ in kept]
+        after.insert(Keys([key for _, key in kept], before.key_bytes), slots)
+        after.settle(slots)
+        self._by_parent = after
 
     @property
     def memory_bytes(self) -> int:

@@ -5,50 +5,57 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from operator import add, sub
+from operator import add
+from typing import NoReturn
 
-from hostprep.errors import BadInputError, BusyError, FailedError
+from hostprep.errors import BadInputError, FailedError
 from hostprep.layout import RECURRENT, Layout
 from hostprep.slots.batch import (
     Draft,
     allocate,
-    check_shortage,
+    allocate_blocks,
+    claim_blocks_found,
     claim_matches,
-    claim_or_allocate,
     claim_ready,
     evict,
+    find_shortage,
     take_over,
 )
-from hostprep.slots.checksums import Checksum, checksum_in, checksums_of
+from hostprep.slots.checksums import Checksum, checksums_of
 from hostprep.slots.claim import BatchClaim, Claim
-from hostprep.slots.directory import Directory, Kept, void_any
+from hostprep.slots.directory import Directory, Kept
 from hostprep.slots.group import ABANDONED, READY, SlotGroup
 from hostprep.slots.index import Keys
+from hostprep.slots.line import Line, Ticket
 from hostprep.slots.matching import PartialMatches
 from hostprep.slots.request import (
     OUTSIDE,
     SHARED,
+    WRITE,
     Counts,
     GroupUse,
+    Missing,
     Request,
     ShortageError,
     check_request,
+    problem_of,
 )
 from hostprep.slots.rows import Listed, in_a_row, marks_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from hostprep.client.attach import Attachment
 
 _FORGOTTEN_AT_ONCE = 4096
 _COMMITTED_AT_ONCE = 512
 """Some 3 µs each, with the lock held."""
 SPARE = 1 / 32
 """Of a group's slots. With 1/64, 512 blocks of a pool long in use lie in twice as many rows."""
+
+_WHOLE = 0
+_COUNTING = 1
+"""Claims are being counted, and nothing else is changed."""
+_CHANGING = 2
+"""Anything is."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,11 @@ class SlotPool:
 
     It holds no bytes of the region: who loads and stores takes `layout.offset_bytes`. One process
     keeps the index, the one that leads the region's lease; see `hostprep.slots.over`.
+
+    An exception may come between any two instructions, such as a signal handler's. So each step
+    says what it is about to change, before it does, and what it decides takes effect at one
+    instruction: a claim is open, or it is not. Where a step was left half done, the next one makes
+    everything else again from the open claims and from what the slots hold.
     """
 
     def __init__(
@@ -107,9 +119,17 @@ class SlotPool:
         )
         self._lock = threading.Lock()
         self._pid = os.getpid()
+        self._state = _WHOLE
+        """What a step changes, or left half done."""
         self._totals = [0] * len(fields(Counts))
-        """In the order of its fields: an object for each call would cost more than the sums."""
+        """Of the claims that were released, in the order of the fields of Counts."""
+        self._closing: tuple[Claim, list[int]] | None = None
+        """A claim that is being released, and the totals with it."""
         self._open: set[Claim] = set()
+        self._entering: Sequence[Claim] = ()
+        """Claims that are being opened by the step, or were by the last one: where that was left
+        half done, nobody has them."""
+        self._line = Line()
         if directory is not None and (directory.layout, directory.key_bytes) != (
             layout,
             hash_bytes,
@@ -126,7 +146,7 @@ class SlotPool:
         """Blocks whose bytes were not what their records said, at `recover`: they are not there."""
         self._quarantine: list[tuple[SlotGroup, Sequence[int]]] = []
         self._quarantined_until_s = 0.0
-        self._recovered: list[bytes] | None = None
+        self._is_recovered = False
 
     def recover(self, quarantine_s: float = 60.0) -> int:
         """Fill the pool with the blocks that its directory records. Returns how many.
@@ -137,27 +157,30 @@ class SlotPool:
         for a pool without a directory, or one that is in use.
         """
         with self._lock:
-            self._check_process()
-            if self._directory is None:
+            self._begin()
+            directory = self._directory
+            if directory is None:
                 raise BadInputError("this pool has no directory to recover from")
-            if self._recovered is not None or any(self._totals):
+            if self._is_recovered or self._open or any(self._totals):
                 raise BadInputError(
                     "recover: the pool is in use", remedy="call it once, before the first claim"
                 )
-            self._recovered = []
-            found = self._directory.read()
+            found = directory.read()
             if self._checksum is not None:
                 found = [
-                    self._undamaged(self._directory, self._checksum, *each)
-                    for each in enumerate(found)
+                    self._undamaged(directory, self._checksum, *each) for each in enumerate(found)
                 ]
+            # Left half done, it counts as done: with fewer blocks, and the same quarantine.
+            self._is_recovered = True
+            self._state = _CHANGING
+            self._quarantined_until_s = time.monotonic() + quarantine_s
+            self._quarantine = [
+                (slots, kept.writing) for slots, kept in zip(self._groups, found) if kept.writing
+            ]
             for slots, kept in zip(self._groups, found):
                 slots.restore(kept)
-                self._recovered += kept.slots
-                if kept.writing:
-                    self._quarantine.append((slots, kept.writing))
-            self._quarantined_until_s = time.monotonic() + quarantine_s
-            return len(self._recovered)
+            self._state = _WHOLE
+            return sum(len(kept.slots) for kept in found)
 
     def _undamaged(self, directory: Directory, checksum: Checksum, group: int, kept: Kept) -> Kept:
         """Return the blocks whose bytes are what their records say; void the records of others."""
@@ -174,15 +197,18 @@ class SlotPool:
         return kept.without(damaged)
 
     def recovered_hashes(self) -> list[bytes]:
-        """Return the hashes of the blocks that `recover` found, group by group."""
+        """Return the hashes of the blocks that `recover` found and that are there since then."""
         with self._lock:
-            return list(self._recovered or ())
+            self._begin()
+            return [key for slots in self._groups for key in slots.restored_keys()]
 
     def _end_quarantine(self) -> None:
         if self._quarantine and time.monotonic() >= self._quarantined_until_s:
+            self._state = _CHANGING
             for slots, held_back in self._quarantine:
                 slots.free.give(held_back)
-            self._quarantine.clear()
+            self._quarantine = []
+            self._state = _WHOLE
 
     def _claim_of(self, draft: Draft) -> Claim:
         return Claim(
@@ -194,22 +220,33 @@ class SlotPool:
             partial=draft.partial,
         )
 
-    def _enter(self, claim: Claim) -> None:
-        """Count a claim; void the records of what it will write, before its slots are known."""
-        directory = self._directory
-        if directory is not None:
-            claim.generation = directory.new_generation() if claim.request.keep else 0
-            for index, (use, blocks) in enumerate(zip(claim.uses, claim.unwritten)):
-                slots = use.slots
-                if len(blocks) < len(slots):
-                    slots = [slots[block] for block in blocks]
-                slots = in_a_row(slots)
-                directory.begin(index, slots, claim.generation)
-        self._totals = list(map(add, self._totals, claim.sums()))
-        self._open.add(claim)
+    def _enter(self, claims: Sequence[Claim], ticket: Ticket | None) -> None:
+        """Open claims; void the records of what they will write, before its slots are known."""
+        if self._directory is not None:
+            for claim in claims:
+                self._void_records(self._directory, claim)
+        self._entering = claims
+        self._open.update(claims)  # one instruction: from here on they hold their slots
+        if ticket is not None and claims:
+            self._line.leave(ticket)
+            self._wake()
+
+    def _void_records(self, directory: Directory, claim: Claim) -> None:
+        claim.generation = directory.new_generation() if claim.request.keep else 0
+        for index, (use, blocks) in enumerate(zip(claim.uses, claim.unwritten)):
+            slots = use.slots
+            if len(blocks) < len(slots):
+                slots = [slots[block] for block in blocks]
+            directory.begin(index, in_a_row(slots), claim.generation)
 
     def claim_batch(
-        self, requests: Sequence[Request], *, token_budget: int | None = None
+        self,
+        requests: Iterable[Request],
+        *,
+        token_budget: int | None = None,
+        largest_budget: int | None = None,
+        ticket: Ticket | None = None,
+        ahead: bool = False,
     ) -> BatchClaim:
         """Claim slots for all requests in one step, under one lock.
 
@@ -220,36 +257,61 @@ class SlotPool:
 
         With `token_budget`, requests are admitted in order while the sum of their
         `compute_tokens` fits; the first that does not fit and all after it are `deferred`:
-        nothing of theirs is claimed.
+        nothing of theirs is claimed. `largest_budget` is what later calls may have, where
+        that is more: a first request that needs more raises OverBudgetError.
+
+        `ticket` is the batch's place in line (see `line_up`). While others wait there, a claim
+        takes no slots from those who came before it, and one without a ticket from none of them,
+        unless it goes `ahead`: for sequences that hold slots already, and would hold up the
+        line if they waited in it.
 
         Raises ShortageError, naming what each group lacks, with nothing changed; BadInputError
-        for an invalid request, or for a chunk of a prompt where states are kept.
+        for an invalid request, or for a chunk of a prompt where states are kept. Whatever is
+        raised, a signal handler's exception too, nothing stays claimed.
         """
-        with self._lock:
-            self._check_process()
-            self._end_quarantine()
-            drafts, lacking = self._first_phase(requests, token_budget)
-            allocate(
-                self._groups,
-                drafts,
-                lacking,
-                partial=self._partial,
-                keep_evicted=self._keep_evicted,
-            )
-            claims = tuple([self._claim_of(draft) for draft in drafts])
-            for claim in claims:
-                self._enter(claim)
-        return BatchClaim(claims, tuple(requests[len(drafts) :]))
+        requests = tuple(requests)
+        batch = BatchClaim(())
+        try:
+            with self._lock:
+                self._begin()
+                self._end_quarantine()
+                reserved = self._reserved(ticket, ahead=ahead)
+                drafts, lacking = self._first_phase(
+                    requests, token_budget, largest_budget, reserved, ticket
+                )
+                self._state = _CHANGING
+                allocate(
+                    self._groups,
+                    drafts,
+                    lacking,
+                    partial=self._partial,
+                    keep_evicted=self._keep_evicted,
+                )
+                claims = tuple([self._claim_of(draft) for draft in drafts])
+                batch = BatchClaim(claims, requests[len(drafts) :])
+                self._enter(claims, ticket)
+                self._state = _WHOLE
+        except BaseException:
+            self._undo(batch.claims, ticket)
+            raise
+        return batch
 
     def claim_blocks(
-        self, hashes: Sequence[bytes], *, name: str = "", store: bool = True, keep: bool = True
+        self,
+        hashes: Iterable[bytes],
+        *,
+        name: str = "",
+        store: bool = True,
+        keep: bool = True,
+        ticket: Ticket | None = None,
+        ahead: bool = False,
     ) -> Claim:
         """Claim single blocks, wherever they are in their sequences, in the layout's only group.
 
         Cheaper than `claim_batch` for a few of them. With `store`, those that are there become
         STORED (or SHARED), and the rest get slots to WRITE; without, the blocks up to the first one
         that is not there are REUSED, and the claim has no others. `name` is the request's in
-        errors; `keep` as a Request's.
+        errors; `keep` as a Request's, `ticket` and `ahead` as a batch's.
 
         Raises ShortageError with nothing changed; BadInputError for hashes of another kind, or a
         layout of several groups, of windows or of states.
@@ -257,72 +319,210 @@ class SlotPool:
         group = self._groups[0]
         if len(self._groups) > 1 or not group.has_all or self._partial is not None:
             raise BadInputError("claim_blocks: for one group without a window only")
-        for length in set(map(len, hashes)) - {self.hash_bytes}:
-            raise BadInputError(f"a hash of {length} bytes: this pool's have {self.hash_bytes}")
+        if not isinstance(hashes, (list, tuple)):
+            hashes = list(hashes)
+        problem = problem_of(hashes, self.hash_bytes)
+        if problem:
+            raise BadInputError(problem)
         request = Request(name, len(hashes), hashes, store=store, keep=keep)
         keys = Keys(hashes, self.hash_bytes)
-        with self._lock:
-            self._check_process()
-            self._end_quarantine()
-            if store:
-                use, evicted = claim_or_allocate(group, keys, keep_evicted=self._keep_evicted)
-                claim = Claim(self, request, [use], evicted=evicted)
-            else:
-                use = claim_ready(group, keys)
-                request.tokens = count = len(use.slots)
-                claim = Claim(self, request, [use], evicted=0, reused_tokens=count)
-            self._enter(claim)
+        claims: tuple[Claim, ...] = ()
+        try:
+            with self._lock:
+                self._begin()
+                self._end_quarantine()
+                (reserved,) = self._reserved(ticket, ahead=ahead) or (0,)
+                self._state = _CHANGING
+                if store:
+                    claim = self._claim_or_allocate(request, keys, reserved, ticket)
+                else:
+                    claim = self._claim_ready(request, keys, reserved, ticket)
+                claims = (claim,)
+                self._enter(claims, ticket)
+                self._state = _WHOLE
+        except BaseException:
+            self._undo(claims, ticket)
+            raise
         return claim
 
-    def _first_phase(
-        self, requests: Sequence[Request], token_budget: int | None
-    ) -> tuple[list[Draft], list[set[bytes]]]:
-        try:
-            return self._claim_matches(requests, token_budget, self._partial)
-        except ShortageError:
-            if self._partial is None:
-                raise
-        # The sources of partial matches take slots that the batch can do without.
-        return self._claim_matches(requests, token_budget, None)
+    def _claim_or_allocate(
+        self, request: Request, keys: Keys, reserved: int, ticket: Ticket | None
+    ) -> Claim:
+        group = self._groups[0]
+        draft, lack = claim_blocks_found(group, keys, reserved)
+        if lack is not None:
+            self._refuse((lack,), (len(draft.first) + len(draft.wanted),), ticket)
+        use, evicted = allocate_blocks(group, keys, draft, keep_evicted=self._keep_evicted)
+        return Claim(self, request, [use], evicted=evicted)
 
-    def _claim_matches(
-        self, requests: Sequence[Request], token_budget: int | None, partial: PartialMatches | None
+    def _claim_ready(
+        self, request: Request, keys: Keys, reserved: int, ticket: Ticket | None
+    ) -> Claim:
+        use, lack, taken = claim_ready(self._groups[0], keys, reserved)
+        if lack is not None:
+            self._refuse((lack,), (taken,), ticket)
+        request.tokens = count = len(use.slots)
+        return Claim(self, request, [use], evicted=0, reused_tokens=count)
+
+    def _first_phase(
+        self,
+        requests: Sequence[Request],
+        token_budget: int | None,
+        largest_budget: int | None,
+        reserved: Sequence[int],
+        ticket: Ticket | None,
     ) -> tuple[list[Draft], list[set[bytes]]]:
-        drafts, lacking = claim_matches(
-            self._groups,
-            self.layout.tokens_per_block,
-            requests,
-            partial=partial,
-            token_budget=token_budget,
-            check=self._check_request,
-        )
-        check_shortage(self._groups, drafts, lacking)
+        # Where slots are short, the sources of partial matches are those that it can do without.
+        for partial in (self._partial, None) if self._partial is not None else (None,):
+            self._state = _COUNTING
+            drafts, lacking = claim_matches(
+                self._groups,
+                self.layout.tokens_per_block,
+                requests,
+                partial=partial,
+                token_budget=token_budget,
+                largest_budget=largest_budget,
+                check=self._check_request,
+            )
+            missing, needs = find_shortage(self._groups, drafts, lacking, reserved)
+            if not missing:
+                break
+        else:
+            self._refuse(missing, needs, ticket)
         return drafts, lacking
+
+    def _refuse(
+        self, missing: tuple[Missing, ...], needs: tuple[int, ...], ticket: Ticket | None
+    ) -> NoReturn:
+        """Raise ShortageError: all is as it was before, but for what the ticket waits for."""
+        self._state = _WHOLE
+        if ticket is not None:
+            slots = [slots.group.slots for slots in self._groups]
+            self._line.note_refused(ticket, needs, slots)
+        raise ShortageError(missing)
 
     def _check_request(self, request: Request) -> None:
         check_request(
-            request, self.layout.tokens_per_block, self.hash_bytes, whole=self._has_states
+            request,
+            self.layout.tokens_per_block,
+            self.hash_bytes,
+            whole=self._has_states,
+            partial=self._partial is not None,
         )
+
+    def line_up(self) -> Ticket:
+        """Take a place in line, behind all that have one, for one claim (`with` gives it up).
+
+        Nothing is reserved until a claim with it is refused for want of slots: from then on those
+        slots are, as they are released. Then ask again in the next step, or after `Ticket.wait`.
+        Raises BusyError where 4096 wait already.
+        """
+        with self._lock:
+            self._begin()
+            return self._line.join(self)
+
+    def leave_line(self, ticket: Ticket) -> None:
+        """See `Ticket.leave`."""
+        with self._lock:
+            self._line.leave(ticket)
+            self._wake()
+
+    def _reserved(self, ticket: Ticket | None, *, ahead: bool) -> Sequence[int]:
+        """Return by group the slots of those who came before; empty for none."""
+        if ticket is not None:
+            if ahead:
+                raise BadInputError("a claim goes ahead of the line, or has a ticket: not both")
+            self._line.check(ticket)
+        if ahead or not self._line:
+            return ()
+        return self._line.reserved(len(self._groups), ticket)
+
+    def _wake(self) -> None:
+        if self._line:
+            self._line.wake([slots.available for slots in self._groups])
+
+    def _begin(self) -> None:
+        """Put right what an exception left half done: before each step, with the lock."""
+        self._check_process()
+        if self._state:
+            self._repair()
+        self._entering = ()
+
+    def _undo(self, claims: Sequence[Claim] = (), ticket: Ticket | None = None) -> None:
+        """Take back what an exception interrupted: claims that the caller did not get."""
+        with self._lock:
+            ours = self._open.intersection(claims)
+            if ours:
+                self._state = _CHANGING
+                self._open -= ours
+                if ticket is not None:
+                    self._line.put(ticket)
+            if self._state:
+                self._repair()
+
+    def _repair(self) -> None:
+        """Make everything again that the last step may have left half done.
+
+        What is open, and what each slot holds, tell all. May itself be left half done.
+        """
+        if self._closing is not None:
+            claim, totals = self._closing
+            if claim not in self._open:
+                self._totals = totals
+            self._closing = None
+        self._open.difference_update(self._entering)
+        self._entering = ()
+        for index, slots in enumerate(self._groups):
+            claimed = [claim.uses[index].slots for claim in self._open]
+            copied = [
+                claim.partial.slots[index : index + 1] for claim in self._open if claim.partial
+            ]
+            slots.recount([*claimed, *copied])
+            if self._state == _CHANGING:
+                self._rebuild(index, slots)
+        if self._state == _CHANGING and self._partial is not None:
+            self._partial.rebuild()
+        self._state = _WHOLE
+        self._wake()
+
+    def _rebuild(self, index: int, slots: SlotGroup) -> None:
+        writing = set()
+        for claim in self._open:
+            use = claim.uses[index]
+            left = [block for block in use.blocks(WRITE) if slots.state[use.slots[block]] != READY]
+            claim.unwritten[index] = left
+            writing.update([use.slots[block] for block in left])
+        withheld = [slot for of, held_back in self._quarantine if of is slots for slot in held_back]
+        slots.rebuild(writing, withheld)
 
     def commit(self, claim: Claim, blocks: int | None = None) -> None:
         """Mark the claim's blocks as written: all, or those of its first `blocks` hashes.
 
         From now on others match them: of many blocks the first ones first, in steps between which
-        others may claim. Raises BadInputError for a claim that was released.
+        others may claim. After an exception from outside, call it again for the rest. Raises
+        BadInputError for a claim that was released.
         """
         # Read without the lock: nobody else has these slots.
         checksums = self._checksums_of(claim, blocks)
         left = True
-        while left:
-            with self._lock:
-                self._check_open(claim)
-                left = self._commit_some(claim, blocks, checksums)
+        try:
+            while left:
+                with self._lock:
+                    self._begin()
+                    self._check_open(claim)
+                    self._state = _CHANGING
+                    left = self._commit_some(claim, blocks, checksums)
+                    self._state = _WHOLE
+        except BaseException:
+            self._undo()
+            raise
 
     def _checksums_of(self, claim: Claim, blocks: int | None) -> list[dict[int, int]]:
         """Return by group the checksums of what is to be committed, by block."""
         if self._checksum is None or not claim.generation:
             return [{} for _ in self._groups]
         with self._lock:
+            self._begin()
             self._check_open(claim)
         found = []
         for index, (use, unwritten) in enumerate(zip(claim.uses, claim.unwritten)):
@@ -358,41 +558,61 @@ class SlotPool:
         What is written by now becomes STORED; what its writer gave up becomes this claim's to
         WRITE. Returns how many blocks are still being written by others.
         """
-        with self._lock:
-            self._check_open(claim)
-            before = claim.sums()
-            for index, slots in enumerate(self._groups):
-                known = set(claim.unwritten[index])
-                claim.uses[index] = take_over(slots, claim.uses[index], claim.unwritten[index])
-                if self._directory is not None:
-                    blocks = [block for block in claim.unwritten[index] if block not in known]
-                    taken = [claim.uses[index].slots[block] for block in blocks]
-                    self._directory.begin(index, taken, claim.generation)
-            after = claim.sums()
-            self._totals = list(map(add, self._totals, map(sub, after, before)))
-            return sum(use.kinds.count(SHARED) for use in claim.uses)
+        try:
+            with self._lock:
+                self._begin()
+                self._check_open(claim)
+                self._state = _CHANGING
+                for index, slots in enumerate(self._groups):
+                    known = set(claim.unwritten[index])
+                    claim.uses[index] = take_over(slots, claim.uses[index], claim.unwritten[index])
+                    if self._directory is not None:
+                        blocks = [block for block in claim.unwritten[index] if block not in known]
+                        taken = [claim.uses[index].slots[block] for block in blocks]
+                        self._directory.begin(index, taken, claim.generation)
+                self._state = _WHOLE
+                return sum(use.kinds.count(SHARED) for use in claim.uses)
+        except BaseException:
+            self._undo()
+            raise
 
     def release(self, claim: Claim) -> None:
         """End a claim: its contents stay until they are evicted, the last blocks first.
 
         What was not committed is forgotten, or left to those who share it (`take_over`).
-        Raises BadInputError for a claim that was released before.
+        Raises BadInputError for a claim that was released before; after an exception from outside
+        it may have been.
         """
-        with self._lock:
-            self._check_open(claim)
-            self._open.discard(claim)
-            for index, (slots, use) in enumerate(zip(self._groups, claim.uses)):
-                unwritten = claim.unwritten[index]
-                if unwritten:
-                    slots.mark([use.slots[i] for i in unwritten], ABANDONED)
-                held = use.slots
-                if OUTSIDE in use.kinds:
-                    held = [slot for slot in held if slot >= 0]
-                if self._directory is not None:
-                    self._touch(self._directory, index, held)
-                slots.note_gaps(held)
-                copied = claim.partial.slots[index : index + 1] if claim.partial else ()
-                slots.settle(slots.unclaim([*copied, *reversed(held)]))
+        try:
+            with self._lock:
+                self._begin()
+                self._check_open(claim)
+                totals = list(map(add, self._totals, claim.sums()))
+                self._state = _CHANGING
+                self._closing = claim, totals
+                self._open.discard(claim)  # one instruction: from here on it holds nothing
+                self._totals = totals
+                self._closing = None
+                self._give_back(claim)
+                self._wake()
+                self._state = _WHOLE
+        except BaseException:
+            self._undo()
+            raise
+
+    def _give_back(self, claim: Claim) -> None:
+        for index, (slots, use) in enumerate(zip(self._groups, claim.uses)):
+            unwritten = claim.unwritten[index]
+            if unwritten:
+                slots.mark([use.slots[i] for i in unwritten], ABANDONED)
+            held = use.slots
+            if OUTSIDE in use.kinds:
+                held = [slot for slot in held if slot >= 0]
+            if self._directory is not None:
+                self._touch(self._directory, index, held)
+            slots.note_gaps(held)
+            copied = claim.partial.slots[index : index + 1] if claim.partial else ()
+            slots.settle(slots.unclaim([*copied, *reversed(held)]))
 
     def touch(self, hashes: Iterable[bytes], group: int = 0) -> None:
         """Note these blocks as used just now, the first of them last: they are evicted last.
@@ -400,13 +620,19 @@ class SlotPool:
         What is claimed, not there or not a hash of this pool's is passed by.
         """
         width, slots = self.hash_bytes, self._groups[group]
-        wanted = [one for one in dict.fromkeys(hashes) if len(one) == width]
-        with self._lock:
-            self._check_process()
-            found = slots.index.find(Keys(wanted, width))
-            slots.touch(found)
-            if self._directory is not None:
-                self._touch(self._directory, group, [slot for slot in found if slot >= 0])
+        wanted = [one for one in dict.fromkeys(hashes) if type(one) is bytes and len(one) == width]
+        try:
+            with self._lock:
+                self._begin()
+                found = slots.index.find(Keys(wanted, width))
+                self._state = _CHANGING
+                slots.touch(found)
+                self._state = _WHOLE
+                if self._directory is not None:
+                    self._touch(self._directory, group, [slot for slot in found if slot >= 0])
+        except BaseException:
+            self._undo()
+            raise
 
     def _touch(self, directory: Directory, index: int, slots: Sequence[int]) -> None:
         marks = marks_of(self._groups[index].order.again, slots)
@@ -416,10 +642,14 @@ class SlotPool:
 
     def holds(self, block_hash: bytes, group: int = 0) -> bool:
         """Whether a block is there and written. It may be gone at the next call: claim it."""
+        if type(block_hash) is not bytes:
+            raise BadInputError(f"a hash is bytes, and not {type(block_hash).__name__}")
         if len(block_hash) != self.hash_bytes:
             raise BadInputError(f"a hash of {len(block_hash)} bytes: not {self.hash_bytes}")
         slots = self._groups[group]
         with self._lock:
+            if self._state:
+                self._repair()
             slot = slots.index.slot_of(block_hash)
             return slot >= 0 and slots.state[slot] == READY
 
@@ -436,17 +666,31 @@ class SlotPool:
         for slots in self._groups:
             left = slots.order.count  # what is released from here on may be of the new weights
             while left > 0:
-                with self._lock:
-                    count = min(left, _FORGOTTEN_AT_ONCE, slots.order.count)
-                    evict(slots, count, self._partial)
+                count = self._forget_some(slots, left)
                 forgotten += count
                 left = left - count if count else 0
         return forgotten
 
+    def _forget_some(self, slots: SlotGroup, most: int) -> int:
+        try:
+            with self._lock:
+                self._begin()
+                self._state = _CHANGING
+                count = min(most, _FORGOTTEN_AT_ONCE, slots.order.count)
+                evict(slots, count, self._partial)
+                self._state = _WHOLE
+                return count
+        except BaseException:
+            self._undo()
+            raise
+
     def totals(self) -> Counts:
         """Return what was done for all requests so far: the sum of their claims' counts."""
         with self._lock:
-            return Counts(*self._totals)
+            if self._state:
+                self._repair()
+            of_open = [claim.sums() for claim in self._open]
+            return Counts(*map(sum, zip(self._totals, *of_open)))
 
     def open_claims(self) -> int:
         """Return how many claims were not released."""
@@ -456,6 +700,8 @@ class SlotPool:
     def usage(self) -> tuple[GroupUsage, ...]:
         """Return each group's slots by use (for metrics)."""
         with self._lock:
+            if self._state:
+                self._repair()
             return tuple(_usage(slots) for slots in self._groups)
 
     @property
@@ -465,7 +711,6 @@ class SlotPool:
         return partial + sum(slots.memory_bytes for slots in self._groups)
 
     def _check_open(self, claim: Claim) -> None:
-        self._check_process()
         if claim not in self._open:
             raise BadInputError(
                 f"the claim of request {claim.request.id!r} is not open in this pool",
@@ -485,105 +730,3 @@ class SlotPool:
 def _usage(slots: SlotGroup) -> GroupUsage:
     count, cached, free = slots.group.slots, slots.order.count, slots.free.count
     return GroupUsage(slots.group.name, count, count - cached - free, cached, free)
-
-
-_lock = threading.Lock()
-_pools: weakref.WeakKeyDictionary[Attachment, weakref.ref[SlotPool]] = weakref.WeakKeyDictionary()
-"""By attachment, not by the file's inode: a pool that outlives its attachment is no reason to
-refuse the next, and a file system mounted anew starts its inodes again."""
-
-
-def over(
-    attachment: Attachment,
-    *,
-    layout: Layout | None = None,
-    hash_bytes: int = 32,
-    partial: bool = False,
-    keep_evicted: bool = False,
-    spare: float = SPARE,
-    keep: Mapping[str, str] | None = None,
-    checksum: bool = False,
-) -> SlotPool:
-    """Return a pool over a region's slots, all empty; see SlotPool for what is named alike.
-
-    With `keep`, the identity of what will be stored (model, weights, types: all that the bytes
-    depend on beside the hashes), blocks are recorded in the region's last bytes, and those that an
-    earlier process recorded under an equal identity are there from the start. The bytes outlive the
-    process where the region was claimed with an `Owner`. The pool then keeps the mapping open.
-    With `checksum` too, `commit` reads the bytes that were written and records their CRC-32, and
-    those of an earlier process are read again, all of them, before this returns: what differs is
-    not there (`SlotPool.damaged_blocks`). It is for bytes of this region alone. Without `keep`,
-    records that an earlier process left there are void.
-
-    `layout` stands in for the handoff's, where the pool was not sized for a model. The process
-    that leads the region's lease keeps the one index; those that joined it (other ranks) receive
-    slot numbers from it, and have the same layout. The pool holds nothing of the attachment: keep
-    that open while slots are used.
-
-    Raises BadInputError: the attachment joined another's lease or only reads, the handoff has no
-    layout, or one that does not fit; `checksum` without `keep`. Raises BusyError where this process
-    has a pool over it.
-    """
-    region = attachment.region
-    if not attachment.is_leader:
-        raise BadInputError(
-            f"region {region.name} is not this process's to hand out slots of",
-            reason="NotTheLeader",
-            remedy="make the pool in the process that claimed the region, and send slot numbers",
-        )
-    if layout is None and region.layout is None:
-        raise BadInputError(
-            f"region {region.name} has no layout",
-            reason="NoLayout",
-            remedy="size the pool for the model (`hostprep size`), or give a layout",
-        )
-    chosen = layout or Layout.parse(region.layout or {}, region.size_bytes)
-    chosen.check_fits(region.size_bytes)
-    if checksum and keep is None:
-        raise BadInputError(
-            "checksum without keep: there is no record to hold it", remedy="give keep, or neither"
-        )
-    directory = None if keep is None else _directory(attachment, chosen, hash_bytes, checksum)
-    with _lock:
-        earlier = _pools.get(attachment)
-        if earlier is not None and earlier() is not None:
-            raise BusyError(
-                f"this process has a pool over region {region.name}",
-                reason="PoolExists",
-                remedy="use that one, from any thread: two would hand out the same slots",
-            )
-        pool = SlotPool(
-            chosen,
-            hash_bytes=hash_bytes,
-            partial=partial,
-            keep_evicted=keep_evicted,
-            spare=spare,
-            directory=directory,
-            checksum=checksum_in(attachment.buffer, chosen) if checksum else None,
-        )
-        if directory is None:
-            void_any(attachment.buffer)
-        elif keep is not None:
-            if directory.identity != keep:
-                directory.reset(keep)
-            pool.recover()
-        _pools[attachment] = weakref.ref(pool)
-    return pool
-
-
-def _directory(
-    attachment: Attachment, layout: Layout, hash_bytes: int, checksum: bool
-) -> Directory:
-    """Return the directory in a region's last bytes. Raises BadInputError where slots lie there."""
-    slots = sum(group.slots for group in layout.groups)
-    size_bytes = Directory.size_bytes_for(slots, hash_bytes)
-    room_bytes = attachment.region.size_bytes - max(group.end_bytes for group in layout.groups)
-    if room_bytes < size_bytes:
-        raise BadInputError(
-            f"the directory of {slots} slots takes the last {size_bytes} bytes of region "
-            f"{attachment.region.name}, and its layout leaves {room_bytes}",
-            reason="NoRoomForDirectory",
-            remedy="give a layout of fewer slots, or a larger region",
-        )
-    end = attachment.buffer[-size_bytes:]
-    return Directory(end, layout, key_bytes=hash_bytes, checksums=checksum)

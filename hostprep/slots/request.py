@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
@@ -121,11 +122,14 @@ class Missing:
     """Free, or evictable while the batch's own matches are claimed."""
     slots: int
     """All of the group's."""
+    reserved: int = 0
+    """Of those that are available: for claims that came before and wait in line."""
 
     def __str__(self) -> str:
+        waiting = f", {self.reserved} of them for claims that wait in line" if self.reserved else ""
         return (
-            f"group {self.group!r} lacks {self.needed - self.available} slots "
-            f"({self.needed} needed, {self.available} of {self.slots} not claimed)"
+            f"group {self.group!r} lacks {self.needed - self.available + self.reserved} slots "
+            f"({self.needed} needed, {self.available} of {self.slots} not claimed{waiting})"
         )
 
 
@@ -145,7 +149,29 @@ class ShortageError(BusyError):
         self.missing = missing
 
 
-def check_request(request: Request, tokens_per_block: int, hash_bytes: int, *, whole: bool) -> None:
+class OverBudgetError(BadInputError):
+    """The first request of a batch needs more tokens than any budget has: nothing was claimed.
+
+    Deferred, it would be the first one again, and all others would wait behind it for ever.
+    """
+
+    default_reason = "OverBudget"
+
+    def __init__(self, request: Request, compute_tokens: int, token_budget: int) -> None:
+        super().__init__(
+            f"request {request.id!r} has {compute_tokens} tokens to compute, and the token budget "
+            f"is {token_budget}",
+            remedy="claim it in chunks, or raise the budget; where token_budget is what a step has "
+            "left, give the whole of it as largest_budget",
+        )
+        self.request = request
+        self.compute_tokens = compute_tokens
+        self.token_budget = token_budget
+
+
+def check_request(
+    request: Request, tokens_per_block: int, hash_bytes: int, *, whole: bool, partial: bool
+) -> None:
     """Raise BadInputError, naming the request and the field. `whole`: states are kept."""
     who = f"request {request.id!r}"
     for name, number in (
@@ -168,6 +194,8 @@ def check_request(request: Request, tokens_per_block: int, hash_bytes: int, *, w
             "computed_tokens: no request asks for the blocks between them"
         )
     _check_hashes(request, who, tokens_per_block, hash_bytes)
+    if request.token_ids is not None:
+        _check_token_ids(request.token_ids, request.tokens, who, read=partial)
     if whole and request.prompt_tokens not in (None, request.tokens):
         raise BadInputError(
             f"{who}: a chunk of {request.tokens} of {request.prompt_tokens} tokens, and there is "
@@ -178,20 +206,50 @@ def check_request(request: Request, tokens_per_block: int, hash_bytes: int, *, w
 
 
 def _check_hashes(request: Request, who: str, tokens_per_block: int, hash_bytes: int) -> None:
+    hashes = request.hashes
+    if not isinstance(hashes, (list, tuple)) and not _is_sequence(hashes):
+        # It may be read once only, and a request that is deferred or refused is claimed again.
+        raise BadInputError(f"{who}: hashes is a {type(hashes).__name__}: a list or a tuple")
     wanted = request.tokens // tokens_per_block - request.first_block
-    if len(request.hashes) != max(0, wanted):
+    if len(hashes) != max(0, wanted):
         raise BadInputError(
-            f"{who}: {len(request.hashes)} hashes for {max(0, wanted)} full blocks "
+            f"{who}: {len(hashes)} hashes for {max(0, wanted)} full blocks "
             f"({request.tokens} tokens, {tokens_per_block} a block, from block "
             f"{request.first_block})"
         )
-    if set(map(type, request.hashes)) - {bytes}:
-        raise BadInputError(f"{who}: hashes are bytes")
-    lengths = set(map(len, request.hashes)) - {hash_bytes}
+    problem = problem_of(hashes, hash_bytes)
+    if problem:
+        raise BadInputError(f"{who}: {problem}")
+
+
+def _is_sequence(hashes: object) -> bool:
+    return isinstance(hashes, Sequence) and not isinstance(hashes, (str, bytes))
+
+
+def problem_of(hashes: Sequence[bytes], hash_bytes: int) -> str:
+    """Return what is wrong with hashes; empty for nothing."""
+    if set(map(type, hashes)) - {bytes}:
+        return "hashes are bytes"
+    lengths = set(map(len, hashes)) - {hash_bytes}
     if lengths:
+        return f"a hash of {min(lengths)} bytes: this pool's have {hash_bytes} (hash_bytes)"
+    return ""
+
+
+def _check_token_ids(ids: Sequence[int], tokens: int, who: str, *, read: bool) -> None:
+    """`read`: the pool will, when blocks are written: too late to refuse them."""
+    try:
+        count, _ = len(ids), ids[:0]
+    except TypeError:
         raise BadInputError(
-            f"{who}: a hash of {min(lengths)} bytes: this pool's have {hash_bytes} (hash_bytes)"
-        )
-    ids = request.token_ids
-    if ids is not None and len(ids) < request.tokens:
-        raise BadInputError(f"{who}: token_ids has {len(ids)} of {request.tokens} tokens")
+            f"{who}: token_ids is a {type(ids).__name__}: a list, a tuple or an array"
+        ) from None
+    if count < tokens:
+        raise BadInputError(f"{who}: token_ids has {count} of {tokens} tokens")
+    if read:
+        try:
+            array("I", ids)
+        except (TypeError, OverflowError, ValueError) as error:
+            raise BadInputError(
+                f"{who}: token_ids are whole numbers from 0 to 2**32 - 1 ({error})"
+            ) from None

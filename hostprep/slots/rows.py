@@ -10,6 +10,7 @@ _WORTH_IT = 8
 
 _TAKEN = b"\0"
 _FREE = b"\1"
+_FREE_WHERE_0 = _FREE + _TAKEN * 255
 _LONG = 32
 """Shorter rows are left to grow, where there are others not far ahead."""
 _AHEAD = 1 << 16
@@ -112,6 +113,11 @@ class FreeSlots:
         """Take these out; all must be in."""
         self.count -= len(slots)
         set_marks(self._free, slots, _TAKEN[0])
+
+    def restart(self, taken: bytes) -> None:
+        """Have all in but those marked in a map of all slots: any byte but 0."""
+        self._free = bytearray(taken.translate(_FREE_WHERE_0))
+        self.count = self._free.count(_FREE)
 
     def take(self, count: int) -> Listed:
         """Take out and return that many, of which there must be as many, in ascending order."""

@@ -41,7 +41,7 @@ ENGINE_HALF = (
     "from hostprep.slots import OUTSIDE, SHARED, STORED, ATTENTION, RECURRENT",
     "from hostprep.slots import Group, Layout, SlotPool, ShortageError",
     "from hostprep.slots import BatchClaim, Claim, Counts, GroupUsage, GroupUse",
-    "from hostprep.slots import Directory, Missing, PartialMatch",
+    "from hostprep.slots import Directory, Missing, OverBudgetError, PartialMatch, Ticket",
     "from hostprep.slots import *; SlotPool(Layout(32, (Group('a', 4, 512),))).claim_batch([])",
     "from hostprep.register import register, Registration",
     "import hostprep.register; hostprep.register.register; hostprep.register.Registration",

@@ -18,6 +18,7 @@ from hostprep.slots import (
     Counts,
     Group,
     Layout,
+    OverBudgetError,
     Request,
     ShortageError,
     SlotPool,
@@ -86,6 +87,15 @@ class Play:
             with pytest.raises(ShortageError):
                 self.pool.claim_batch(requests, token_budget=budget)
             assert self._seen() == before, "a shortage changed something"
+            return
+        if requests and not expected:
+            with pytest.raises(OverBudgetError):
+                self.pool.claim_batch(requests, token_budget=budget)
+            assert self._seen() == before, "a request beyond the budget changed something"
+            batch = self.pool.claim_batch(requests, token_budget=budget, largest_budget=10**6)
+            assert batch.deferred == tuple(requests)
+            assert not batch.claims
+            assert self._seen() == before, "what is deferred changed something"
             return
         batch = self.pool.claim_batch(requests, token_budget=budget)
         held = expected

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import UserList, deque
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hostprep.errors import BadInputError, BusyError
-from hostprep.slots import Group, Layout, Request, SlotPool, over
+from hostprep.slots import Group, Layout, OverBudgetError, Request, SlotPool, over
 
 pytestmark = pytest.mark.unit
 
@@ -77,7 +79,12 @@ def _request(**changes: Any) -> Request:
         ({"reuse_limit_tokens": -2}, "reuse_limit_tokens is -2"),
         ({"hashes": [b"aaaa", b"bbb"]}, "a hash of 3 bytes: this pool's have 4"),
         ({"hashes": [b"aaaa", "bbbb"]}, "hashes are bytes"),
+        ({"hashes": iter([b"aaaa", b"bbbb"])}, "hashes is a list_iterator: a list or a tuple"),
+        ({"hashes": {b"aaaa", b"bbbb"}}, "hashes is a set: a list or a tuple"),
+        ({"hashes": b"aaaabbbb"}, "hashes is a bytes: a list or a tuple"),
         ({"token_ids": [1, 2]}, "token_ids has 2 of 7 tokens"),
+        ({"token_ids": iter([1, 2])}, "token_ids is a list_iterator: a list, a tuple or an array"),
+        ({"token_ids": deque(range(7))}, "token_ids is a deque: a list, a tuple or an array"),
     ],
 )
 def test_a_request_that_is_none(changes: dict[str, Any], message: str) -> None:
@@ -86,6 +93,95 @@ def test_a_request_that_is_none(changes: dict[str, Any], message: str) -> None:
         pool.claim_batch([_request(), _request(**changes)])
     assert pool.open_claims() == 0
     assert pool.usage()[0].free == 4
+
+
+@pytest.mark.parametrize("ids", [[-1] * 7, [1 << 32] * 7, [0.5] * 7])
+def test_tokens_that_cannot_be_kept_are_refused_before_they_are_written(ids: list[Any]) -> None:
+    pool = SlotPool(Layout(3, (Group("kv", 4, 1),)), hash_bytes=4, partial=True)
+    with pytest.raises(BadInputError, match="whole numbers from 0"):
+        pool.claim_batch([_request(token_ids=ids)])
+    assert pool.open_claims() == 0
+
+
+def _nothing_stays(pool: SlotPool) -> None:
+    assert pool.open_claims() == 0
+    assert [usage.free for usage in pool.usage()] == [4]
+    (claim,) = pool.claim_batch([_request()]).claims
+    claim.release()
+
+
+def test_a_batch_is_any_iterable_and_one_that_breaks_claims_nothing() -> None:
+    pool = SlotPool(Layout(3, (Group("kv", 4, 1),)), hash_bytes=4)
+
+    def broken() -> Iterator[Request]:
+        yield _request()
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        pool.claim_batch(broken())
+    with pytest.raises(AttributeError):
+        pool.claim_batch(iter([_request(), "no request"]))  # type: ignore[arg-type]
+    _nothing_stays(pool)
+    batch = pool.claim_batch((_request(id=name) for name in "abc"), token_budget=14)
+    assert [claim.request.id for claim in batch.claims] == ["a", "b"]
+    assert [request.id for request in batch.deferred] == ["c"]
+    batch.release()
+
+
+def test_hashes_of_any_sequence() -> None:
+    pool = SlotPool(Layout(3, (Group("kv", 4, 1),)), hash_bytes=4)
+    for kind in (list, tuple, deque, UserList):
+        for store in (True, False):
+            request = _request(hashes=kind([b"aaaa", b"bbbb"]), store=store)
+            (claim,) = pool.claim_batch([request]).claims
+            claim.commit()
+            claim.release()
+    assert pool.usage()[0].cached == 2
+
+
+class _Tail(UserList[bytes]):
+    """A sequence that breaks when it is read."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        raise LookupError
+
+
+def test_a_sequence_that_breaks_claims_nothing() -> None:
+    pool = SlotPool(Layout(3, (Group("kv", 4, 1),)), hash_bytes=4)
+    with pytest.raises(LookupError):
+        pool.claim_batch([_request(), _request(hashes=_Tail([b"aaaa", b"cccc"]))])
+    with pytest.raises(LookupError):
+        pool.claim_blocks(_Tail([b"aaaa"]))
+    _nothing_stays(pool)
+
+
+def test_single_blocks_of_any_iterable() -> None:
+    pool = SlotPool(Layout(1, (Group("kv", 4, 1),)), hash_bytes=4)
+    claim = pool.claim_blocks(iter([b"aaaa", b"bbbb"]))
+    claim.commit()
+    claim.release()
+    pool.touch(key for key in (b"aaaa", b"bb", "bbbb", 7))  # type: ignore[misc]
+    assert pool.claim_blocks((key for key in [b"aaaa"]), store=False).counts.reused == 1
+    for bad in (["aaaa"], [b"aaaa", 7], "aaaa"):
+        with pytest.raises(BadInputError, match="hashes are bytes"):
+            pool.claim_blocks(bad)  # type: ignore[arg-type]
+    with pytest.raises(BadInputError, match="a hash is bytes"):
+        pool.holds("aaaa")  # type: ignore[arg-type]
+
+
+def test_a_first_request_that_never_fits_the_budget_is_refused_and_none_waits_behind_it() -> None:
+    pool = SlotPool(Layout(3, (Group("kv", 4, 1),)), hash_bytes=4)
+    with pytest.raises(OverBudgetError, match=r"'r' has 7 tokens .* budget is 6") as caught:
+        pool.claim_batch([_request(), _request(id="s", tokens=1, hashes=[])], token_budget=6)
+    assert (caught.value.compute_tokens, caught.value.token_budget) == (7, 6)
+    assert caught.value.request.id == "r"
+    _nothing_stays(pool)
+    left = pool.claim_batch([_request()], token_budget=3, largest_budget=7)
+    assert [request.id for request in left.deferred] == ["r"]
+    with pytest.raises(OverBudgetError, match="budget is 6"):
+        pool.claim_batch([_request()], token_budget=3, largest_budget=6)
+    later = pool.claim_batch([_request(id="s", tokens=1, hashes=[]), _request()], token_budget=6)
+    assert [request.id for request in later.deferred] == ["r"], "those before it are served"
 
 
 def test_keys_of_another_length() -> None:

@@ -97,7 +97,7 @@ def claim_batches(tiers: Tiers, requests: Sequence[Request], budget: int) -> int
         Request(r.id, r.tokens, r.hashes, tiers.found(r)[0] * _TOKENS_PER_BLOCK, store=False)
         for r in requests
     ]
-    batch = tiers.host.claim_batch(counted, token_budget=budget)
+    batch = tiers.host.claim_batch(counted, token_budget=budget, largest_budget=1000)
     gpu = tiers.gpu.claim_batch([claim.request_to_store() for claim in map(_Lifted, batch.claims)])
     for claim in gpu.claims:
         tiers.offload(claim)
