@@ -310,6 +310,7 @@ _REFUSED = {
 
 _LONGEST = ("max_position_embeddings", "model_max_length", "max_seq_len", "seq_length")
 """Where models say how long a sequence can be; Kimi-Linear and Step have others than most."""
+_CLASS_ENDS = re.compile(r"(For[A-Z]\w*|LMHeadModel|Model)$")
 _OF_DRAFTS = re.compile(r"nextn|mtp")
 _PLAIN = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 _OF_A_MODEL = ("model_type", "architectures", "num_hidden_layers")
@@ -360,6 +361,7 @@ def read_model(
     kind, family = _family_of(config)
     config = config.of_class(class_defaults(kind))
     config.read("model_type", *family.ignores)
+    _check_architectures(config, kind, family)
     declared = declared_types(config, reads_kv=choice.kv == AUTO)
     types = resolve(declared, choice)
     layers = family.read(config, types, drafts)
@@ -415,6 +417,22 @@ def _family_of(config: ModelConfig) -> tuple[str, Family]:
     if family is None:
         raise _unknown(config, kind)
     return kind, family
+
+
+def _check_architectures(config: ModelConfig, kind: str, family: Family) -> None:
+    """Refuse a class of another known kind: engines choose their code by it, not by the kind."""
+    for name in config.listed("architectures", str) or ():
+        stem = _plain_name(_CLASS_ENDS.sub("", name))
+        other = next((one for one in KINDS if _plain_name(one) == stem), None)
+        if other is not None and FAMILIES[other] is not family and stem != _plain_name(kind):
+            raise config.wrong(
+                "architectures", f"names {other}, and model_type {kind}: they contradict each other"
+            )
+
+
+def _plain_name(name: str) -> str:
+    """Return a kind's or class's name without what they write differently."""
+    return name.lower().replace("_", "").replace("-", "").removesuffix("text")
 
 
 def _unknown(config: ModelConfig, kind: str) -> BadInputError:

@@ -646,6 +646,17 @@ def test_chunks_are_told_from_windows() -> None:
         (FALCON_H1_34B, {"mamba_n_heads": 16}, "are not the 4096 that other fields say"),
         (GEMMA_3N_E4B, {"use_bidirectional_attention": True}, "use_bidirectional_attention is set"),
         (GEMMA_3N_E4B, {"head_dim": None}, "head_dim is missing"),
+        (
+            LLAMA,
+            {"architectures": ["BambaForCausalLM"]},
+            "architectures names bamba, and model_type",
+        ),
+        (
+            LLAMA,
+            {"architectures": ["Gemma3ForConditionalGeneration"]},
+            "architectures names gemma3",
+        ),
+        (LLAMA, {"is_encoder_decoder": True}, "is_encoder_decoder may say"),
         (PHI_4_MINI, {"full_attn_mod": 2}, "full_attn_mod is not 1"),
         (COMMAND_R7B, {"order_of_interleaved_layers": "other"}, "order_of_interleaved_layers is"),
         (LFM2_1_2B, {"full_attn_idxs": [16]}, "full_attn_idxs names others"),
