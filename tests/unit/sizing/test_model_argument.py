@@ -111,7 +111,7 @@ def test_a_reference_names_a_snapshot_and_no_path(hub: Path, ref: str) -> None:
 def test_a_model_that_is_not_there_says_how_to_get_it(hub: Path) -> None:
     error = refused("Qwen/Qwen3-8B")
     assert f"not in the hub cache {hub}" in error.message
-    assert "hf download Qwen/Qwen3-8B config.json" in str(error.remedy)
+    assert "hf download Qwen/Qwen3-8B --include '*.json'" in str(error.remedy)
     assert "is a hub cache with 1 models" in refused(hub).message
     assert NAME in str(refused(hub).remedy)
 
