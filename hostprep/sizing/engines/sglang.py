@@ -59,6 +59,13 @@ _CHARGED_DRAFTS = ("deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm_mo
 """Models whose config has `num_nextn_predict_layers`, by which SGLang charges the draft's layers
 (model_runner_components/spec_aux_hidden_state.py)."""
 
+_MAY_SEE = (
+    "gemma3", "gemma4", "gemma4_unified_text", "kimi_k25", "llama4", "llama4_text", "ministral3",
+    "mistral", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_5", "qwen3_5_text", "qwen3_5_moe",
+    "qwen3_5_moe_text", "qwen3_vl", "qwen3_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text",
+)  # fmt: skip
+"""Families whose published models may have an encoder of images or sound beside the text's."""
+
 _SWA_RATIO = 0.8
 """`--swa-full-tokens-ratio` (arg_groups/fields/schedule.py)."""
 _STATE_RATIO = 0.9
@@ -733,7 +740,10 @@ def _notes(model: Model, stages: tuple[_Stage, ...]) -> tuple[str, ...]:
             f"SGLang divides memory between states and the rest by {_STATE_RATIO} to 1 "
             f"(--mamba-full-memory-ratio), and a request needs {_SLOTS_PER_REQUEST} state slots"
         )
-    notes.append(
-        "of models that see or hear SGLang sets 100 MiB more aside, which is not subtracted here"
-    )
+    if model.family in _MAY_SEE:
+        notes.append(
+            "where this model also sees or hears, SGLang's own mem_fraction_static is lower than "
+            "for text (by the encoder's size, 5 % and more): give --gpu-memory-utilization as it "
+            "logs it"
+        )
     return tuple(notes)

@@ -250,6 +250,12 @@ class TrtLlmRules:
         windows = any(store.window is not None for store in model.stores)
         if windows and not is_v2:
             notes.append("this manager keeps all tokens of windowed layers")
+        if is_v2 and len(groups) > 1:
+            notes.append(
+                f"it divides memory between its pools as one request of {_TYPICAL_HISTORY} tokens "
+                "does, which other lengths do not fill evenly: kv_cache_config.pool_ratio or "
+                "avg_seq_len divide it otherwise, and later releases do by themselves"
+            )
         return EngineSizing(
             engine="TensorRT-LLM",
             version=self.version,
