@@ -103,20 +103,44 @@ def shares_of(
     )
 
 
-def slots_of_quota(
-    groups: Sequence[PoolGroup], quota_bytes: int, shares: Sequence[int], grain: int
-) -> tuple[int, ...]:
-    """Return the slots that V2 gives each group.
+def floors_of(groups: Sequence[PoolGroup], tokens_per_block: int) -> tuple[int, ...]:
+    """Return the slots that V2 gives each group at least: one request's window at its worst place.
 
-    A slot for each window at least, and no more: what issue 15401 is about (docs/sizing.md).
-    Raises BadInputError where there is not even a grain for each pool.
+    No more: of 64 requests the others wait (docs/sizing.md). Pull request 15588, in the storage
+    manager's computeMinSlotsByLifeCycleFromConstraints.
+    """
+    windows = {
+        window: 1 if window is None else (window + tokens_per_block - 2) // tokens_per_block + 1
+        for group in groups
+        for window in group.windows
+    }
+    if None in windows:
+        windows[None] = max(windows.values())
+    return tuple(sum(windows[window] for window in group.windows) for group in groups)
+
+
+def slots_of_quota(
+    groups: Sequence[PoolGroup],
+    quota_bytes: int,
+    shares: Sequence[int],
+    floors: Sequence[int],
+    grain: int,
+    *,
+    option: str = "--gpu-memory",
+) -> tuple[int, ...]:
+    """Return the slots that V2 gives each group, `floors` at least.
+
+    Raises BadInputError where these do not fit: V2 takes more memory than it is given then.
     _storage/_core.py, ratio_to_slot_count_list.
     """
     grains = -(-quota_bytes // grain)
-    if grains < sum(len(group.slot_bytes) for group in groups):
+    least_grains = sum(
+        _grains(floor, group.slot_bytes, grain) for floor, group in zip(floors, groups, strict=True)
+    )
+    if grains < least_grains:
         raise BadInputError(
-            f"--gpu-memory: {format_bytes(quota_bytes)} is less than {format_bytes(grain)} for "
-            "each of TensorRT-LLM's pools",
+            f"{option}: {format_bytes(quota_bytes)} is less than what TensorRT-LLM takes at "
+            f"least, {format_bytes(least_grains * grain)}",
             remedy="give more",
         )
     slots = [0] * len(groups)
@@ -129,22 +153,16 @@ def slots_of_quota(
             part = shares[index] / sum(shares[other] for other in order[position:])
             taken[index] = _slots_in(round(budget * part), groups[index].slot_bytes, grain)
             budget -= _grains(taken[index], groups[index].slot_bytes, grain)
-        least = [index for index in active if taken[index] <= len(groups[index].windows)]
+        least = [index for index in active if taken[index] <= floors[index]]
         if not least:
             for index in active:
                 slots[index] = taken[index]
             break
         for index in least:
             sizes = groups[index].slot_bytes
-            floor = _grains(len(groups[index].windows), sizes, grain)
-            slots[index] = _slots_in(floor, sizes, grain)
+            slots[index] = _slots_in(_grains(floors[index], sizes, grain), sizes, grain)
             left -= _grains(slots[index], sizes, grain)
         active = [index for index in active if index not in least]
-        if active and left <= 0:
-            raise BadInputError(
-                f"--gpu-memory: {format_bytes(quota_bytes)} is less than one block of each group",
-                remedy="give more",
-            )
     return tuple(slots)
 
 
@@ -375,7 +393,8 @@ def _slots(
         return (size_bytes // token_bytes // limits.tokens_per_block,)
     grain = granularity(size_bytes)
     shares = shares_of(groups, limits.tokens_per_block, grain)
-    return slots_of_quota(groups, size_bytes, shares, grain)
+    floors = floors_of(groups, limits.tokens_per_block)
+    return slots_of_quota(groups, size_bytes, shares, floors, grain)
 
 
 def _least_bytes(groups: Sequence[PoolGroup], limits: Limits, *, is_v2: bool) -> int:
@@ -452,7 +471,8 @@ def _host(
             )
         grain = granularity(gpu_bytes or given)
         shares = shares_of(groups, limits.tokens_per_block, grain)
-        slots = slots_of_quota(groups, given, shares, _HOST_GRAIN)
+        floors = floors_of(groups, limits.tokens_per_block)
+        slots = slots_of_quota(groups, given, shares, floors, _HOST_GRAIN, option="--host-memory")
     full = max(range(len(groups)), key=lambda index: None in groups[index].windows)
     how = (
         f"give kv_cache_config.host_cache_size {given}: each rank has as much, in memory of its "

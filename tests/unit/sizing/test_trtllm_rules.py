@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from hostprep.sizing.engines.rules import DEFAULT_DEVICE, EngineSizing
 from hostprep.sizing.engines.trtllm import (
     PoolGroup,
     TrtLlmRules,
+    floors_of,
     granularity,
     shares_of,
     slots_of_quota,
@@ -103,19 +105,27 @@ def test_others_divide_memory_as_one_request_of_2048_tokens_does() -> None:
     # 2049 tokens are 65 blocks; (2049 - 1024) // 32 = 32 of them have left the window.
     shares = shares_of(groups, 32, grain)
     assert shares == (66 * MIB, 34 * MIB)
-    assert slots_of_quota(groups, 1000 * MIB, shares, grain) == (660, 340)
+    assert slots_of_quota(groups, 1000 * MIB, shares, (33, 33), grain) == (660, 340)
 
 
-def test_a_long_request_leaves_a_windowed_pool_one_block_as_in_issue_15401() -> None:
+def test_a_windowed_pool_has_one_requests_window_at_least_as_issue_15401_found() -> None:
     # 137,984 tokens in blocks of 256: 539 where all are kept, one where 128 or 8 are.
     history = 137_983
     windows = (128, None, 8)
-    groups = [PoolGroup(windows=(window,), layers=1, slot_bytes=(MIB,)) for window in windows]
+    groups = [PoolGroup(windows=(window,), layers=1, slot_bytes=(2 * MIB,)) for window in windows]
     assert [group.blocks_of(history + 1, history, 256) for group in groups] == [1, 539, 1]
+    assert floors_of(groups, 256) == (2, 2, 2)
     shares = shares_of(groups, 256, 2 * MIB, history=history)
-    slots = slots_of_quota(groups, 544 * MIB, shares, 2 * MIB)
-    assert slots[0] == slots[2] == 2
-    assert slots[1] == 540
+    assert shares == (2 * MIB, 1078 * MIB, 2 * MIB)
+    slots = slots_of_quota(groups, 543 * 2 * MIB, shares, (2, 2, 2), 2 * MIB)
+    assert slots == (2, 539, 2)
+
+
+def test_a_window_at_its_worst_place_lies_across_one_block_more() -> None:
+    groups = [PoolGroup(windows=(window,), layers=1, slot_bytes=(1,)) for window in (1, 32, 1024)]
+    assert floors_of(groups, 32) == (1, 2, 33)
+    shared = [PoolGroup(windows=(None, 128), layers=2, slot_bytes=(1,))]
+    assert floors_of(shared, 32) == (5 + 5,)
 
 
 def test_latents_of_sparse_attention_are_bfloat16_or_plain_fp8() -> None:
@@ -178,6 +188,7 @@ def test_tokens_that_the_host_is_to_keep_are_kept() -> None:
         ("llama-3.1-8b", {"kv": "int8"}, "--kv-dtype"),
         ("llama-3.1-8b", {"pipeline_parallel": 33}, "--pp"),
         ("deepseek-v3", {"memory": Memory(gpu_bytes=MIB)}, "--gpu-memory"),
+        ("deepseek-v3", {"memory": Memory(host_bytes=MIB)}, "--host-memory"),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(
@@ -205,11 +216,20 @@ def test_pools_never_take_more_than_their_quota_in_grains(
 ) -> None:
     grain = granularity(quota_bytes)
     shares = shares_of(groups, 32, grain)
-    slots = slots_of_quota(groups, quota_bytes, shares, grain)
-    grains = sum(
-        -(-count * size // grain)
-        for count, group in zip(slots, groups, strict=True)
-        for size in group.slot_bytes
-    )
+    floors = floors_of(groups, 32)
+    try:
+        slots = slots_of_quota(groups, quota_bytes, shares, floors, grain)
+    except BadInputError:
+        assert sum(-(-floor * size // grain) for floor, size in _pools(groups, floors)) > (
+            quota_bytes // grain
+        )
+        return
+    grains = sum(-(-count * size // grain) for count, size in _pools(groups, slots))
     assert grains <= -(-quota_bytes // grain)
-    assert all(count >= 1 for count in slots)
+    assert all(count >= floor for count, floor in zip(slots, floors, strict=True))
+
+
+def _pools(groups: list[PoolGroup], counts: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    for group, count in zip(groups, counts, strict=True):
+        for size_bytes in group.slot_bytes:
+            yield count, size_bytes
