@@ -233,13 +233,16 @@ def _host_pool(
 def _counted(sizing: Sizing, engine: EngineSizing | None, pool: HostPool, memory: Memory) -> _Plan:
     """One region for all ranks of an engine, with as many bytes as whole blocks take.
 
-    Of --host-memory it is at most that; else it is what the engine's rules have for the tokens.
+    Of --host-memory it is at most that, with as many blocks as that has with --warm and without;
+    else it has with either what the engine's rules have for the tokens.
     """
     host = next(one for one in engine.host if one.way == pool.way) if engine else None
-    wanted = host.blocks if host else 0
+    wanted = plain = host.blocks if host else 0
+    without = replace(pool, has_directory=False)
     if memory.host_bytes is not None:
         asked_bytes = memory.host_bytes * pool.ranks
-        wanted = pool.blocks(asked_bytes // pool.page_bytes * pool.page_bytes)
+        whole_bytes = asked_bytes // pool.page_bytes * pool.page_bytes
+        wanted, plain = pool.blocks(whole_bytes), without.blocks(whole_bytes)
         if wanted < 1:
             raise BadInputError(
                 f"--host-memory: {format_bytes(asked_bytes)} for {pool.ranks} rank(s) holds no "
@@ -256,7 +259,7 @@ def _counted(sizing: Sizing, engine: EngineSizing | None, pool: HostPool, memory
             "tokensPerBlock": tokens or sizing.limits.tokens_per_block,
             "integration": pool.way,
             "regionsPerEngine": 1,
-            "regionBytes": pool.region_bytes(wanted),
+            "regionBytes": max(pool.region_bytes(wanted), without.region_bytes(plain)),
             "groups": [group],
         },
         _SINGLE,

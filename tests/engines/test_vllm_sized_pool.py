@@ -165,7 +165,8 @@ def test_vllm_has_the_blocks_that_size_speaks_of(
         assert (kept is not None) is (integration == "vllm-offloading")
 
 
-def test_a_server_over_a_sized_pool_has_these_blocks_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_server_over_a_sized_pool_has_these_blocks_too(tmp_path: Path, ranks: int) -> None:
     """A whole vLLM, that makes its model, its caches and its connector by itself."""
     if os.geteuid() != 0:
         pytest.skip("needs root: huge pages and mounts")
@@ -174,18 +175,23 @@ def test_a_server_over_a_sized_pool_has_these_blocks_too(tmp_path: Path) -> None
     port = free_port()
     with machine_lock(), clean_node() as node:
         blocks, _ = _prepared(
-            node.root, tmp_path, model, integration="vllm-offloading", ranks=1, backing="Base"
+            node.root, tmp_path, model, integration="vllm-offloading", ranks=ranks, backing="Base"
         )
-        serve = serve_command(python, model, port)
+        serve = serve_command(python, model, port, "--tensor-parallel-size", str(ranks))
         ours = [sys.executable, "-m", "hostprep", "exec", POOL, "--root", node.root]
         command = with_own_shared_memory(
             [*ours, "--engine", "vllm-offloading", "--", *serve],
             Path(node.root).parent,
             tmp_path / "aside",
         )
-        environ = python.environ(PYTHONPATH=str(cuda_bindings(tmp_path / "bindings")))
+        environ = python.environ(
+            PYTHONPATH=str(cuda_bindings(tmp_path / "bindings")),
+            # vLLM asks for a NUMA node for each rank unless it is not to bind.
+            VLLM_CPU_OMP_THREADS_BIND="nobind",
+            OMP_NUM_THREADS="1",
+        )
         with serving(command, port, tmp_path / "log", environ) as server:
-            server.wait_until_healthy(_UP_S)
+            server.wait_until_healthy(ranks * _UP_S)
             opened = re.compile(r"the host tier, (\d+) chunks in region interleave-0, is in use")
             wait_for(lambda: opened.search(server.log) is not None, _UP_S)
             found = opened.search(server.log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -114,8 +115,11 @@ def test_a_region_is_the_smallest_that_holds_all_blocks_of_the_memory_asked_for(
     wanted = shape.sizing["groups"][0]["slots"]
     pool = shape.host
     assert pool is not None
+    asked_bytes = host_mib * MIB * tp // page_bytes * page_bytes
+    both = [pool, replace(pool, has_directory=False)]
     assert pool.blocks(size_bytes) == wanted
-    assert pool.blocks(size_bytes - page_bytes) < wanted
+    assert [each.blocks(size_bytes) for each in both] == [each.blocks(asked_bytes) for each in both]
+    assert any(each.blocks(size_bytes - page_bytes) < each.blocks(size_bytes) for each in both)
     blocks = shape.blocks(size_bytes)
     assert min(blocks.values()) >= wanted
     assert (shape.kept_blocks(size_bytes) is not None) is (way == "vllm-offloading")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 import yaml
 
 from hostprep.api.pool_resource import load_pools
+from hostprep.api.pool_spec import RegionLayout
 from hostprep.api.slot_layout import round_up
+from hostprep.backing import GIB
 from hostprep.cli.main import main
 from hostprep.cli.size_model import model_name
 from hostprep.layout import Layout
@@ -231,6 +234,32 @@ def test_the_pool_is_one_that_prepare_takes(capsys: pytest.CaptureFixture[str]) 
     assert (spec.name, spec.region_count) == ("gemma-3-27b", 4)
 
 
+def test_with_an_engine_the_pool_is_one_region_for_all_ranks_and_says_its_blocks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    length = ("--max-seq-len", "8192", "--tp", "8")
+    asked = (LLAMA, "--engine", "vllm", *length, "--host-memory", "20Gi")
+    told = run(capsys, *asked, "--name", "kv", "-o", "yaml")
+    (spec,) = load_pools(told, source="pool.yaml")
+    assert spec.layout is RegionLayout.SINGLE
+    assert spec.sizing is not None
+    assert (spec.sizing.integration, spec.sizing.regions_per_engine) == ("vllm-offloading", 1)
+    assert 8 * 20 * 0.99 <= (spec.region_bytes or 0) / GIB <= 8 * 20
+    assert "hostprep exec kv --engine vllm-offloading -- vllm serve" in told
+    (table,) = re.findall(r"^vllm-offloading .*$", run(capsys, *asked), flags=re.MULTILINE)
+    (blocks,) = re.findall(r"has (\d+) host blocks in it", told)
+    assert blocks in table.split()
+
+
+def test_a_way_of_attaching_names_its_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (LLAMA, "--max-seq-len", "8192", "--host-memory", "20Gi", "-o", "yaml")
+    told = run(capsys, *asked, "--integration", "vllm-simple")
+    assert told == run(capsys, *asked, "--integration", "vllm-simple", "--engine", "vllm")
+    (spec,) = load_pools(told, source="pool.yaml")
+    assert spec.sizing is not None
+    assert spec.sizing.integration == "vllm-simple"
+
+
 def test_the_directory_is_a_row_of_the_host_alone(capsys: pytest.CaptureFixture[str]) -> None:
     memory = ("--gpu-memory", "9Gi", "--host-memory", "9Gi")
     gpu, host = run(capsys, LLAMA, *SERVED, *memory).split("Host:\n")
@@ -312,6 +341,8 @@ def test_several_models_are_several_pools(capsys: pytest.CaptureFixture[str]) ->
             "requests can wait for ever: 90 % of 24 GiB - 16 GiB weights - 1 GiB reserve = 4.6 GiB",
         ),
         ([LLAMA, GEMMA, *SERVED, "--name", "kv", "-o", "yaml"], "--name is for one model"),
+        ([LLAMA, *SERVED, "--integration", "vllm"], "--integration is for a pool"),
+        ([LLAMA, *SERVED, "--integration", "vlm", "-o", "yaml"], "--integration: there is no"),
         ([LLAMA, *SERVED, "--name", "K V", "-o", "yaml"], "hostprep: --name: pool name 'K V'"),
         ([LLAMA, LLAMA, *SERVED, "-o", "yaml"], "two models have one name"),
         ([LLAMA, *SERVED, "--regions", "0", "-o", "yaml"], "hostprep: --regions: '0' is no way"),
