@@ -215,7 +215,7 @@ def _budget(
     if utilization is None:
         utilization = UTILIZATION if own is None else own.gpu_memory_utilization
     if reserve is None:
-        reserve = default_reserve_bytes(limits.ranks, request.engine)
+        reserve = default_reserve_bytes(request.gpus.gpu, limits.ranks, request.engine)
     return GpuBudget(
         gpus=request.gpus,
         utilization=utilization,

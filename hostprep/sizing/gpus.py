@@ -181,15 +181,16 @@ class GpuBudget:
         return f"{share} of {total} - {weights} weights - {reserve} reserve"
 
 
-def default_reserve_bytes(ranks: int, engine: str | None = None) -> int:
+def default_reserve_bytes(gpu: Gpu, ranks: int, engine: str | None = None) -> int:
     """Return what is kept for all that is neither weights nor caches where no option says.
 
-    A rounded guess: an engine measures it at its start. vLLM on H100: 3.1 GiB for Llama 3 8B
-    alone, 4.8 GiB for each of two ranks (pull request 10511); 8.0 GiB for each of four with
-    Qwen3-235B-A22B in FP8 (issue 21348: 0.9 x 79.1 GiB less the weights and the 8.11 GiB that it
-    logged for caches). SGLang takes activations and graphs from what its mem_fraction_static
-    leaves: there it is the CUDA context alone.
+    4 GiB for one rank, 8 GiB for each of several, a tenth of a small GPU at most: rounded guesses,
+    for an engine measures it at its start. vLLM on H100: 3.1 GiB for Llama 3 8B alone, 4.8 GiB for
+    each of two ranks (pull request 10511); 8.0 GiB for each of four with Qwen3-235B-A22B in FP8
+    (issue 21348: 0.9 x 79.1 GiB less the weights and the 8.11 GiB that it logged for caches).
+    SGLang takes activations and graphs from what its mem_fraction_static leaves: there it is the
+    CUDA context alone, 1 GiB.
     """
-    if engine == "sglang":
-        return GIB
-    return 4 * GIB if ranks == 1 else 8 * GIB
+    most = 4 if ranks == 1 else 8
+    tenth = gpu.memory_bytes // GIB // 10
+    return GIB * (1 if engine == "sglang" else max(1, min(most, tenth)))

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostprep.errors import BadInputError
-from hostprep.sizing.gpus import GIB, GPUS, GpuBudget, gpu_of_product, gpus_named
+from hostprep.sizing.gpus import (
+    GIB,
+    GPUS,
+    GpuBudget,
+    default_reserve_bytes,
+    gpu_of_product,
+    gpus_named,
+)
 from hostprep.sizing.weights import RankWeights
 
 pytestmark = pytest.mark.unit
@@ -132,3 +139,20 @@ def test_what_vllm_logged_is_what_is_left() -> None:
         reserve_bytes=int((1.79 + 1.26) * GIB),
     )
     assert found.caches_bytes / GIB == pytest.approx(53.29, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ranks", "engine", "gib"),
+    [
+        ("h200", 1, None, 4),
+        ("h200", 8, "vllm", 8),
+        ("h100", 8, "trtllm", 7),
+        ("l4", 8, "vllm", 2),
+        ("8Gi", 1, None, 1),
+        ("h200", 8, "sglang", 1),
+    ],
+)
+def test_the_reserve_is_a_guess_that_fits_the_gpu(
+    gpu: str, ranks: int, engine: str | None, gib: int
+) -> None:
+    assert default_reserve_bytes(gpus_named(gpu).gpu, ranks, engine) == gib * GIB
