@@ -16,7 +16,7 @@ from hostprep.agent.messages import (
     PoolObservation,
     RegionObservation,
 )
-from hostprep.api.node_resource import MAX_REFUSED, HugePageStatus
+from hostprep.api.node_resource import HugePageStatus
 from hostprep.client.handoff import (
     Handoff,
     Region,
@@ -193,7 +193,7 @@ def _kept(paths: PoolPaths, region: RegionFacts, state: str) -> KeptObservation 
         recovered_bytes=report.recovered_bytes,
         kept_blocks=report.kept_blocks,
         loaded_blocks=report.loaded_blocks,
-        refused=tuple(sorted(report.refused)[:MAX_REFUSED]),
+        refused=tuple(sorted(report.refused)),
     )
 
 

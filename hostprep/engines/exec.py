@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 
 from hostprep.client.claim import claim
 from hostprep.client.environment import WARM, LeaseEnvironment
+from hostprep.client.handoff import read_handoff
 from hostprep.client.lease import Lease, Request
 from hostprep.client.owner import Owner, check_owner_name, read_token_file
 from hostprep.engines.installation import find_program
 from hostprep.engines.links import check_paths, check_template, link_at, link_regions
-from hostprep.errors import BadInputError, NotReadyError
+from hostprep.errors import BadInputError, HostprepError, NotReadyError
 from hostprep.linux.files import from_os_error
 from hostprep.paths import PoolPaths
 from hostprep.zipapp import pass_on
@@ -22,6 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from typing import NoReturn
+
+_PAUSE_S = 0.05
 
 
 def run_exec(options: argparse.Namespace) -> NoReturn:
@@ -62,9 +66,11 @@ def run_exec(options: argparse.Namespace) -> NoReturn:
     _find_program(command[0])
     if options.link is not None:
         check_template(paths, options.link, request.wanted)
+    wait_timeout_s = options.wait
     if options.warm is not None:
+        wait_timeout_s = _wait_for_pool(options, paths, request, because)
         request = replace(request, owner=_owner(options))
-    leases = _claim(paths, request, options.wait, because)
+    leases = _claim(paths, request, wait_timeout_s, because)
     variables = {**os.environ, **LeaseEnvironment.of(leases).to_variables()}
     variables.pop(WARM, None)  # of a surrounding `exec`: these regions are not kept by that
     if options.warm is not None:
@@ -180,11 +186,35 @@ def _claim(paths: PoolPaths, request: Request, wait_timeout_s: float, because: s
     try:
         return claim(paths, request, wait_timeout_s=wait_timeout_s, on_ending=_say_what_ends)
     except NotReadyError as error:
-        if not because or error.reason != "NoSuchRegion":
-            raise
-        raise BadInputError(
-            f"{because}: {error.message}", reason="DoesNotFit", remedy=error.remedy
-        ) from error
+        raise _with_reason(error, because) from error
+
+
+def _with_reason(error: NotReadyError, because: str) -> HostprepError:
+    if not because or error.reason != "NoSuchRegion":
+        return error
+    return BadInputError(f"{because}: {error.message}", reason="DoesNotFit", remedy=error.remedy)
+
+
+def _wait_for_pool(
+    options: argparse.Namespace, paths: PoolPaths, request: Request, because: str
+) -> float:
+    """Wait until the pool could serve the claim, so that no owner's file is made for nothing.
+
+    Returns the seconds that are left to wait. Raises as the claim would.
+    """
+    if not options.owner_file or os.path.lexists(options.owner_file):
+        return float(options.wait)
+    deadline_s = time.monotonic() + float(options.wait)
+    while True:
+        left_s = deadline_s - time.monotonic()
+        try:
+            request.candidates(read_handoff(paths))
+        except NotReadyError as error:
+            if left_s <= 0:
+                raise _with_reason(error, because) from error
+        else:
+            return max(0.0, left_s)
+        time.sleep(min(_PAUSE_S, left_s))
 
 
 def _find_program(command: str) -> str:

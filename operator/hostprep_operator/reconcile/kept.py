@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from hostprep.api.node_resource import NodeStatus, RegionStatus, field_label
@@ -11,8 +10,11 @@ from hostprep_operator.reconcile.changes import EventNote
 Key = tuple[str, str, str]
 """Pool, region and reason of the event."""
 
-REFUSED_EVERY_S = 600.0
-"""At most one WarmRestartRefused a region in this time: engines write what it is about."""
+EVERY_S = 600.0
+"""In this time at most one WarmRestartRefused a region: engines write what it is about."""
+MOST_GIVEN_UP = 16
+"""And so many KeptContentsGivenUp a pool, of all its regions on the node: an engine that writes
+another owner into its sidecar each round would give one up each round."""
 
 _REFUSED = "WarmRestartRefused"
 _SHOWN_FIELDS = 8
@@ -35,7 +37,8 @@ class KeptNews:
         self._is_first = True
         self._seen: dict[Key, float] = {}
         """When the last one happened, as the status says."""
-        self._told_s: dict[Key, float] = {}
+        self._told_s: dict[Key, tuple[float, ...]] = {}
+        """When events that are limited were posted lately; a limit of a pool's has no region."""
 
     def take(self, status: NodeStatus, *, now_s: float) -> tuple[EventNote, ...]:
         """Return the events of what is new. `now_s`: of any clock that only goes forward."""
@@ -45,14 +48,16 @@ class KeptNews:
         if self._is_first:
             self._is_first = False
             return ()
-        due = [key for key in new if self._is_due(key, now_s)]
-        self._told_s.update(dict.fromkeys(due, now_s))
-        return tuple(notes[key][1] for key in due)
+        return tuple(notes[key][1] for key in new if self._is_due(key, now_s))
 
     def _is_due(self, key: Key, now_s: float) -> bool:
-        if key[2] != _REFUSED:
-            return True
-        return now_s - self._told_s.get(key, -math.inf) >= REFUSED_EVERY_S
+        """Whether an event is within its limit; if it is, it counts."""
+        pool, _region, reason = key
+        limited, most = (key, 1) if reason == _REFUSED else ((pool, "", reason), MOST_GIVEN_UP)
+        lately = tuple(at_s for at_s in self._told_s.get(limited, ()) if now_s - at_s < EVERY_S)
+        is_due = len(lately) < most
+        self._told_s[limited] = (*lately, now_s) if is_due else lately
+        return is_due
 
 
 def kept_notes(status: NodeStatus) -> dict[Key, tuple[float, EventNote]]:

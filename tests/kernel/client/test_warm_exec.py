@@ -161,6 +161,21 @@ def test_a_refused_owner_claims_nothing(node: Node, tmp_path: Path) -> None:
     assert read_sidecar(PoolPaths(node.root, POOL), "node0-0") is None
 
 
+def test_no_token_is_made_for_memory_that_is_not_there(node: Node, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    for options in ((), ("--wait", "0.2")):
+        refused = _exec(node, _READ, *_warm(token), *options)
+        assert refused.returncode == 1, refused.stderr
+        assert "run `hostprep prepare`" in refused.stderr
+        assert not token.exists()
+    node.prepare([pool_of()])
+    refused = _exec(node, _READ, *_warm(token), "--region", "node7-0")
+    assert "has no region node7-0" in refused.stderr
+    assert not token.exists()
+    assert _exec(node, _READ, *_warm(token)).returncode == 0
+    assert token.exists()
+
+
 def test_one_kept_region_at_a_time_gives_way_to_who_waits(node: Node, tmp_path: Path) -> None:
     node.prepare([pool_of(regions=2)])
     for region in ("node0-1", "node0-0"):

@@ -9,7 +9,7 @@ import pytest
 
 from hostprep.api.node_resource import GivenUp, KeptStatus, NodeStatus, PoolStatus, RegionStatus
 from hostprep_operator.reconcile.changes import EventNote
-from hostprep_operator.reconcile.kept import REFUSED_EVERY_S, KeptNews, kept_notes
+from hostprep_operator.reconcile.kept import EVERY_S, MOST_GIVEN_UP, KeptNews, kept_notes
 from hostprep_operator.records import HostMemoryNodeRecord
 
 pytestmark = pytest.mark.unit
@@ -85,7 +85,7 @@ def _gone(at_s: float) -> NodeStatus:
     return _status(given_up=GivenUp(name="chat", at_s=at_s, reason="Waiters"))
 
 
-def _told(*statuses: NodeStatus, every_s: float = REFUSED_EVERY_S) -> list[int]:
+def _told(*statuses: NodeStatus, every_s: float = EVERY_S) -> list[int]:
     """Return how many events each status leads to, one after the other."""
     news = KeptNews()
     return [
@@ -119,6 +119,26 @@ def test_an_engine_that_refuses_again_and_again_is_told_of_every_ten_minutes() -
     told = _told(*statuses, every_s=60.0)
     assert [turn for turn, count in enumerate(told) if count] == [1, 11, 21]
     assert sum(_told(NodeStatus(), *map(_gone, (1.0, 2.0, 3.0)), every_s=1.0)) == 3, "the agent's"
+
+
+def test_an_engine_that_names_another_owner_each_round_leads_to_few_events() -> None:
+    """The agent finds its sidecar changed, and what was kept given up, each time."""
+
+    def renamed(turn: int) -> NodeStatus:
+        gone = GivenUp(name=f"chat-{turn}", at_s=float(turn), reason="Claimed")
+        status = _status(KeptStatus(name=f"chat-{turn + 1}"), gone)
+        (pool,) = status.pools
+        return NodeStatus(pools=(replace(pool, name="batch"), pool))
+
+    told = _told(NodeStatus(), *map(renamed, range(1, 361)), every_s=10.0)
+    assert sum(told) == 2 * MOST_GIVEN_UP * 6, "of each pool so many in ten minutes"
+    assert max(told) == 2
+
+
+def test_a_whole_nodes_regions_are_told_of_at_once() -> None:
+    (pool,) = _gone(5.0).pools
+    regions = tuple(replace(pool.regions[0], name=f"node0-{n}") for n in range(MOST_GIVEN_UP))
+    assert _told(NodeStatus(), NodeStatus(pools=(replace(pool, regions=regions),))) == [0, 16]
 
 
 def test_regions_are_told_of_each_by_itself() -> None:
