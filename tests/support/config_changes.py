@@ -26,7 +26,7 @@ Kept = Mapping[tuple[int | None, int, bool], float]
 TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
 _OTHER_MODEL = ("model_type", "architectures", "quantization_config")
 """Without one of these it is another model, or the same one before it was quantized."""
-_DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+_DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 """A file that does not count its layers for drafts has none: engines then draft otherwise."""
 _INSTEAD = {"num_global_key_value_heads": "num_key_value_heads"}
 """What stands for a field that is left out (transformers 5.19, configuration_gemma4.py)."""
@@ -286,7 +286,7 @@ def verdict(
     if error is not None:
         named = base is None or any(name in error.message for name in change.names)
         wrong = "" if named and error.remedy else f"refused without a word of it: {error}"
-    elif change.must_refuse or base is None:
+    elif change.must_refuse or (base is None and change.same_as is None):
         wrong = f"accepted, {'the same' if kept == base else 'changed'}: {_shown(kept)}"
     elif kept == base or (
         change.same_as and kept == kept_or_refused(change.same_as, quantization, drafts)[0]
