@@ -15,14 +15,15 @@ _HOST = ("HOST TIER", "BYTES", "BLOCK BYTES", "BLOCKS", "BLOCKS A REQUEST", "REQ
 def show_engine(sizing: EngineSizing) -> None:
     """Print what the engine makes of the model."""
     say(
-        f"{sizing.engine} {sizing.version} does not start with less than "
-        f"{format_bytes(sizing.least_bytes)} for caches on each GPU"
+        f"{sizing.engine} {sizing.version} serves a request of {sizing.limits.max_seq_len} tokens "
+        f"with no less than {format_bytes(sizing.least_bytes)} for caches on each GPU"
     )
     print_table("", _GROUPS, [_row(group) for group in sizing.groups])
     if sizing.gpu is not None:
         tier = sizing.gpu
+        size = f" of {format_bytes(tier.block_bytes)}" if tier.block_bytes else ""
         say(
-            f"GPU: {tier.blocks} blocks of {format_bytes(tier.block_bytes)}, {tier.tokens} tokens, "
+            f"GPU: {tier.blocks} blocks{size}, {tier.tokens} tokens, "
             f"{tier.concurrency:.2f} requests of {sizing.limits.max_seq_len} at once; it will log:"
         )
         for line in tier.log_lines:

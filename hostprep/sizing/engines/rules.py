@@ -75,7 +75,7 @@ class EngineTier:
 
     blocks: int
     block_bytes: int
-    """On the fullest rank."""
+    """On the fullest rank; 0 where pools have blocks of their own."""
     tokens: int
     """As the engine counts them, which may be fewer than blocks x tokens of a block."""
     concurrency: float
@@ -121,7 +121,8 @@ class EngineSizing:
     block_bytes: int
     """GPU memory of one block on the fullest rank; 0 where pools have blocks of their own."""
     least_bytes: int
-    """GPU memory of each rank for caches with less than which the engine does not start."""
+    """GPU memory of each rank for caches with less than which no request of `max_seq_len` is
+    served; vLLM does not even start then."""
     gpu: EngineTier | None
     host: tuple[EngineHost, ...]
     """Each way that its host tier can be attached; empty where no host memory is given."""
