@@ -161,6 +161,8 @@ _16_BIT = (
 )  # fmt: skip
 _MXFP4_BLOCK = 32
 _NVFP4_BLOCK = 16
+_MOST_BLOCKS = 1024
+"""Of what a model sees with; the largest have about 60."""
 
 
 def _ends(config: ModelConfig, *, tied: bool = False, root: str = "model") -> _Shapes:
@@ -310,7 +312,7 @@ def _qwen_vision(vision: ModelConfig) -> _Shapes:
     yield f"{at}.patch_embed.proj.weight", (hidden, channels, frames, patch, patch)
     yield f"{at}.patch_embed.proj.bias", (hidden,)
     yield f"{at}.pos_embed.weight", (vision.integer("num_position_embeddings"), hidden)
-    for index in range(vision.integer("depth")):
+    for index in range(vision.integer("depth", most=_MOST_BLOCKS)):
         block = f"{at}.blocks.{index}"
         for norm in ("norm1", "norm2"):
             yield f"{block}.{norm}.weight", (hidden,)
