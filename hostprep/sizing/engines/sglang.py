@@ -230,7 +230,7 @@ class SGLangRules:
                 )
             pools = _pools_of_bytes(stages, limits, memory.gpu_bytes)
         return EngineSizing(
-            engine="SGLang",
+            engine=self.name,
             version=self.version,
             model=model,
             limits=limits,

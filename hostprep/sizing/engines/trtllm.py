@@ -275,7 +275,7 @@ class TrtLlmRules:
                 "avg_seq_len divide it otherwise, and later releases do by themselves"
             )
         return EngineSizing(
-            engine="TensorRT-LLM",
+            engine=self.name,
             version=self.version,
             model=model,
             limits=limits,

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from hostprep.api.pool_resource import load_pools
+from hostprep.cli.main import main
 from hostprep.sizing.config import load_config
 from hostprep.sizing.dtypes import TypeChoice
 from hostprep.sizing.engines import rules_of
@@ -47,6 +49,39 @@ def test_the_same_pools_are_logged_in_the_same_words(log: dict[str, Any]) -> Non
     for line in log["lines"]:
         assert line in found.log_lines
     assert log["address"].startswith("https://")
+
+
+@pytest.mark.parametrize(
+    ("engine", "integration", "said"),
+    [
+        ("sglang", "sglang", "give --hicache-size 21"),
+        ("trtllm", "lmcache", "give kv_cache_config.host_cache_size 21474836480"),
+    ],
+)
+def test_people_are_told_and_a_pool_is_made(
+    capsys: pytest.CaptureFixture[str], engine: str, integration: str, said: str
+) -> None:
+    model = str(MODELS / "llama-3.1-8b.json")
+    asked = ["size", model, "--engine", engine, "--gpu-memory", "40Gi", "--host-memory", "20Gi"]
+    assert main(asked) == 0
+    told = capsys.readouterr().out
+    assert f"{engine} {rules_of(engine).version} serves a request of 131072 tokens" in told
+    assert said in told
+    assert main([*asked, "-o", "yaml"]) == 0
+    (spec,) = load_pools(capsys.readouterr().out, source="pool.yaml")
+    assert spec.sizing is not None
+    assert spec.sizing.integration == integration
+
+
+def test_pools_without_blocks_of_one_size_are_not_shown_with_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = str(MODELS / "gpt-oss-120b.json")
+    asked = ["--max-seq-len", "8192", "--gpu-memory", "40Gi"]
+    assert main(["size", model, "--engine", "sglang", *asked]) == 0
+    told = capsys.readouterr().out
+    assert "full_layer_tokens=" in told
+    assert " of 0 B" not in told
 
 
 def _bytes(group: EngineGroup, log: dict[str, Any]) -> float:
