@@ -74,11 +74,13 @@ class ModelConfig:
         path: str = "",
         defaults: Mapping[str, Any] | None = None,
         outer: Mapping[str, Any] | None = None,
+        inherited: frozenset[str] = frozenset(),
     ) -> None:
         self._fields = fields
         self._defaults = defaults or {}
         self._outer = outer or {}
         self._path = path
+        self._inherited = inherited
         self._read: set[str] = set()
         self._parts: list[ModelConfig] = []
         self.source = source
@@ -94,6 +96,7 @@ class ModelConfig:
             path=self._path,
             defaults=defaults,
             outer=self._outer,
+            inherited=self._inherited,
         )
 
     def has(self, key: str) -> bool:
@@ -114,6 +117,13 @@ class ModelConfig:
 
     def _value(self, key: str) -> Any:
         return self._fields[key] if key in self._fields else self._defaults.get(key)
+
+    def beside(self, key: str) -> Any:
+        """Return what the file has under that name beside the language model's part, if anything.
+
+        None where there is no part of its own.
+        """
+        return self._outer.get(key)
 
     def read(self, *keys: str) -> None:
         """Note that the fields were understood, whatever they hold."""
@@ -248,7 +258,7 @@ class ModelConfig:
 
     def missing(self, *keys: str) -> BadInputError:
         """Return the error for fields that are not there."""
-        names = ", ".join(self._path + key for key in keys)
+        names = ", ".join(self._named(key) for key in keys)
         verb = "is" if len(keys) == 1 else "are"
         return BadInputError(
             f"{self.source}: {names} {verb} missing",
@@ -259,14 +269,19 @@ class ModelConfig:
     def wrong(self, key: str, why: str, remedy: str = "") -> BadInputError:
         """Return the error for a field that cannot be."""
         return BadInputError(
-            f"{self.source}: {self._path}{key} {why}",
+            f"{self.source}: {self._named(key)} {why}",
             remedy=remedy or PUBLISHED_CONFIG,
         )
+
+    def _named(self, key: str) -> str:
+        """Return the field's name with its path; what the part has of the whole has none."""
+        first = re.split(r"\W", key, maxsplit=1)[0]
+        return key if first in self._inherited else f"{self._path}{key}"
 
     def unknown(self, key: str, why: str, remedy: str = "") -> BadInputError:
         """Return the error for a field that speaks of a cache that is not known here."""
         return BadInputError(
-            f"{self.source}: {self._path}{key} {why}",
+            f"{self.source}: {self._named(key)} {why}",
             reason="UnknownArchitecture",
             remedy=remedy or "give a model of a known kind",
         )
@@ -364,8 +379,14 @@ def _text_part(document: Mapping[str, Any], source: str) -> ModelConfig:
     while True:
         present = [key for key in _TEXT_PARTS if fields.get(key) is not None]
         if not present:
-            inherited = _inherited(document, fields)
-            return ModelConfig(inherited, source=source, path=path, outer=outer)
+            whole = _inherited(document, fields)
+            return ModelConfig(
+                whole,
+                source=source,
+                path=path,
+                outer=outer,
+                inherited=frozenset(key for key in whole if fields.get(key) is None),
+            )
         if len(present) > 1:
             raise BadInputError(
                 f"{source}: {path}{present[0]} and {path}{present[1]} contradict each other",

@@ -420,13 +420,19 @@ def _family_of(config: ModelConfig) -> tuple[str, Family]:
 
 
 def _check_architectures(config: ModelConfig, kind: str, family: Family) -> None:
-    """Refuse a class of another known kind: engines choose their code by it, not by the kind."""
-    for name in config.listed("architectures", str) or ():
-        stem = _plain_name(_CLASS_ENDS.sub("", name))
+    """Refuse the class of another known kind, of the whole too: engines choose their code by it."""
+    whole = config.beside("architectures")
+    said = [("architectures", name) for name in config.listed("architectures", str) or ()]
+    said += [
+        ("architectures of the whole", name) for name in (whole if isinstance(whole, list) else ())
+    ]
+    said.append(("model_type of the whole", config.beside("model_type")))
+    for field, name in said:
+        stem = _plain_name(_CLASS_ENDS.sub("", name)) if isinstance(name, str) else ""
         other = next((one for one in KINDS if _plain_name(one) == stem), None)
         if other is not None and FAMILIES[other] is not family and stem != _plain_name(kind):
             raise config.wrong(
-                "architectures", f"names {other}, and model_type {kind}: they contradict each other"
+                "model_type", f"is {kind}, and {field} {other}: they contradict each other"
             )
 
 

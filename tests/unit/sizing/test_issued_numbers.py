@@ -607,6 +607,17 @@ def test_kinds_that_were_refused_are_sized(
     assert {name: group.slot_bytes / 128 for name, group in found.items()} == expected
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("architectures", ["BambaForCausalLM"]), ("model_type", "bamba")]
+)
+def test_a_whole_of_another_kind_than_its_text_part_is_refused(field: str, value: object) -> None:
+    text = {**LLAMA, "architectures": ["LlamaForCausalLM"]}
+    whole = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}
+    assert model_from({**whole, "text_config": text}).layers
+    words = refusal({**whole, "text_config": text, field: value})
+    assert f"model_type is llama, and {field} of the whole bamba: they contradict" in words
+
+
 def test_a_kind_of_which_no_class_is_known_needs_its_heads() -> None:
     fields = {**LLAMA, "model_type": "mimo", "num_key_value_heads": None}
     assert "num_key_value_heads is missing" in refusal(fields)
@@ -649,12 +660,12 @@ def test_chunks_are_told_from_windows() -> None:
         (
             LLAMA,
             {"architectures": ["BambaForCausalLM"]},
-            "architectures names bamba, and model_type",
+            "model_type is llama, and architectures bamba",
         ),
         (
             LLAMA,
             {"architectures": ["Gemma3ForConditionalGeneration"]},
-            "architectures names gemma3",
+            "model_type is llama, and architectures gemma3",
         ),
         (LLAMA, {"is_encoder_decoder": True}, "is_encoder_decoder may say"),
         (PHI_4_MINI, {"full_attn_mod": 2}, "full_attn_mod is not 1"),
