@@ -67,6 +67,9 @@ class EngineGroup:
     blocks_per_request: int
     """That the engine reserves for a request of `max_seq_len`."""
     window: int | None = None
+    """Tokens that its layers look back on; None for all."""
+    is_chunked: bool = False
+    """Whether they look back to the beginning of a chunk of `window` tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from hostprep.api.slot_layout import round_up
 from hostprep.errors import BadInputError
 from hostprep.sizing.config import ModelConfig
-from hostprep.sizing.dtypes import AUTO, TypeChoice
+from hostprep.sizing.dtypes import AUTO, DeclaredTypes, TypeChoice
 from hostprep.sizing.engines.rules import (
     Default,
     Device,
@@ -50,6 +50,9 @@ layers of the smallest kind: then as many as the smallest (_get_kv_cache_groups_
 """
 _CHECKPOINTED = frozenset({"mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h"})
 """Families whose states are Mamba 2's: a prompt's last one is kept too (mamba_mixer2.py)."""
+_STATES_ALONE = frozenset({"mamba", "mamba2", "falcon_mamba"})
+_MODELOPT = frozenset({"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4"})
+"""ModelOpt's ways to quantize that vLLM knows from hf_quant_config.json."""
 _KEEPS_ALL = frozenset({Kind.FULL, Kind.LATENT, Kind.INDEX, Kind.COMPRESSED})
 _LATENTS = frozenset({Kind.LATENT, Kind.INDEX, Kind.COMPRESSED, Kind.COMPRESSOR})
 
@@ -116,12 +119,16 @@ class VllmRules:
         Recurrent states have the model's type, unless the config of a Nemotron-H or Qwen3.5 says
         another; Nemotron-H's are float32 where it does not, and those of Kimi's delta attention
         always (model_executor/models/config.py, MambaStateDtypeCalculator).
+        Raises BadInputError where a checkpoint's quantization of its KV cache is not what vLLM
+        makes of it.
         """
         declared = declared_types(config)
         model = declared.model.name if declared.model.name != "float32" else "bfloat16"
         made = choice
         keeps_latents = declared.is_latent and declared.has_index and not declared.is_compressed
-        if choice.kv == AUTO and keeps_latents and declared.kv is None:
+        if choice.kv == AUTO and declared.kv is not None:
+            _check_declared(config, declared, model, device)
+        elif choice.kv == AUTO and keeps_latents:
             is_fp8 = declared.family == "glm_moe_dsa" and device.capability // 10 == _BLACKWELL
             made = replace(made, kv="fp8" if is_fp8 else model)
         if choice.state == AUTO:
@@ -193,6 +200,43 @@ class VllmRules:
             ),
             notes=tuple(notes) + _waste(groups, layers, block_bytes, limits),
         )
+
+
+def _check_declared(
+    config: ModelConfig, declared: DeclaredTypes, model: str, device: Device
+) -> None:
+    """Refuse a KV cache's quantization that vLLM does not follow. Raises BadInputError.
+
+    It follows those of compressed-tensors, and of ModelOpt where the quantization names ModelOpt
+    (utils/torch_utils.py, resolve_kv_cache_dtype_string; model_arch_config_convertor.py). Of what
+    ModelOpt says Hopper's sparse attention has no kernel, though it has one for `fp8`.
+    """
+    kv = declared.kv.name if declared.kv else AUTO
+    if not _is_followed(config):
+        raise BadInputError(
+            f"{config.source}: the checkpoint says that its KV cache is {kv}, in a way that vLLM "
+            f"{VERSION} does not look at: it keeps {model}",
+            remedy=f"give --kv-dtype {model}, or {kv} to both (vLLM's --kv-cache-dtype)",
+        )
+    if declared.has_index and declared.is_latent and device.capability // 10 != _BLACKWELL:
+        raise BadInputError(
+            f"{config.source}: the checkpoint says that its KV cache is {kv}, for which vLLM "
+            f"{VERSION} has no kernel of sparse attention on {device.name} unless it is told so",
+            remedy=f"give --kv-dtype {kv}, and vLLM --kv-cache-dtype {kv}, or {model} to both",
+        )
+
+
+def _is_followed(config: ModelConfig) -> bool:
+    held = config.value("quantization_config")
+    if held is None:
+        held = config.value("hf_quant_config")
+    if not isinstance(held, dict):
+        return False
+    producer, inner = held.get("producer"), held.get("quantization")
+    name = producer.get("name") if isinstance(producer, dict) else None
+    algorithm = inner.get("quant_algo") if isinstance(inner, dict) else None
+    by_name = name == "modelopt" and str(algorithm).upper() in _MODELOPT
+    return by_name or str(held.get("quant_method")).startswith(("modelopt", "compressed"))
 
 
 def _block_tokens(model: Model, device: Device) -> tuple[int, str]:
@@ -475,11 +519,11 @@ def _states_of_request(model: Model, limits: Limits) -> int:
     """Return the states of one request: one, and one for each draft.
 
     Where there is attention too, prefixes are cached and states aligned to blocks: one more, and
-    with Mamba 2 another one of the prompt (MambaSpec.max_memory_usage_bytes). A model of states
-    alone has no cached prefixes by default.
+    with Mamba 2 another one of the prompt (MambaSpec.max_memory_usage_bytes). Models that have
+    states alone by their class have no cached prefixes by default.
     """
     states = 1 + limits.speculative_tokens
-    if all(store.kind is Kind.STATE for store in model.stores):
+    if model.family in _STATES_ALONE:
         return states
     return states + 1 + (model.family in _CHECKPOINTED)
 
@@ -516,6 +560,7 @@ def _described(group: _Group, model: Model, limits: Limits, block_bytes: int) ->
         page_bytes=page,
         blocks_per_request=_blocks_of_request(spec, model, limits),
         window=spec.window,
+        is_chunked=spec.kind is Kind.CHUNK,
     )
 
 

@@ -157,7 +157,7 @@ def host_tiers(
 def blocks_of_request(groups: Sequence[EngineGroup], tokens: int) -> tuple[int, tuple[str, ...]]:
     """Return the host blocks that a prompt of so many tokens leaves, and what to say of windows."""
     whole = {g.tokens_per_block for g in groups if g.tokens_per_block and g.window is None}
-    sizes = whole or {max(g.tokens_per_block for g in groups)}
+    sizes = whole or {max(group.tokens_per_block for group in groups)}
     aligned_to = sizes.pop() if len(sizes) == 1 else None
     blocks, notes = 0, []
     for group in groups:
@@ -166,7 +166,7 @@ def blocks_of_request(groups: Sequence[EngineGroup], tokens: int) -> tuple[int, 
             blocks += 1
         elif group.window is None:
             blocks += tokens // block
-        elif aligned_to is None or aligned_to % block:
+        elif group.is_chunked or aligned_to is None or aligned_to % block:
             notes.append(f"all blocks of {group.name} are stored, as if it were full")
             blocks += tokens // block
         else:
