@@ -122,7 +122,7 @@ class VllmRules:
         Raises BadInputError where a checkpoint's quantization of its KV cache is not what vLLM
         makes of it.
         """
-        declared = declared_types(config)
+        declared = declared_types(config, reads_kv=choice.kv == AUTO)
         model = declared.model.name if declared.model.name != "float32" else "bfloat16"
         made = choice
         keeps_latents = declared.is_latent and declared.has_index and not declared.is_compressed

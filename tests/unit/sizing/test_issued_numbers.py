@@ -14,6 +14,8 @@ import pytest
 from hostprep.errors import BadInputError
 from hostprep.sizing.config import load_config
 from hostprep.sizing.dtypes import TypeChoice
+from hostprep.sizing.engines import rules_of
+from hostprep.sizing.engines.rules import DEFAULT_DEVICE
 from hostprep.sizing.families import read_model
 from hostprep.sizing.groups import CacheGroup, groups_of, min_slots, slots_of_request
 from hostprep.sizing.model import Kind
@@ -389,6 +391,8 @@ def test_two_files_that_do_not_say_the_same_of_the_cache_are_refused() -> None:
         read_model(both, name="m")
     chosen = read_model(both, name="m", choice=TypeChoice(kv="fp8"))
     assert chosen.types.kv.name == "fp8"
+    vllm = rules_of("vllm").types(both, TypeChoice(kv="fp8"), DEFAULT_DEVICE)
+    assert vllm.kv == "fp8"  # and no refusal: that is what the remedy says
     alone = load_config(json.dumps(LLAMA).encode(), source="config.json", quantization=beside)
     assert read_model(alone, name="m").types.kv.name == "fp8"
 
