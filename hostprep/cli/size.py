@@ -109,6 +109,7 @@ def size(models: tuple[str, ...], output: str, is_list: bool, **options: Any) ->
     check_pool_options(len(models), output, pool)
     integration = chosen_integration(options["engine"], options["integration"])
     options["engine"] = options["engine"] or engine_of(integration)
+    pool["integration"] = integration
     request = request_of(options)
     is_one = len(models) == 1
     if output == "yaml":

@@ -77,7 +77,7 @@ def _pool_yaml(
         one.sizing,
         one.engine,
         one.memory,
-        integration=options["integration"],
+        integration=options["integration"] or "",
         backings=_backings(options["backing"]),
         regions=options["regions"],
     )

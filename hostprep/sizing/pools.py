@@ -156,41 +156,40 @@ def shape_pool(
     engine: EngineSizing | None,
     memory: Memory,
     *,
-    integration: str | None = None,
+    integration: str = "",
     backings: Sequence[Backing] = DEFAULT_BACKINGS,
     regions: str | None = None,
 ) -> PoolShape:
     """Return the shape of a pool with that sizing.
 
-    `engine`: what its rules say, where one is named; `memory`: what was asked for. `integration`,
-    `backings` and `regions` are options, the usual ones where they are not given. Raises
-    BadInputError where they make no pool, with the option named.
+    `engine`: what its rules say, where one is named; `memory`: what was asked for; `integration`:
+    as `chosen_integration` has it. `backings` and `regions` are options, the usual ones where they
+    are not given. Raises BadInputError where they make no pool, with the option named.
     """
-    chosen = chosen_integration(engine.engine if engine else None, integration)
     page_bytes = max(GROUP_ALIGN_BYTES, *(backing.page_bytes for backing in backings))
     ranks, host = _ranks(sizing), None
-    if chosen and ranks > 1 and regions == _PER_GPU:
+    if integration and ranks > 1 and regions == _PER_GPU:
         raise BadInputError(
             f"--regions: {_PER_GPU} is a region for each GPU, and an engine with {ranks} claims "
             "one for all of them",
             remedy="give the number of engines on each node, or leave it out for one",
         )
-    if chosen in WAYS:
-        host = _host_pool(sizing, engine, chosen, page_bytes)
+    if integration in WAYS:
+        host = _host_pool(sizing, engine, integration, page_bytes)
         plan = _counted(sizing, engine, host, memory)
-    elif chosen:
-        rank_bytes = _rank_bytes(sizing, engine, memory, chosen)
-        plan = _in_bytes(sizing, rank_bytes, chosen, page_bytes, regions)
+    elif integration:
+        rank_bytes = _rank_bytes(sizing, engine, memory, integration)
+        plan = _in_bytes(sizing, rank_bytes, integration, page_bytes, regions)
     else:
         plan = _Plan(_layout_spec(sizing.layout) | {"regionsPerEngine": ranks}, ranks)
     asked: int | str = plan.regions if regions is None else regions
     return PoolShape(
-        integration=chosen,
+        integration=integration,
         sizing=plan.sizing,
         regions=int(asked) if str(asked).isdigit() else asked,
         backings=tuple(backings),
         ranks=ranks,
-        engine=f"{integration_of(chosen).engine} {engine.version}" if chosen and engine else "",
+        engine=f"{integration_of(integration).engine} {engine.version}" if host and engine else "",
         host=host,
     )
 

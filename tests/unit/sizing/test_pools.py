@@ -128,8 +128,8 @@ def test_a_region_is_the_smallest_that_holds_all_blocks_of_the_memory_asked_for(
 def test_what_the_rules_have_for_tokens_is_what_the_region_has() -> None:
     sizing = sizing_of(memory=Memory(host_tokens=100_000))
     engine = engine_of(sizing, block_bytes=512 * KIB)
-    shape = shape_pool(sizing, engine, Memory(host_tokens=100_000))
-    assert shape.integration == "vllm-offloading"
+    memory = Memory(host_tokens=100_000)
+    shape = shape_pool(sizing, engine, memory, integration=chosen_integration("vllm", None))
     size_bytes = read(shape).region_bytes or 0
     assert shape.kept_blocks(size_bytes) == 100
     assert "--engine vllm-offloading -- vllm serve" in shape.command("chat")
@@ -194,17 +194,31 @@ def test_the_integration_is_the_engines_usual_one_or_the_one_named(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"integration": "vlm"}, "--integration: there is no engine 'vlm'"),
-        ({"integration": "trtllm"}, "cannot be prepared memory"),
-        ({"integration": "sglang"}, "--integration: sglang is of sglang, and --engine says vllm"),
         ({"integration": "lmcache", "regions": "PerNUMANode"}, "--regions: is PerNUMANode"),
-        ({"regions": "PerGPU"}, "an engine with 8 claims one for all of them"),
+        ({"integration": "vllm", "regions": "PerGPU"}, "an engine with 8 claims one for all"),
     ],
 )
 def test_what_makes_no_pool_is_refused_by_its_option(options: dict[str, Any], words: str) -> None:
     sizing = sizing_of()
     with pytest.raises(BadInputError) as caught:
         shape_pool(sizing, engine_of(sizing, block_bytes=4096), Memory(), **options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "integration", "words"),
+    [
+        (None, "vlm", "--integration: there is no engine 'vlm'"),
+        ("trtllm", "trtllm", "cannot be prepared memory"),
+        ("vllm", "sglang", "--integration: sglang is of sglang, and --engine says vllm"),
+        ("trtllm", "vllm", "--integration: vllm is of vllm, and --engine says trtllm"),
+    ],
+)
+def test_an_integration_that_cannot_be_is_refused(
+    engine: str | None, integration: str, words: str
+) -> None:
+    with pytest.raises(BadInputError) as caught:
+        chosen_integration(engine, integration)
     assert words in str(caught.value)
 
 
@@ -217,10 +231,11 @@ def test_memory_for_no_block_is_refused_with_what_would_do() -> None:
     sizing = sizing_of()
     engine = engine_of(sizing, block_bytes=64 * MIB)
     with pytest.raises(BadInputError) as caught:
-        shape_pool(sizing, engine, Memory(host_bytes=32 * MIB))
+        shape_pool(sizing, engine, Memory(host_bytes=32 * MIB), integration="vllm-offloading")
     assert "--host-memory: 256 MiB for 8 rank(s) holds no block" in str(caught.value)
     least = int(str(caught.value.remedy).split()[1].removesuffix("Mi"))
-    shape = shape_pool(sizing, engine, Memory(host_bytes=least * MIB))
+    memory = Memory(host_bytes=least * MIB)
+    shape = shape_pool(sizing, engine, memory, integration="vllm-offloading")
     assert shape.sizing["groups"][0]["slots"] == 1
 
 

@@ -251,6 +251,24 @@ def test_with_an_engine_the_pool_is_one_region_for_all_ranks_and_says_its_blocks
     assert blocks in table.split()
 
 
+@pytest.mark.parametrize(
+    ("engine", "integration"),
+    [("vllm", "vllm-offloading"), ("sglang", "sglang"), ("trtllm", "lmcache")],
+)
+def test_every_engine_has_a_pool_of_its_usual_integration(
+    capsys: pytest.CaptureFixture[str], engine: str, integration: str
+) -> None:
+    asked = (LLAMA, "--max-seq-len", "8192", "--tp", "4", "--gpu-memory", "40Gi", "-o", "yaml")
+    for memory in (("--host-memory", "20Gi"), ("--host-tokens", "500000"), ()):
+        told = run(capsys, *asked, *memory, "--engine", engine)
+        (spec,) = load_pools(told, source="pool.yaml")
+        assert spec.sizing is not None
+        assert spec.sizing.integration == integration
+        assert spec.region_bytes == spec.sizing.least_bytes
+        if memory[:1] == ("--host-memory",):
+            assert 79 * GIB <= spec.region_bytes <= 80 * GIB
+
+
 def test_a_way_of_attaching_names_its_engine(capsys: pytest.CaptureFixture[str]) -> None:
     asked = (LLAMA, "--max-seq-len", "8192", "--host-memory", "20Gi", "-o", "yaml")
     told = run(capsys, *asked, "--integration", "vllm-simple")
