@@ -167,9 +167,13 @@ def blocks_of_request(groups: Sequence[EngineGroup], tokens: int) -> tuple[int, 
         elif group.window is None:
             blocks += tokens // block
         elif group.is_chunked or aligned_to is None or aligned_to % block:
-            notes.append(f"all blocks of {group.name} are stored, as if it were full")
+            notes.append(f"of {group.name} the host tier keeps all tokens, as if it were full")
             blocks += tokens // block
         else:
+            notes.append(
+                f"of {group.name} the host tier keeps the window before a prompt's end, not all "
+                "tokens"
+            )
             end = (tokens - 1) // aligned_to * aligned_to // block
             blocks += min(end, -(-(group.window - 1) // block))
     return max(1, blocks), tuple(dict.fromkeys(notes))

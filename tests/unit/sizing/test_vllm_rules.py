@@ -182,8 +182,11 @@ def test_defaults_are_those_of_the_gpu() -> None:
 
 def test_windows_are_not_stored_as_if_full() -> None:
     sizing = _size("gemma-3-27b", tensor_parallel=4, max_seq_len=8192)
-    assert blocks_of_request(sizing.groups, 8192) == (512 + 6 * 64, ())
-    assert blocks_of_request(sizing.groups, 16) == (1, ())  # one block, and no window before it
+    blocks, notes = blocks_of_request(sizing.groups, 8192)
+    assert blocks == 512 + 6 * 64
+    assert len(notes) == 1
+    assert "window-1024" in notes[0]
+    assert blocks_of_request(sizing.groups, 16)[0] == 1  # one block, and no window before it
 
 
 def test_latents_are_once_in_host_memory() -> None:
