@@ -74,8 +74,8 @@ pool_configurator.compute_page_shard_scratch_bytes = lambda *_, **__: 0
 def answer(case: dict[str, Any]) -> dict[str, Any]:
     """Return SGLang's pools for one case."""
     parallel.attn_tp_size = parallel.tp_size = case["tp"]
-    no_split = model_config_modules_without_override(case["family_windows"])
-    model = ModelConfig(model_path=case["folder"], disable_hybrid_swa_memory=no_split)
+    windows_off = _turns_windows_off(case["family_windows"])
+    model = ModelConfig(model_path=case["folder"], disable_hybrid_swa_memory=windows_off)
     backend = case["dsa_backend"]
     exec_.kernel.dsa_prefill_backend = exec_.kernel.dsa_decode_backend = backend
     vars(schedule).update(
@@ -169,7 +169,7 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def model_config_modules_without_override(windows: str) -> bool:
+def _turns_windows_off(windows: str) -> bool:
     """Return whether SGLang's overrides turn the pool of windows off for the model."""
     from sglang.srt.arg_groups.model_overrides.exaone import _exaone_overrides
     from sglang.srt.arg_groups.model_overrides.gemma2_gemma3 import _gemma2_gemma3_overrides
