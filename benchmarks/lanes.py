@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime as dt
 import json
@@ -10,22 +11,22 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.machine import BenchmarkError
 from hostprep.units import format_bytes
 
-if TYPE_CHECKING:
-    import argparse
-
 _SIZE_INCHES = (9.2, 5.4)
 
 
-def add_outputs(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `show` reads."""
+def lanes_parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a command line with what `show` reads, and the backing of the prepared memory."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
+    parser.add_argument("--backing", default="HugeTLB2Mi,Base", help="of the prepared memory")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.add_argument("--from", dest="source", metavar="FILE", help="JSON of an earlier run")
     parser.add_argument("--picture", metavar="FILE", help="draw it, as SVG")
+    return parser
 
 
 def show(

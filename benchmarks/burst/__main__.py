@@ -25,7 +25,7 @@ from benchmarks.burst.scene import (
     simulated_lanes,
 )
 from benchmarks.burst.show import draw, print_run
-from benchmarks.lanes import add_outputs, made_here, recorded, show
+from benchmarks.lanes import lanes_parser, made_here, recorded, show
 from benchmarks.machine import BenchmarkError, own_node
 from hostprep.api.pool_resource import spec_from_options
 from hostprep.backing import MIB
@@ -50,8 +50,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.burst", description=__doc__)
-    add_outputs(parser)
+    parser = lanes_parser("burst", __doc__)
     parser.add_argument("--size", type=_size, default=None, help="of the host tier (2Gi)")
     parser.add_argument(
         "--stands-for",
@@ -60,7 +59,6 @@ def _options() -> argparse.Namespace:
         metavar="SIZE",
         help="simulated: registering takes as long as for this much (512Gi)",
     )
-    parser.add_argument("--backing", default="HugeTLB2Mi,Base", help="of the prepared memory")
     parser.add_argument(
         "--together",
         action="store_true",

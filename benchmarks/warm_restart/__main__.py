@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.burst.load import get
-from benchmarks.lanes import add_outputs, made_here, recorded, show
+from benchmarks.lanes import lanes_parser, made_here, recorded, show
 from benchmarks.machine import BenchmarkError, own_node
 from benchmarks.warm_restart.load import Answer, Load, as_json, ask, question
 from benchmarks.warm_restart.scene import LANES, POOL, Lane, lanes
@@ -48,10 +48,8 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.warm_restart", description=__doc__)
-    add_outputs(parser)
+    parser = lanes_parser("warm_restart", __doc__)
     parser.add_argument("--size", type=parse_quantity, default=parse_quantity("1Gi"))
-    parser.add_argument("--backing", default="HugeTLB2Mi,Base", help="of the prepared memory")
     parser.add_argument("--documents", type=int, default=8, help="that the questions are about")
     parser.add_argument("--tokens", type=int, default=4096, help="of a document")
     parser.add_argument("--seconds", type=float, default=120.0, help="watched after it is up again")

@@ -6,10 +6,8 @@ are few, since one takes 40 s of two cores to start, so that each test of one te
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +31,7 @@ from testbed.engines.vllm_server import (
 )
 from testbed.machine import POOL, clean_node, machine_lock, pool_of
 from testbed.processes import wait_for
+from tests.engines.playing import play_scenes
 from tests.engines.vllm_stage import Stage
 from tests.support.processes import hostprep as command_line
 
@@ -83,24 +82,14 @@ SCENES = (
 
 
 @pytest.fixture(scope="module")
-def outcome(vllm: EnginePython, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Play all scenes in one process: importing vLLM takes longest."""
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Play all scenes in one process."""
     if os.geteuid() != 0:
         pytest.skip("needs root: mounts")
     model = tiny_model(tmp_path_factory.mktemp("scenes") / "model")
     with machine_lock(), clean_node() as node:
         node.prepare([pool_of()])
-        done = subprocess.run(
-            [vllm.path, "-m", "tests.engines.offloading_scenes", node.root, str(model)],
-            cwd=REPOSITORY,
-            env=vllm.environ(PYTHONPATH=str(REPOSITORY), VLLM_LOGGING_LEVEL="WARNING"),
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    played: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+        played = play_scenes("offloading_scenes", node.root, model)
     assert set(played) == set(SCENES)
     return played
 
