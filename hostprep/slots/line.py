@@ -109,15 +109,13 @@ class Line:
     """The tickets of one pool, in order of arrival. The pool holds its lock."""
 
     def __init__(self) -> None:
-        self._tickets: dict[int, weakref.ref[Ticket]] = {}
+        self.tickets: dict[int, weakref.ref[Ticket]] = {}
+        """By number; empty where nobody waits, as mostly."""
         self._last = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._tickets)
 
     def join(self, pool: _Pool) -> Ticket:
         """Return a place behind all others. Raises BusyError where there are too many."""
-        if len(self._tickets) >= MOST_WAITING:
+        if len(self.tickets) >= MOST_WAITING:
             raise BusyError(
                 f"{MOST_WAITING} claims wait in line",
                 reason="LineFull",
@@ -131,14 +129,14 @@ class Line:
     def put(self, ticket: Ticket) -> None:
         """Have it in its place, if it is not there."""
         number = ticket.number
-        if number not in self._tickets:
-            self._tickets[number] = weakref.ref(ticket, lambda _: self._drop(number))
+        if number not in self.tickets:
+            self.tickets[number] = weakref.ref(ticket, lambda _: self._drop(number))
             if number < self._last:
-                self._tickets = dict(sorted(self._tickets.items()))
+                self.tickets = dict(sorted(self.tickets.items()))
 
     def _drop(self, number: int) -> None:
         """Forget a ticket that nobody has. Called between any two instructions, with no lock."""
-        self._tickets.pop(number, None)
+        self.tickets.pop(number, None)
         for ticket in self._in_order():
             ticket.wake()
 
@@ -149,13 +147,13 @@ class Line:
 
     def leave(self, ticket: Ticket) -> None:
         """Take a ticket out."""
-        self._tickets.pop(ticket.number, None)
+        self.tickets.pop(ticket.number, None)
         ticket.needs = ()
         ticket.wake()
 
     def check(self, ticket: Ticket) -> None:
         """Raise BadInputError for a ticket that is not in this line."""
-        known = self._tickets.get(ticket.number)
+        known = self.tickets.get(ticket.number)
         if known is None or known() is not ticket:
             raise BadInputError(
                 f"ticket {ticket.number} is not in this pool's line",
@@ -182,5 +180,5 @@ class Line:
                 ticket.wake()
 
     def _in_order(self) -> Iterator[Ticket]:
-        found = (ref() for ref in list(self._tickets.values()))
+        found = (ref() for ref in list(self.tickets.values()))
         return (ticket for ticket in found if ticket is not None)

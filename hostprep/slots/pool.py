@@ -433,13 +433,12 @@ class SlotPool:
             if ahead:
                 raise BadInputError("a claim goes ahead of the line, or has a ticket: not both")
             self._line.check(ticket)
-        if ahead or not self._line:
+        if ahead or not self._line.tickets:
             return ()
         return self._line.reserved(len(self._groups), ticket)
 
     def _wake(self) -> None:
-        if self._line:
-            self._line.wake([slots.available for slots in self._groups])
+        self._line.wake([slots.available for slots in self._groups])
 
     def _begin(self) -> None:
         """Put right what an exception left half done: before each step, with the lock."""
@@ -594,7 +593,8 @@ class SlotPool:
                 self._totals = totals
                 self._closing = None
                 self._give_back(claim)
-                self._wake()
+                if self._line.tickets:
+                    self._wake()
                 self._state = _WHOLE
         except BaseException:
             self._undo()

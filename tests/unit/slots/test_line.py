@@ -239,7 +239,7 @@ def test_a_wait_ends() -> None:
     _claim(pool, _SLOTS)
     with pytest.raises(ShortageError):
         _take(pool, 1, wait_s=0.01)
-    assert not pool._line
+    assert not pool._line.tickets
 
 
 def test_threads_are_served_in_the_order_in_which_they_came() -> None:
@@ -347,7 +347,7 @@ def test_an_event_loop_waits_without_blocking() -> None:
     asyncio.run(main())
     assert served == [0, 1, 2, 3]
     assert pool.open_claims() == 0
-    assert not pool._line
+    assert not pool._line.tickets
 
 
 def test_a_wait_in_an_event_loop_ends() -> None:
