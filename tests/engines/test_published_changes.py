@@ -38,8 +38,21 @@ def published() -> Mapping[str, model_configs.PublishedModel]:
 def filled_in(
     published: Mapping[str, model_configs.PublishedModel],
 ) -> Mapping[str, Mapping[str, Any]]:
-    """What transformers' classes, as vLLM uses them, know and fill in for each model."""
-    return _ask_classes({name: _as_class(_fields_of(m)) for name, m in published.items()})
+    """What transformers' classes, as vLLM uses them, know and fill in: one question for all."""
+    models = {name: _as_class(_fields_of(model)) for name, model in published.items()}
+    return _ask_classes({**models, **_example_fields()})
+
+
+@pytest.fixture(scope="module")
+def of_kinds(
+    published: Mapping[str, model_configs.PublishedModel],
+) -> Mapping[str, frozenset[str]]:
+    """Fields that published models of each kind have."""
+    found: dict[str, frozenset[str]] = {}
+    for fields in map(_fields_of, published.values()):
+        kind = fields.get("model_type", "")
+        found[kind] = found.get(kind, frozenset()) | frozenset(fields)
+    return found
 
 
 _BASE_CLASSES = {"mimo": "qwen2"}
@@ -103,6 +116,7 @@ def test_no_change_of_a_field_gives_a_wrong_number_in_silence(
     drafts: int,
     published: Mapping[str, model_configs.PublishedModel],
     filled_in: Mapping[str, Mapping[str, Any]],
+    of_kinds: Mapping[str, frozenset[str]],
 ) -> None:
     model = published[name]
     config = _without_lists_of_weights(json.loads(model.config.read_bytes()))
@@ -110,13 +124,9 @@ def test_no_change_of_a_field_gives_a_wrong_number_in_silence(
     if model.quantization is not None:
         beside = _without_lists_of_weights(json.loads(model.quantization.read_bytes()))
         quantization = json.dumps(beside).encode()
-    kind = text_part(config).get("model_type")
     classes = filled_in.get(name, {})
-    same_kind = [f for f in map(_fields_of, published.values()) if f.get("model_type") == kind]
-    of_family = {field for fields in same_kind for field in fields} | {*classes.get("known", ())}
-    changes = list(
-        changes_of(config, of_family=frozenset(of_family), defaults=classes.get("filled_in"))
-    )
+    of_family = of_kinds[text_part(config).get("model_type", "")] | {*classes.get("known", ())}
+    changes = list(changes_of(config, of_family=of_family, defaults=classes.get("filled_in")))
     base, _ = kept_or_refused(config, quantization, drafts)
     problems = {
         change.what: verdict(base, change, quantization=quantization, drafts=drafts)
@@ -126,11 +136,16 @@ def test_no_change_of_a_field_gives_a_wrong_number_in_silence(
     assert len(changes) > 50
 
 
-def test_the_classes_still_say_what_the_unit_tests_have_of_them() -> None:
-    examples = {p.stem: text_part(json.loads(p.read_bytes())) for p in EXAMPLES.glob("*.json")}
-    noted = json.loads(CLASS_DEFAULTS.read_text("utf-8"))
-    asked = _ask_classes(examples)
-    for name, fields in examples.items():
+def _example_fields() -> dict[str, Any]:
+    return {path.stem: text_part(json.loads(path.read_bytes())) for path in EXAMPLES.glob("*.json")}
+
+
+def test_the_classes_still_say_what_the_unit_tests_have_of_them(
+    filled_in: Mapping[str, Mapping[str, Any]],
+) -> None:
+    asked = {}
+    for name, fields in _example_fields().items():
         names = {field for field, _ in foreign_fields(fields)}
-        asked[name]["known"] = sorted(names & set(asked[name]["known"]))
-    assert asked == noted
+        known = sorted(names & set(filled_in[name]["known"]))
+        asked[name] = {"known": known, "filled_in": filled_in[name]["filled_in"]}
+    assert asked == json.loads(CLASS_DEFAULTS.read_text("utf-8"))

@@ -155,6 +155,46 @@ def changes_of(
     yield from _renamed_kinds(config, part)
     yield from _added(config, part, of_family)
     yield from _contradicting(config, part)
+    yield from _in_objects(config, part)
+
+
+def _in_objects(config: Fields, part: Fields) -> Iterator[Change]:
+    """The same within objects of layers (`..._config`), and within the first of a list of them."""
+    for path, held in _objects(part):
+        names = tuple(key for key in path if isinstance(key, str))
+        for name, value in held.items():
+            yield Change(f"{path} without {name}", (*names, name), _at(config, path, name))
+            for wrong in _wrong_values(value):
+                changed = _at(config, path, name, wrong)
+                yield Change(f"{path} {name} = {wrong!r:.40}", (*names, name), changed)
+        for name, value in foreign_fields(part):
+            if name not in held:
+                changed = _at(config, path, name, value)
+                yield Change(f"{path} with {name}", (*names, name), changed, must_refuse=True)
+
+
+def _objects(part: Fields) -> Iterator[tuple[tuple[str | int, ...], Fields]]:
+    for key, value in part.items():
+        if not key.endswith(("_config", "_configs")) or key == "quantization_config":
+            continue
+        if isinstance(value, dict):
+            yield (key,), value
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            yield from (
+                ((key, 0, inner), v) for inner, v in value[0].items() if isinstance(v, dict)
+            )
+
+
+def _at(config: Fields, path: tuple[str | int, ...], name: str, *value: object) -> Fields:
+    """A copy with another value at the end of the path; without the field where none is given."""
+    copied = copy.deepcopy(config)
+    held: Any = text_part(copied)
+    for key in path:
+        held = held[key]
+    held.pop(name, None)
+    if value:
+        held[name] = value[0]
+    return copied
 
 
 def _dropped(config: Fields, part: Fields, defaults: Mapping[str, Any] | None) -> Iterator[Change]:
@@ -245,6 +285,12 @@ def _added(config: Fields, part: Fields, of_family: frozenset[str]) -> Iterator[
 
 
 def _contradicting(config: Fields, part: Fields) -> Iterator[Change]:
+    # Engines choose their code by it, and not by model_type.
+    stranger = "BambaForCausalLM" if part.get("model_type") != "bamba" else "JambaForCausalLM"
+    yield Change(
+        "code of another family", ("architectures",), {**config, "architectures": [stranger]}, True
+    )
+    yield _with(config, "is_encoder_decoder", True, "with an encoder", must_refuse=True)
     heads, kv_heads = part.get("num_attention_heads"), part.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(kv_heads, int) and "kv_lora_rank" not in part:
         wrong = next(n for n in range(2, heads + 2) if heads % n)
