@@ -100,7 +100,11 @@ def compressed_layers(config: ModelConfig, types: CacheTypes, _: int) -> Layers:
     keys as well, and the compressor's state. Source: vLLM, DeepSeek V4 in vLLM: Efficient
     Long-context Attention; the state from DeepSeek's inference code: keys' and scores' sums in
     float32, [c x ratio, c x head_dim] each, with c = 2 where neighbours overlap (ratio 4), else 1.
+    A reference format (`deepseek_ref`) says by its architecture that it is this model.
     """
+    is_reference = config.text("model_type") == "deepseek_ref"
+    if is_reference and "DeepseekV4ForCausalLM" not in (config.listed("architectures", str) or ()):
+        raise config.unknown("model_type", "is deepseek_ref, and architectures do not say of what")
     return _compressed_layers(config, types)[: config.layers()]
 
 

@@ -19,7 +19,7 @@ from hostprep.sizing.engines.rules import DEFAULT_DEVICE
 from hostprep.sizing.families import read_model
 from hostprep.sizing.groups import CacheGroup, groups_of, min_slots, slots_of_request
 from hostprep.sizing.model import Kind
-from tests.unit.sizing.models import limits, model_from
+from tests.unit.sizing.models import MODELS, limits, model_from
 
 pytestmark = pytest.mark.unit
 
@@ -620,6 +620,13 @@ def test_a_whole_of_another_kind_than_its_text_part_is_refused(field: str, value
     assert model_from({**whole, "text_config": text}).layers
     words = refusal({**whole, "text_config": text, field: value})
     assert f"model_type is llama, and {field} of the whole bamba: they contradict" in words
+
+
+def test_a_reference_format_must_say_of_which_model() -> None:
+    fields = json.loads((MODELS / "deepseek-v4-flash.json").read_text())
+    fields |= {"model_type": "deepseek_ref", "architectures": ["DeepseekV4ForCausalLM"]}
+    assert len(model_from(fields).layers) == 43
+    assert "model_type is deepseek_ref" in refusal({**fields, "architectures": None})
 
 
 def test_a_kind_of_which_no_class_is_known_needs_its_heads() -> None:
