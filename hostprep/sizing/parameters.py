@@ -2,24 +2,20 @@
 
 For folders without their safetensors files. Kinds of models, and ways of quantizing, that are not
 here are not guessed: their files' index says it, or --weights.
-Sources of the shapes: transformers 5.19, the modeling_*.py of each kind; of the sizes under FP8 and
-MXFP4, the published checkpoints of DeepSeek-V3, Qwen3 and gpt-oss.
+Source of the shapes: transformers 5.19, the modeling_*.py of each kind.
 """
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from collections.abc import Callable, Iterator, Mapping
-from math import prod
 from typing import Any
 
 from hostprep.errors import BadInputError
 from hostprep.sizing.config import ModelConfig
-from hostprep.sizing.weights import Tensor, size_of
+from hostprep.sizing.weight_types import tensor_sizes
+from hostprep.sizing.weights import Tensor, unknown_weights
 
 _Shapes = Iterator[tuple[str, tuple[int, ...]]]
-_FP8_BLOCK = 128
 
 
 def reckon(
@@ -34,135 +30,35 @@ def reckon(
     kind = document.get("model_type")
     shapes = _KINDS.get(kind) if isinstance(kind, str) else None
     if shapes is None:
-        raise _unknown(source, f"the tensors of {str(kind)[:40]!r} are not known")
+        raise unknown_weights(source, f"the tensors of {str(kind)[:40]!r} are not known")
     text = document.get("text_config", {})
     if not isinstance(text, dict) or (kind in _SEEING) is not bool(text):
-        raise _unknown(source, "text_config is not as usual in its kind")
+        raise unknown_weights(source, "text_config is not as usual in its kind")
     fields = {**document, **text}
     if fields.get("mlp_only_layers"):
-        raise _unknown(source, "mlp_only_layers is not empty")
+        raise unknown_weights(source, "mlp_only_layers is not empty")
     plain = "bfloat16" if kind in ("gpt_oss", "minimax_m2") else None  # their files name none
     bits = _BITS.get(str(fields.get("dtype") or fields.get("torch_dtype") or plain))
     if bits is None:
-        raise _unknown(source, "dtype is none of bfloat16, float16 and float32")
-    size = _sizes(document.get("quantization_config"), modelopt, kind == "gpt_oss", bits, source)
+        raise unknown_weights(source, "dtype is none of bfloat16, float16 and float32")
+    size = tensor_sizes(
+        document.get("quantization_config"), modelopt, kind == "gpt_oss", bits, source
+    )
     vision = document.get("vision_config")
     try:
         found = list(shapes(ModelConfig(fields, source=source)))
         if kind in _SEEING:
             if not isinstance(vision, dict):
-                raise _unknown(source, "vision_config is missing")
+                raise unknown_weights(source, "vision_config is missing")
             found += _qwen_vision(ModelConfig(vision, source=source, path="vision_config."))
         return [Tensor(name, size(name, shape), len(shape)) for name, shape in found]
     except BadInputError as error:
-        raise _unknown(source, error.message.removeprefix(f"{source}: ")) from error
+        raise unknown_weights(source, error.message.removeprefix(f"{source}: ")) from error
 
 
-_BITS = {"bfloat16": 16, "float16": 16, "float32": 32}
-
-
-def _unknown(source: str, why: str) -> BadInputError:
-    return BadInputError(
-        f"{source}: the size of the weights cannot be reckoned: {why}",
-        reason="UnknownWeights",
-        remedy="give the model's folder with model.safetensors.index.json, or --weights 140Gi",
-    )
-
-
-def _sizes(
-    quantization: Any,
-    modelopt: Mapping[str, Any] | None,
-    is_gpt_oss: bool,
-    bits: int,
-    source: str,
-) -> Callable[[str, tuple[int, ...]], int]:
-    """Return what tells a tensor's bytes, its scales included."""
-    if quantization is None and modelopt is None:
-        return lambda _, shape: size_of(shape, bits)
-    if modelopt is not None:
-        found = modelopt.get("quantization")
-        return _modelopt(found, "exclude_modules", bits, source)
-    if not isinstance(quantization, dict):
-        raise _unknown(source, "quantization_config is no object")
-    method = quantization.get("quant_method")
-    if method == "modelopt":
-        return _modelopt(quantization, "ignore", bits, source)
-    kept = _names(quantization, "modules_to_not_convert", source)
-    if method == "fp8" and quantization.get("weight_block_size") == [_FP8_BLOCK, _FP8_BLOCK]:
-        return lambda name, shape: (
-            _fp8(shape) if _is_linear(name, shape, kept) else size_of(shape, bits)
-        )
-    if method == "mxfp4" and is_gpt_oss:
-        return lambda name, shape: (
-            size_of(shape, 4) + size_of(shape, 8) // _MXFP4_BLOCK
-            if ".experts." in name and len(shape) > 2
-            else size_of(shape, bits)
-        )
-    raise _unknown(source, f"quantized in the way {str(method)[:40]!r}")
-
-
-def _modelopt(
-    quantization: Any, key: str, bits: int, source: str
-) -> Callable[[str, tuple[int, ...]], int]:
-    """Return what tells a tensor's bytes in ModelOpt's checkpoints.
-
-    FP8: a byte, and a float32 scale for a matrix and for its inputs. NVFP4: half a byte, an FP8
-    scale for 16 elements and the same two beside. Scales of caches (8 bytes a layer) are not
-    counted.
-    """
-    if not isinstance(quantization, dict):
-        raise _unknown(source, "hf_quant_config.json has no quantization")
-    kept = _names(quantization, key, source)
-    algorithm = quantization.get("quant_algo")
-    if algorithm not in ("FP8", "NVFP4") or not kept:
-        raise _unknown(source, f"quantized in the way {str(algorithm)[:40]!r}")
-    if algorithm == "NVFP4" and quantization.get("group_size", _NVFP4_BLOCK) != _NVFP4_BLOCK:
-        raise _unknown(source, "group_size is not 16")
-    if any(re.search(r"experts\.[0-9]", name) for name in kept):
-        raise _unknown(source, "some experts are quantized, and some are not")
-    matches = re.compile("|".join(fnmatch.translate(name) for name in kept))
-
-    def size(name: str, shape: tuple[int, ...]) -> int:
-        if not _is_linear(name, shape, []) or matches.match(name.rpartition(".")[0]):
-            return size_of(shape, bits)
-        scalars = 8 * (prod(shape) // (shape[-1] * shape[-2]))
-        if algorithm == "FP8":
-            return size_of(shape, 8) + scalars
-        return size_of(shape, 4) + size_of(shape, 8) // _NVFP4_BLOCK + scalars
-
-    return size
-
-
-def _names(quantization: Mapping[str, Any], key: str, source: str) -> list[str]:
-    names = quantization.get(key) or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _unknown(source, f"{key} is no list of names")
-    return names
-
-
-def _is_linear(name: str, shape: tuple[int, ...], kept: list[str]) -> bool:
-    """Whether FP8 checkpoints store a tensor in 8 bits: what multiplies, routers and ends aside."""
-    if len(shape) < 2 or any(part in name for part in _16_BIT):
-        return False
-    module = name.rpartition(".")[0]
-    return not any(module == one or f".{one}." in f".{module}." for one in kept)
-
-
-def _fp8(shape: tuple[int, ...]) -> int:
-    """Return the bytes with a float32 scale for each block of 128 x 128."""
-    rows, columns = shape[-2:]
-    blocks = -(-rows // _FP8_BLOCK) * -(-columns // _FP8_BLOCK)
-    return size_of(shape, 8) + 4 * blocks * (size_of(shape, 8) // (rows * columns))
-
-
-_16_BIT = (
-    "embed_tokens", "lm_head", ".gate.", "router", "norm", "indexer.weights_proj", "conv1d",
-    "shared_expert_gate", "in_proj_a", "in_proj_b", "visual",
-)  # fmt: skip
-_MXFP4_BLOCK = 32
-_NVFP4_BLOCK = 16
 _MOST_BLOCKS = 1024
 """Of what a model sees with; the largest have about 60."""
+_BITS = {"bfloat16": 16, "float16": 16, "float32": 32}
 
 
 def _ends(config: ModelConfig, *, tied: bool = False, root: str = "model") -> _Shapes:
@@ -339,7 +235,9 @@ def _minimax_m2(config: ModelConfig) -> _Shapes:
     if not config.flag("use_qk_norm", default=True) or config.optional(
         "shared_intermediate_size", 0, least=0
     ):
-        raise _unknown(config.source, "use_qk_norm or shared_intermediate_size is not as in M2")
+        raise unknown_weights(
+            config.source, "use_qk_norm or shared_intermediate_size is not as in M2"
+        )
     yield from _ends(config)
     for _, at in _layers(config):
         yield from _attention(config, at, bias=False, out_bias=False)
@@ -349,6 +247,76 @@ def _minimax_m2(config: ModelConfig) -> _Shapes:
         yield from _experts(config, at_moe, count, config.integer("intermediate_size"))
         yield f"{at_moe}.e_score_correction_bias", (count,)
         yield from _norms(config, at)
+
+
+def _nemotron_h(config: ModelConfig) -> _Shapes:
+    """Yield the tensors of Nemotron-H and Nemotron 3: each layer mixes by one thing alone."""
+    hidden, vocabulary = config.integer("hidden_size"), config.integer("vocab_size")
+    if config.flag("use_bias", default=False) or config.flag("mlp_bias", default=False):
+        raise unknown_weights(config.source, "use_bias or mlp_bias is set")
+    kinds = config.listed("layers_block_type", str)
+    if kinds is None:
+        kinds = tuple(config.text("hybrid_override_pattern"))
+    mixers = {"M": _mamba2, "*": _attention_mixer, "-": _plain_mlp, "E": _latent_experts}
+    mixers |= {"mamba": _mamba2, "attention": _attention_mixer, "moe": _latent_experts}
+    mixers["mlp"] = _plain_mlp
+    if not kinds or not set(kinds) <= set(mixers):
+        raise unknown_weights(
+            config.source, "layers_block_type or hybrid_override_pattern is missing"
+        )
+    yield "backbone.embeddings.weight", (vocabulary, hidden)
+    yield "backbone.norm_f.weight", (hidden,)
+    if not config.flag("tie_word_embeddings", default=False):
+        yield "lm_head.weight", (vocabulary, hidden)
+    for index, kind in enumerate(kinds):
+        yield f"backbone.layers.{index}.norm.weight", (hidden,)
+        yield from mixers[kind](config, f"backbone.layers.{index}.mixer")
+
+
+def _mamba2(config: ModelConfig, at: str) -> _Shapes:
+    hidden, heads = config.integer("hidden_size"), config.integer("mamba_num_heads")
+    inner = heads * config.integer("mamba_head_dim")
+    mixed = inner + 2 * config.integer("n_groups") * config.integer("ssm_state_size")
+    yield f"{at}.conv1d.weight", (mixed, 1, config.integer("conv_kernel"))
+    if config.flag("use_conv_bias", default=True):
+        yield f"{at}.conv1d.bias", (mixed,)
+    yield f"{at}.in_proj.weight", (inner + mixed + heads, hidden)
+    yield f"{at}.out_proj.weight", (hidden, inner)
+    yield f"{at}.norm.weight", (inner,)
+    for name in ("dt_bias", "A_log", "D"):
+        yield f"{at}.{name}", (heads,)
+
+
+def _attention_mixer(config: ModelConfig, at: str) -> _Shapes:
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    size = config.integer("head_dim" if config.has("head_dim") else "attention_head_dim")
+    kept = config.integer("num_key_value_heads") * size
+    yield f"{at}.q_proj.weight", (heads * size, hidden)
+    yield f"{at}.k_proj.weight", (kept, hidden)
+    yield f"{at}.v_proj.weight", (kept, hidden)
+    yield f"{at}.o_proj.weight", (hidden, heads * size)
+
+
+def _plain_mlp(config: ModelConfig, at: str, width: int | None = None) -> _Shapes:
+    """Yield an MLP without a gate."""
+    hidden, inner = config.integer("hidden_size"), width or config.integer("intermediate_size")
+    yield f"{at}.up_proj.weight", (inner, hidden)
+    yield f"{at}.down_proj.weight", (hidden, inner)
+
+
+def _latent_experts(config: ModelConfig, at: str) -> _Shapes:
+    hidden, count = config.integer("hidden_size"), config.integer("n_routed_experts")
+    width, into = config.integer("moe_intermediate_size"), hidden
+    yield f"{at}.gate.weight", (count, hidden)
+    yield f"{at}.gate.e_score_correction_bias", (count,)
+    if config.has("moe_latent_size"):
+        into = config.integer("moe_latent_size")
+        yield f"{at}.fc1_latent_proj.weight", (into, hidden)
+        yield f"{at}.fc2_latent_proj.weight", (hidden, into)
+    yield f"{at}.experts.up_proj.weight", (count, width, into)
+    yield f"{at}.experts.down_proj.weight", (count, into, width)
+    shared = config.integer("moe_shared_expert_intermediate_size")
+    yield from _plain_mlp(config, f"{at}.shared_experts", shared)
 
 
 def _mixtral(config: ModelConfig) -> _Shapes:
@@ -401,7 +369,7 @@ def _shared_experts(config: ModelConfig, at: str, index: int) -> _Shapes:
     kinds = config.per_layer("mlp_layer_types", str)
     is_dense = index < config.integer("first_k_dense_replace", least=0)
     if kinds is not None and is_dense is not (kinds[index] == "dense"):
-        raise _unknown(config.source, "mlp_layer_types and first_k_dense_replace differ")
+        raise unknown_weights(config.source, "mlp_layer_types and first_k_dense_replace differ")
     if is_dense:
         yield from _mlp(config, f"{at}.mlp", config.integer("intermediate_size"))
         return
@@ -420,7 +388,9 @@ def _deepseek(config: ModelConfig) -> _Shapes:
     value, rank = config.integer("v_head_dim"), config.integer("kv_lora_rank")
     query = config.integer("q_lora_rank")
     if config.flag("attention_bias", default=False) or config.optional("moe_layer_freq", 1) != 1:
-        raise _unknown(config.source, "attention_bias or moe_layer_freq is not as in DeepSeek-V3")
+        raise unknown_weights(
+            config.source, "attention_bias or moe_layer_freq is not as in DeepSeek-V3"
+        )
     indexed = config.per_layer("indexer_types", str)
     yield from _ends(config)
     for index, layer in _layers(config):
@@ -454,6 +424,7 @@ _KINDS: dict[str, Callable[[ModelConfig], _Shapes]] = {
     "qwen3_5": _qwen3_5,
     "qwen3_5_moe": _qwen3_5,
     "minimax_m2": _minimax_m2,
+    "nemotron_h": _nemotron_h,
     "mixtral": _mixtral,
     "gpt_oss": _gpt_oss,
     "gemma2": _gemma,

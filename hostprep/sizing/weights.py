@@ -242,3 +242,12 @@ def divide_total(
 def size_of(shape: Sequence[int], bits: int) -> int:
     """Return the bytes of a tensor, rounded up."""
     return -(-prod(shape) * bits // 8)
+
+
+def unknown_weights(source: str, why: str) -> BadInputError:
+    """Return the error for weights that config.json does not tell, asking for --weights."""
+    return BadInputError(
+        f"{source}: the size of the weights cannot be reckoned: {why}",
+        reason="UnknownWeights",
+        remedy="give the model's folder with model.safetensors.index.json, or --weights 140Gi",
+    )
