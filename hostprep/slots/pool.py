@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import add
-from typing import NoReturn
 
 from hostprep.errors import BadInputError, FailedError
 from hostprep.layout import RECURRENT, Layout
@@ -44,6 +43,10 @@ from hostprep.slots.request import (
     problem_of,
 )
 from hostprep.slots.rows import Listed, in_a_row, marks_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 _FORGOTTEN_AT_ONCE = 4096
 _COMMITTED_AT_ONCE = 512
@@ -144,9 +147,9 @@ class SlotPool:
         self._checksum = checksum
         self.damaged_blocks = 0
         """Blocks whose bytes were not what their records said, at `recover`: they are not there."""
-        self._quarantine: list[tuple[SlotGroup, Sequence[int]]] = []
+        self._quarantine: list[tuple[SlotGroup, list[int]]] | None = None
+        """Slots that a dead engine's copies may still be written to; None before `recover`."""
         self._quarantined_until_s = 0.0
-        self._is_recovered = False
 
     def recover(self, quarantine_s: float = 60.0) -> int:
         """Fill the pool with the blocks that its directory records. Returns how many.
@@ -161,7 +164,7 @@ class SlotPool:
             directory = self._directory
             if directory is None:
                 raise BadInputError("this pool has no directory to recover from")
-            if self._is_recovered or self._open or any(self._totals):
+            if self._quarantine is not None or self._open or any(self._totals):
                 raise BadInputError(
                     "recover: the pool is in use", remedy="call it once, before the first claim"
                 )
@@ -170,13 +173,13 @@ class SlotPool:
                 found = [
                     self._undamaged(directory, self._checksum, *each) for each in enumerate(found)
                 ]
-            # Left half done, it counts as done: with fewer blocks, and the same quarantine.
-            self._is_recovered = True
-            self._state = _CHANGING
-            self._quarantined_until_s = time.monotonic() + quarantine_s
-            self._quarantine = [
+            quarantine = [
                 (slots, kept.writing) for slots, kept in zip(self._groups, found) if kept.writing
             ]
+            self._state = _CHANGING
+            self._quarantined_until_s = time.monotonic() + quarantine_s
+            # One instruction: left half done from here on, it is done, with fewer blocks.
+            self._quarantine = quarantine
             for slots, kept in zip(self._groups, found):
                 slots.restore(kept)
             self._state = _WHOLE
@@ -491,7 +494,8 @@ class SlotPool:
             left = [block for block in use.blocks(WRITE) if slots.state[use.slots[block]] != READY]
             claim.unwritten[index] = left
             writing.update([use.slots[block] for block in left])
-        withheld = [slot for of, held_back in self._quarantine if of is slots for slot in held_back]
+        quarantine = self._quarantine or ()
+        withheld = [slot for of, held_back in quarantine if of is slots for slot in held_back]
         slots.rebuild(writing, withheld)
 
     def commit(self, claim: Claim, blocks: int | None = None) -> None:

@@ -139,13 +139,13 @@ class ShortageError(BusyError):
     default_reason = "SlotsShort"
 
     def __init__(self, missing: tuple[Missing, ...]) -> None:
-        too_large = any(lack.needed > lack.slots for lack in missing)
-        super().__init__(
-            "; ".join(map(str, missing)),
-            remedy="split the batch, or size the pool for it (`hostprep size`)"
-            if too_large
-            else "release claims, claim a smaller batch, or claim it with store=False",
-        )
+        if any(lack.needed > lack.slots for lack in missing):
+            remedy = "split the batch, or size the pool for it (`hostprep size`)"
+        elif any(lack.reserved for lack in missing):
+            remedy = "wait in line (line_up), or go ahead of it where slots are held (ahead=True)"
+        else:
+            remedy = "release claims, claim a smaller batch, or claim it with store=False"
+        super().__init__("; ".join(map(str, missing)), remedy=remedy)
         self.missing = missing
 
 

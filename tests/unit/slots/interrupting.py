@@ -122,10 +122,10 @@ class Scene:
         recorded: bool = False,
     ) -> None:
         directory = None
+        slots = sum(group.slots for group in layout.groups)
+        self.records = memoryview(bytearray(Directory.size_bytes_for(slots, HASH_BYTES)))
         if recorded:
-            slots = sum(group.slots for group in layout.groups)
-            buffer = memoryview(bytearray(Directory.size_bytes_for(slots, HASH_BYTES)))
-            directory = Directory(buffer, layout, key_bytes=HASH_BYTES)
+            directory = Directory(self.records, layout, key_bytes=HASH_BYTES)
             directory.reset({"model": "m"})
         self.pool = SlotPool(
             layout, hash_bytes=HASH_BYTES, partial=partial, spare=0.2, directory=directory
@@ -144,6 +144,14 @@ class Scene:
         self.sharer = self.claim(AB)
         self.write(self.writer)
         self.open = [self.reader, self.writer, self.sharer]
+
+    def restarted(self) -> Scene:
+        """Be the next process's, over the same records: `recover` is the next step."""
+        layout = self.pool.layout
+        directory = Directory(self.records, layout, key_bytes=HASH_BYTES)
+        self.pool = SlotPool(layout, hash_bytes=HASH_BYTES, spare=0.2, directory=directory)
+        self.open = []
+        return self
 
     def request(self, tokens: list[int], *, store: bool = True) -> Request:
         request = request_of(tokens, store=store)

@@ -116,6 +116,37 @@ def test_a_claim_of_single_blocks_is_interrupted(step: Step, has_table: bool) ->
     assert interrupted_anywhere(make, step, lines=_LINES) > 20
 
 
+def test_a_recovery_is_interrupted() -> None:
+    """What a dead engine's copies may still be written to is not handed out, then as before."""
+
+    def make() -> Scene:
+        return Scene(SINGLE, recorded=True).restarted()
+
+    directory = make().pool._directory
+    assert directory is not None
+    (kept,) = directory.read()
+    assert kept.writing
+    assert kept.slots
+
+    def after(scene: Scene) -> None:
+        if scene.pool._quarantine is None:
+            assert scene.pool.recover() == len(kept.slots)
+        assert set(scene.pool.recovered_hashes()) <= set(kept.slots)
+        claims = scene.reclaim()
+        assert not {slot for claim in claims for slot in claim.uses[0].slots} & set(kept.writing)
+        for claim in claims:
+            claim.release()
+        taken = scene.pool.usage()[0].claimed
+        assert taken == len(kept.writing), "in quarantine"
+        scene.pool._quarantined_until_s = 0.0
+        scene.pool.claim_batch([]).release()
+
+    steps = interrupted_anywhere(
+        make, lambda scene: scene.pool.recover(), lines=_LINES, after=after
+    )
+    assert steps > 50
+
+
 @pytest.mark.parametrize(
     "step", [claim_batch, commit, take_over, release, touch], ids=lambda step: step.__name__
 )
