@@ -122,6 +122,8 @@ def weights_line(weights: RankWeights) -> str:
     if weights.total_bytes == weights.rank_bytes:
         return f"weights {size} ({weights.source})"
     text = f"weights {size} of {format_bytes(weights.total_bytes)} ({weights.source})"
+    if weights.least_bytes == weights.rank_bytes == weights.most_bytes:
+        return f"{text}, as if all of it were divided evenly: some is kept by every rank"
     least, most = format_bytes(weights.least_bytes), format_bytes(weights.most_bytes)
     if least == most:
         return text

@@ -412,6 +412,20 @@ def test_gpu_memory_for_caches_is_computed_and_every_term_told(
     assert "  weights 7.5 GiB of 15.0 GiB (config.json)" in told
 
 
+def test_a_sum_that_is_merely_divided_is_told_as_such(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_bytes(Path(GEMMA).read_bytes())
+    index = {"metadata": {"total_size": 54_864_813_056}, "weight_map": {"a": "a.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    asked = (str(tmp_path), *SERVED, "--gpu", "h200", "--tp", "2")
+    assert (
+        "  weights 25.5 GiB of 51.1 GiB (model.safetensors.index.json), as if all of it were "
+        "divided evenly: some is kept by every rank\n"
+    ) in run(capsys, *asked)
+    assert "divided evenly" not in run(capsys, *asked[:-2])
+
+
 def test_options_win_over_what_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     given = ("--weights", "20Gi", "--gpu-memory-utilization", "0.5", "--gpu-reserve", "0")
