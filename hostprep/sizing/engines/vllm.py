@@ -198,7 +198,7 @@ class VllmRules:
                 limits=limits,
                 memory=memory,
             ),
-            notes=tuple(notes) + _waste(groups, layers, block_bytes, limits),
+            notes=(*_of_types(model), *notes, *_waste(groups, layers, block_bytes, limits)),
         )
 
 
@@ -562,6 +562,17 @@ def _described(group: _Group, model: Model, limits: Limits, block_bytes: int) ->
         window=spec.window,
         is_chunked=spec.kind is Kind.CHUNK,
     )
+
+
+def _of_types(model: Model) -> tuple[str, ...]:
+    """Say where this release keeps another type than older ones did."""
+    if model.types.ds_mla or all(store.kind is not Kind.INDEX for store in model.stores):
+        return ()
+    note = (
+        f"vLLM {VERSION} keeps these latents in {model.types.kv.name} unless it is told fp8; "
+        "releases before it took fp8_ds_mla: give --kv-dtype fp8 for one of those"
+    )
+    return (note,)
 
 
 def _waste(
