@@ -151,7 +151,7 @@ def size_one(files: ModelFiles, request: Request) -> Sized:
             engine, sizing = None, size_model(model, served, memory)
         else:
             engine = rules.size(model, served, memory, device)
-            sizing = size_model(model, served.for_batch(1), replace(memory, gpu_bytes=None))
+            sizing = _of_one_request(model, served, memory)
     except BadInputError as error:
         if budget is None or not error.message.startswith("--gpu-memory: "):
             raise
@@ -159,6 +159,26 @@ def size_one(files: ModelFiles, request: Request) -> Sized:
     return Sized(
         sizing=sizing, memory=memory, engine=engine, budget=budget, defaults=tuple(defaults)
     )
+
+
+def _of_one_request(model: Model, limits: Limits, memory: Memory) -> Sizing:
+    """Size for one request, or for as long a one as the host memory that is given holds.
+
+    An engine's host tier may be smaller than a request: what is not in it is computed again.
+    Raises BadInputError naming --host-memory where it does not hold a block of each group.
+    """
+    alone = limits.for_batch(1)
+    notes = size_model(model, alone, Memory()).notes
+    length = alone.max_seq_len
+    while True:
+        try:
+            sizing = size_model(model, alone.for_length(length), replace(memory, gpu_bytes=None))
+        except BadInputError as error:
+            if length == 1 or not error.message.startswith("--host-memory: "):
+                raise
+            length //= 2
+        else:
+            return replace(sizing, notes=notes)
 
 
 def _take_defaults(limits: dict[str, Any], own: EngineDefaults | None) -> list[str]:

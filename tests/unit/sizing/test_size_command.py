@@ -426,6 +426,20 @@ def test_a_sum_that_is_merely_divided_is_told_as_such(
     assert "divided evenly" not in run(capsys, *asked[:-2])
 
 
+def test_an_engines_host_tier_may_be_smaller_than_a_request(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = (LLAMA, "--engine", "vllm", "--host-memory", "1Gi")
+    (found,) = as_json(capsys, *asked)
+    blocks = {host["way"]: host["blocks"] for host in found["engine"]["host"]}
+    assert 0 < blocks["vllm-offloading"] * 16 < found["limits"]["max_seq_len"]
+    for engine in ("vllm", "sglang", "trtllm"):
+        told = run(capsys, LLAMA, "--engine", engine, "--host-memory", "1Gi", "-o", "yaml")
+        (spec,) = load_pools(told, source="pool.yaml")
+        assert spec.region_bytes == 1 << 30
+    assert "--host-memory: 1 KiB" in refused(capsys, *asked[:3], "--host-memory", "1Ki")
+
+
 def test_options_win_over_what_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     given = ("--weights", "20Gi", "--gpu-memory-utilization", "0.5", "--gpu-reserve", "0")
