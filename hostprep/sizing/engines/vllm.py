@@ -340,9 +340,9 @@ def _waste(
     held = min(max(windows, default=0) + tokens_in_flight(limits), limits.max_seq_len)
     if windows and held > 2 * max(windows):
         notes.append(
-            f"vLLM reserves {held} tokens a request in layers that keep a window: those of "
-            f"{limits.pipeline_parallel + 1} steps of {limits.max_num_tokens} are not settled; a "
-            "smaller --max-num-tokens (max_num_batched_tokens) lets more requests in"
+            f"in layers that keep a window vLLM reserves {held} tokens for the longest request: "
+            f"{tokens_in_flight(limits)} of {limits.pipeline_parallel + 1} steps can be unsettled; "
+            "a smaller --max-num-tokens (max_num_batched_tokens) lets more requests in"
         )
     return tuple(notes)
 
