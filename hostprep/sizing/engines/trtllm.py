@@ -280,7 +280,7 @@ class TrtLlmRules:
             model=model,
             limits=limits,
             groups=_engine_groups(groups, stages, limits),
-            block_bytes=_block_bytes(groups) if len(groups) == 1 else 0,
+            block_bytes=_shared_block_bytes(groups),
             least_bytes=least,
             gpu=gpu,
             host=host,
@@ -378,6 +378,14 @@ def _block_bytes(groups: Sequence[PoolGroup]) -> int:
     return sum(sum(group.slot_bytes) * len(group.windows) for group in groups)
 
 
+def _shared_block_bytes(groups: Sequence[PoolGroup]) -> int:
+    """Return the bytes of a block that all layers take theirs from; 0 where pools have their own.
+
+    Windows that share a pool take a block each, for the same tokens.
+    """
+    return sum(groups[0].slot_bytes) if len(groups) == 1 else 0
+
+
 def _longest(group: PoolGroup, limits: Limits) -> int:
     """Return the blocks of a request of `max_seq_len` that decodes its last token."""
     history = limits.max_seq_len - 1
@@ -437,8 +445,8 @@ def _tier(
     )
     return EngineTier(
         blocks=blocks,
-        block_bytes=_block_bytes(groups) if len(groups) == 1 else 0,
-        tokens=blocks // len(groups[full].windows) * tokens_per_block,
+        block_bytes=_shared_block_bytes(groups),
+        tokens=int(concurrency * limits.max_seq_len),
         concurrency=concurrency,
         size_bytes=size_bytes,
         log_lines=tuple(lines),

@@ -96,6 +96,14 @@ def test_windows_with_equal_slots_share_their_pools() -> None:
     assert found.gpu.blocks == 40 * GIB // slot_bytes
 
 
+def test_a_block_of_a_shared_pool_is_one_groups_and_all_of_them_fit() -> None:
+    found = size("gpt-oss-120b", memory=Memory(gpu_bytes=64 * GIB))
+    assert found.gpu is not None
+    assert found.gpu.block_bytes == found.block_bytes == 18 * 32 * 2 * 8 * 64 * 2
+    assert 0 <= 64 * GIB - found.gpu.blocks * found.gpu.block_bytes < 64 * MIB
+    assert found.gpu.tokens == int(found.gpu.concurrency * 4096)
+
+
 def test_others_divide_memory_as_one_request_of_2048_tokens_does() -> None:
     groups = (
         PoolGroup(windows=(None,), layers=1, slot_bytes=(MIB,)),
