@@ -61,6 +61,12 @@ def test_what_is_right_is_adopted_and_nothing_else_done() -> None:
     assert not made.changes_anything
 
 
+def test_thp_regions_that_are_there_stay_though_new_ones_would_stall() -> None:
+    there = pool(region("node0-0", 8 * GIB, backing=THP))
+    facts = machine(numa_node(free=32 * GIB), pools=[there], defrag="always", hugepage_sizes=())
+    assert kinds(plan([spec(8 * GIB, THP, BASE)], facts)) == ["AdoptRegion"]
+
+
 def test_what_is_right_and_unpublished_is_published() -> None:
     facts = with_pool(pool(region("node0-0", 8 * GIB), published=False))
     assert kinds(plan([spec(8 * GIB)], facts)) == ["DropHandoff", "AdoptRegion", "PublishHandoff"]
