@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from hostprep.errors import BadInputError
 from hostprep.sizing.config import ModelConfig
-from hostprep.sizing.dtypes import AUTO, DeclaredTypes, TypeChoice
+from hostprep.sizing.dtypes import AUTO, DS_MLA, DeclaredTypes, TypeChoice
 from hostprep.sizing.engines.rules import (
     Default,
     Device,
@@ -49,6 +49,19 @@ _BLACKWELL = 10
 _CHECKPOINTED = frozenset({"mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h"})
 """Families whose states are Mamba 2's: a prompt's last one is kept too (mamba_mixer2.py)."""
 _STATES_ALONE = frozenset({"mamba", "mamba2", "falcon_mamba"})
+_PLAIN_TYPES = frozenset({AUTO, "bfloat16", "bf16", "float16", "fp16", "half"})
+_LATENT_TYPES = _PLAIN_TYPES | {"fp8", "fp8_e4m3", DS_MLA}
+"""Those that backends of latents take, nvfp4_ds_mla aside, which is not reckoned here."""
+_KV_TYPES = _PLAIN_TYPES | {
+    "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_per_token_head", "int8_per_token_head", "nvfp4",
+}  # fmt: skip
+"""Of `--kv-cache-dtype` those that are reckoned here (config/cache.py, CacheDType)."""
+_STATE_TYPES = frozenset({AUTO, "float32", "float16", "bfloat16"})
+"""Of `--mamba-ssm-cache-dtype` (config/cache.py, MambaDType)."""
+SPARSE_TOKENS = 64
+_HOPPER = 9
+_NATIVE_FP8 = 89
+"""The least compute capability, ten times, whose kernels read FP8 (v1/attention/backends)."""
 _MODELOPT = frozenset({"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4"})
 """ModelOpt's ways to quantize that vLLM knows from hf_quant_config.json."""
 
@@ -68,10 +81,11 @@ class VllmRules:
         Recurrent states have the model's type, unless the config of a Nemotron-H or Qwen3.5 says
         another; Nemotron-H's are float32 where it does not, and those of Kimi's delta attention
         always (model_executor/models/config.py, MambaStateDtypeCalculator).
-        Raises BadInputError where a checkpoint's quantization of its KV cache is not what vLLM
-        makes of it.
+        Raises BadInputError for a type that vLLM does not have, or not on such a GPU, and where a
+        checkpoint's quantization of its KV cache is not what vLLM makes of it.
         """
         declared = declared_types(config, reads_kv=choice.kv == AUTO)
+        _check_choice(declared, choice, device)
         model = declared.model.name if declared.model.name != "float32" else "bfloat16"
         made = choice
         keeps_latents = declared.is_latent and declared.has_index and not declared.is_compressed
@@ -147,7 +161,39 @@ class VllmRules:
                 limits=limits,
                 memory=memory,
             ),
-            notes=(*_of_types(model), *notes, *_waste(groups, layers, block_bytes, limits)),
+            notes=(
+                *_of_types(model),
+                *_of_device(device),
+                *notes,
+                *_waste(groups, layers, block_bytes, limits),
+            ),
+        )
+
+
+def _check_choice(declared: DeclaredTypes, choice: TypeChoice, device: Device) -> None:
+    """Refuse types that vLLM does not have for such a model. Raises BadInputError."""
+    keeps_latents = declared.is_latent or declared.is_compressed
+    what = "latents in" if keeps_latents else "keys and values in"
+    if choice.kv not in (_LATENT_TYPES if keeps_latents else _KV_TYPES):
+        raise BadInputError(
+            f"--kv-dtype: vLLM {VERSION} does not keep {what} {choice.kv}",
+            remedy="choose auto, bfloat16 or fp8",
+        )
+    if choice.kv == "nvfp4" and device.capability // 10 != _BLACKWELL:
+        raise BadInputError(
+            f"--kv-dtype: vLLM {VERSION} has kernels for {choice.kv} on Blackwell (B200), not on "
+            f"{device.name}",
+            remedy="choose auto, bfloat16 or fp8, or give --gpu b200",
+        )
+    if choice.index not in (AUTO, "fp8_block128"):
+        raise BadInputError(
+            "--index-dtype: vLLM keeps index keys in FP8 with a scale for 128 elements",
+            remedy="leave it out",
+        )
+    if choice.state not in _STATE_TYPES:
+        raise BadInputError(
+            f"--state-dtype: vLLM {VERSION} does not keep states in {choice.state}",
+            remedy="choose auto, float32, float16 or bfloat16",
         )
 
 
@@ -199,7 +245,7 @@ def _block_tokens(model: Model, device: Device) -> tuple[int, str]:
     if Kind.COMPRESSED in kinds:
         return V4_TOKENS, "which DeepSeek-V4's kernels take"
     if Kind.INDEX in kinds:
-        return 64, "which the kernels of sparse attention take"
+        return SPARSE_TOKENS, "which the kernels of sparse attention take"
     if Kind.LATENT in kinds and device.capability // 10 == _BLACKWELL:
         return 32, "which FlashInfer's kernel for latents takes"
     if Kind.LATENT in kinds and model.types.kv.bits <= 8:
@@ -235,6 +281,32 @@ def _check(model: Model, limits: Limits, device: Device) -> None:
             )
     elif model.types.ds_mla and device.capability // 10 == _BLACKWELL:
         raise _uncovered(model, "8-bit latents of sparse attention on Blackwell")
+    elif Kind.INDEX in kinds and limits.tokens_per_block != SPARSE_TOKENS:
+        raise BadInputError(
+            f"--tokens-per-block: is {limits.tokens_per_block}, and vLLM's kernels of sparse "
+            f"attention take {SPARSE_TOKENS}",
+            remedy="leave it out",
+        )
+    _check_kernels(model, kinds, device)
+
+
+def _check_kernels(model: Model, kinds: set[Kind], device: Device) -> None:
+    """Refuse caches that such a GPU has no kernels for, where the GPU is known."""
+    if not device.capability:
+        return
+    if Kind.INDEX in kinds and device.capability // 10 not in (_HOPPER, _BLACKWELL):
+        raise BadInputError(
+            f"--gpu: vLLM {VERSION} has no kernels of sparse attention on {device.name} that are "
+            "covered here",
+            remedy="give a Hopper or Blackwell GPU, such as h200",
+        )
+    kv = DS_MLA if model.types.ds_mla else model.types.kv.name
+    keeps = kinds - {Kind.STATE}
+    if keeps and kv.startswith("fp8") and device.capability < _NATIVE_FP8:
+        raise BadInputError(
+            f"--gpu: vLLM {VERSION} has no kernels for keys and values in {kv} on {device.name}",
+            remedy="give --kv-dtype bfloat16 here and to vLLM (--kv-cache-dtype), or a newer GPU",
+        )
 
 
 def _uncovered(model: Model, what: str) -> BadInputError:
@@ -322,6 +394,17 @@ def _of_types(model: Model) -> tuple[str, ...]:
     note = (
         f"vLLM {VERSION} keeps these latents in {model.types.kv.name} unless it is told fp8; "
         "releases before it took fp8_ds_mla: give --kv-dtype fp8 for one of those"
+    )
+    return (note,)
+
+
+def _of_device(device: Device) -> tuple[str, ...]:
+    """Say where the numbers were not compared with vLLM's own."""
+    if device.capability // 10 == _HOPPER:
+        return ()
+    note = (
+        f"these numbers were compared with vLLM's own for Hopper; what {device.name} does "
+        "otherwise (its kernels choose the tokens of a block) is read from the source alone"
     )
     return (note,)
 

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.unit
 
 GIB, MIB = 1 << 30, 1 << 20
 B200 = Device(name="B200", capability=100, memory_bytes=180 * GIB)
+A100 = Device(name="A100", capability=80, memory_bytes=80 * GIB)
 
 
 def _model(
@@ -142,6 +143,7 @@ def test_a_stage_with_fewer_layers_does_not_limit_and_the_last_has_none_left_ove
         ("llama-3.1-8b", {"beam_width": 2}, ("--beam-width", "as a request")),
         ("llama-3.1-8b", {"pipeline_parallel": 64}, ("--pp", "32 layers")),
         ("deepseek-v4-flash", {"tokens_per_block": 128}, ("--tokens-per-block", "256")),
+        ("deepseek-v3.2", {"tokens_per_block": 32}, ("--tokens-per-block", "64")),
     ],
 )
 def test_what_vllm_cannot_is_refused(
@@ -150,6 +152,62 @@ def test_what_vllm_cannot_is_refused(
     with pytest.raises(BadInputError) as refused:
         _size(name, **limits)
     assert all(word in str(refused.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("name", "kv"),
+    [
+        *(
+            ("llama-3.1-8b", kv)
+            for kv in ("int8", "fp8_block128", "q8_0", "q4_0", "float32", "nvfp4", "fp8_ds_mla")
+        ),
+        *(
+            ("deepseek-v3", kv)
+            for kv in ("nvfp4", "int8_per_token_head", "fp8_per_token_head", "fp8_e5m2")
+        ),
+    ],
+)
+def test_types_that_vllm_does_not_have_are_refused(name: str, kv: str) -> None:
+    with pytest.raises(BadInputError, match="--kv-dtype: .*choose auto, bfloat16 or fp8"):
+        _model(name, kv=kv)
+
+
+def test_types_that_vllm_has_are_sized() -> None:
+    plain = _size("llama-3.1-8b").block_bytes
+    memory = Memory(gpu_bytes=60 * GIB)
+    for kv, part in (("float16", 1.0), ("fp8_e4m3", 0.5), ("int8_per_token_head", 132 / 256)):
+        sizing = size_for_engine("vllm", _model("llama-3.1-8b", kv=kv), _limits(), memory)
+        assert sizing.block_bytes == plain * part
+    # On Blackwell there are kernels for 4 bits: half a byte, and a scale for 16.
+    model = _model("llama-3.1-8b", kv="nvfp4", device=B200)
+    sizing = size_for_engine("vllm", model, _limits(), memory, B200)
+    assert sizing.block_bytes == plain * 72 / 256
+
+
+@pytest.mark.parametrize(
+    ("choice", "option"),
+    [(TypeChoice(state="fp8"), "--state-dtype"), (TypeChoice(index="bfloat16"), "--index-dtype")],
+)
+def test_other_types_of_states_and_index_keys_are_refused(choice: TypeChoice, option: str) -> None:
+    config = load_config((MODELS / "deepseek-v3.2.json").read_bytes(), source="deepseek-v3.2")
+    with pytest.raises(BadInputError, match=option):
+        rules_of("vllm").types(config, choice, DEFAULT_DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("name", "kv", "tokens"), [("llama-3.1-8b", "fp8", 16), ("deepseek-v3.2", "bfloat16", 64)]
+)
+def test_gpus_without_the_kernels_are_refused(name: str, kv: str, tokens: int) -> None:
+    served, memory = _limits(tokens_per_block=tokens), Memory(gpu_bytes=60 * GIB)
+    with pytest.raises(BadInputError, match=r"--gpu: .*has no kernels .*A100"):
+        size_for_engine("vllm", _model(name, kv=kv, device=A100), served, memory, A100)
+
+
+def test_a_gpu_whose_numbers_were_not_compared_is_told() -> None:
+    model, memory = _model("llama-3.1-8b"), Memory(gpu_bytes=60 * GIB)
+    for device, is_told in ((DEFAULT_DEVICE, False), (A100, True), (B200, True)):
+        notes = size_for_engine("vllm", model, _limits(), memory, device).notes
+        assert any("compared with vLLM's own for Hopper" in note for note in notes) is is_told
 
 
 def test_what_is_not_known_is_refused() -> None:
