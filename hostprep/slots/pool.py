@@ -453,13 +453,15 @@ class SlotPool:
     def _undo(self, claims: Sequence[Claim] = (), ticket: Ticket | None = None) -> None:
         """Take back what an exception interrupted: claims that the caller did not get."""
         with self._lock:
+            if self._state:
+                self._repair()
             ours = self._open.intersection(claims)
             if ours:
+                # The step had ended. What others opened since then is theirs, and stays open.
+                self._entering = tuple(ours)
                 self._state = _CHANGING
-                self._open -= ours
                 if ticket is not None:
                     self._line.put(ticket)
-            if self._state:
                 self._repair()
 
     def _repair(self) -> None:
