@@ -28,8 +28,15 @@ _TELLS = re.compile(
     r"|attention_type|attn_module|attention_setting|other_setting|full_att|local_att|global_att|hybrid"
     r"|interval|period|nextn|mtp|sparse_att|sparsify|blocksparse|(^|_)dsa(_|$)|(^|_)nsa(_|$)|(^|_)mla(_|$)"
     r"|moba|engram|ngram|bidirectional|dilat|d_conv|d_state|d_head|memory|quant_algo|cache_"
-    r"|cross_att|cross_layer|encoder_decoder|layer_group|block_sparse|sink_token|meta_token|retriev"
-    r"|lstm|(^|_)lru(_|$)|(^|_)ttt(_|$)|hyena|time_mix|token_shift"
+    r"|cross_(\w+_)?(att|layer)|encoder_decoder|layer_group|block_sparse|sink_token|meta_token|retriev"
+    r"|lstm|(^|_)lru(_|$)|(^|_)ttt(_|$)|hyena|time_mix|token_shift|recurr|(^|_)rnn|(^|_)gru(_|$)"
+    r"|decoder_layer|encoder_layer|(^|_)(global|local|full|softmax|sliding|attn|attention)_(layer|block)"
+    r"|(global|local|full|softmax|sliding|attn|attention|layer)\w*_(idx|indices|ids)"
+    r"|(attn|attention)_(impl(_|$)|impls|method|mode|mechanism|variant|kind)|mixer_?(type|kind|layer|s?$)"
+    r"|diff(erential)?_?(att|transformer|head)|ut_steps|(^|_)loop(s|ed|_|$)|repeat|unroll"
+    r"|sharing|mixture_of_depth|skip_layer|layer_skip|query_group|query_head|streaming|(^|_)sinks?(_|$)"
+    r"|(mem|prefix|virtual|register|landmark|gist|summary|persistent)_tokens?(_|$)"
+    r"|(^|_)(key|value|kv|qk|qkv)_(dim|size|channels)"
 )
 """What a field's name has in it that may tell what a layer keeps. Wide on purpose: tomorrow's
 field is to be refused by name, and not to be passed over."""
@@ -38,15 +45,14 @@ _HARMLESS = frozenset(
     {
         # Of the library and of generation, not of the model.
         "chunk_size_feed_forward", "encoder_no_repeat_ngram_size", "no_repeat_ngram_size",
-        "output_hidden_states", "cache_implementation", "use_cache",
+        "output_hidden_states", "use_cache", "scale_attn_by_inverse_layer_idx",
+        "cache_implementation",  # looked at with the layers: families.py
         # What a selected token is, and how many: not what is kept of it.
         "index_topk", "index_n_heads", "indexer_rope_interleave",
         # Experts and dense layers.
         "moe_latent_size", "latent_moe_use_norm", "expert_layer_period", "expert_layer_offset",
         "mlp_layer_types", "moe_layer_interval", "hash_layer_pattern",
         "activation_sparsity_pattern", "moe_block_size", "mtp_mlp_layer_types",
-        # Queries' share of latents, and which part of a head is rotated.
-        "q_lora_rank", "o_lora_rank", "qk_nope_head_dim", "qk_head_dim",
         # Of images.
         "image_token_index", "video_token_index", "audio_token_index", "boi_token_index",
         "eoi_token_index", "eoa_token_index", "media_placeholder_token_index", "ignore_index",
@@ -54,6 +60,23 @@ _HARMLESS = frozenset(
     }
 )  # fmt: skip
 """Fields whose names sound like caches, and that change none of them."""
+
+_OTHER_NAMES = {
+    **dict.fromkeys(
+        ("num_layers", "n_layers", "n_layer", "decoder_layers", "num_decoder_layers", "n_blocks",
+         "num_blocks", "depth", "num_transformer_layers"),
+        "num_hidden_layers",
+    ),
+    **dict.fromkeys(("num_heads", "n_heads", "n_head", "num_query_heads"), "num_attention_heads"),
+    **dict.fromkeys(("num_query_groups",), "num_key_value_heads"),
+    **dict.fromkeys(("d_model", "n_embd", "model_dim"), "hidden_size"),
+}  # fmt: skip
+"""What other models call a field that readers look at: where both are there, they must agree."""
+
+_TYPE_NAMES = ("dtype", "torch_dtype")
+"""The newer and the older name of one field."""
+_OF_THE_WHOLE = frozenset({"model_type", "architectures"})
+"""Fields that the whole has for itself too; which ones go together is checked elsewhere."""
 
 _NOT_READ = re.compile(
     r"vision|visual|audio|image|video|speech|projector|talker|token2wav|code2wav|codec|resampler"
@@ -234,6 +257,7 @@ class ModelConfig:
         By its name, whatever it may mean: a model that keeps something else than its family does
         must not be sized as if it did not.
         """
+        self._check_against_whole()
         name = next(self.unread(), None)
         if name is not None:
             raise BadInputError(
@@ -244,16 +268,35 @@ class ModelConfig:
                 "cache, a copy of the config.json without it",
             )
 
+    def _check_against_whole(self) -> None:
+        """Raise BadInputError for a field that was read and that the whole has otherwise."""
+        for key in sorted(self._read - _OF_THE_WHOLE):
+            value = self._value(key)
+            for name in _TYPE_NAMES if key in _TYPE_NAMES else (key,):
+                beside = self._outer.get(name)
+                if value is not None and value != beside and not _is_neutral(beside):
+                    why = f"is {_shown(value)}, and {name} beside it {_shown(beside)}"
+                    raise self.wrong(key, f"{why}: they contradict each other")
+
     def unread(self) -> Iterator[str]:
         """Yield the fields that tell about caches and that nobody has read."""
         for key, value in self._fields.items():
-            if key not in self._read and key not in _HARMLESS:
+            if key in self._read or key in _HARMLESS:
+                continue
+            same = _OTHER_NAMES.get(key)
+            if same is None:
                 yield from _telling(self._path + key, key, value)
+            elif same in self._read and value != self._value(same) and not _is_neutral(value):
+                yield self._path + key
         for part in self._parts:
             yield from part.unread()
         for key, value in self._outer.items():
             # Beside the language model's part: the same again, or of something else.
-            if key not in _HARMLESS and self._fields.get(key) != value:
+            same = _OTHER_NAMES.get(key)
+            if same is not None and same in self._read:
+                if value != self._value(same) and not _is_neutral(value):
+                    yield key
+            elif key not in _HARMLESS and self._fields.get(key) != value:
                 yield from _telling(key, key, value)
 
     def missing(self, *keys: str) -> BadInputError:
@@ -289,7 +332,7 @@ class ModelConfig:
 
 def _telling(name: str, key: str, value: object) -> Iterator[str]:
     """Yield the field's name if it may tell about caches: objects by what they hold."""
-    if _is_neutral(value) or _NOT_READ.search(key.lower()):
+    if _is_neutral(value) or (_NOT_READ.search(key.lower()) and "cross" not in key.lower()):
         return
     if _TELLS.search(key.lower()):
         yield printable(name)
@@ -408,7 +451,7 @@ def _inherited(document: Mapping[str, Any], fields: Mapping[str, Any]) -> Mappin
     kept = {key: document[key] for key in (*keys, "quantization_config") if key in document}
     own = {key: value for key, value in fields.items() if value is not None or key not in kept}
     if "dtype" in own or "torch_dtype" in own:
-        kept = {key: value for key, value in kept.items() if key not in ("dtype", "torch_dtype")}
+        kept = {key: value for key, value in kept.items() if key not in _TYPE_NAMES}
     return {**kept, **own}
 
 

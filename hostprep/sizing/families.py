@@ -365,6 +365,7 @@ def read_model(
     declared = declared_types(config, reads_kv=choice.kv == AUTO)
     types = resolve(declared, choice)
     layers = family.read(config, types, drafts)
+    _check_allocation(config, layers)
     draft_layers, notes = _draft_layers(config, family, types, layers, drafts)
     longest = next((key for key in _LONGEST if config.has(key)), None)
     positions = None if longest is None else config.integer(longest)
@@ -378,6 +379,20 @@ def read_model(
         types=types,
         notes=(*types.notes, *notes),
     )
+
+
+def _check_allocation(config: ModelConfig, layers: Layers) -> None:
+    """Refuse a transformers cache that windows would need where no layer has one.
+
+    The others (`static`, `dynamic`, ...) say how much is allocated at once, not what is kept.
+    """
+    key = "cache_implementation"
+    has_window = any(store.window is not None for layer in layers for store in layer)
+    for value in (config.value(key), config.beside(key)):
+        if not value or value in ("dynamic", "static", "offloaded", "offloaded_static"):
+            continue
+        if value not in ("hybrid", "hybrid_chunked", "sliding_window") or not has_window:
+            raise config.unknown(key, f"is {value!r:.40}, and no layer has a window")
 
 
 def _draft_layers(

@@ -13,6 +13,8 @@ _OVERLAPPING = 4
 _FLOAT32 = DTYPES["float32"]
 _SPARSE = frozenset({"indexed_attention", "deepseek_sparse_attention"})
 """What transformers calls layers with an indexer, in newer and older versions."""
+_OF_QUERIES = ("q_lora_rank", "o_lora_rank", "qk_nope_head_dim", "qk_head_dim")
+"""Queries' and outputs' own latents, and the part of a head that is not rotated: none is kept."""
 _INDEX_LETTERS = {"F": "full", "S": "shared"}
 
 
@@ -33,7 +35,7 @@ def latent_store(config: ModelConfig, types: CacheTypes) -> Store:
     rope = config.integer("qk_rope_head_dim", least=0)
     # Of queries and of what is computed from latents: nothing of it is kept.
     config.read("num_key_value_heads", "head_dim", "v_head_dim", "mla_use_nope")
-    config.read("mla_use_output_gate")
+    config.read("mla_use_output_gate", *_OF_QUERIES)
     parts: tuple[Vectors, ...] = (_whole(rank + rope, types.kv),)
     if types.ds_mla:
         parts = (_whole(rank, DTYPES["fp8_block128"]), _whole(rope, DTYPES["bfloat16"]))
@@ -127,7 +129,7 @@ def _compressed_layers(config: ModelConfig, types: CacheTypes) -> Layers:
     bad = next((ratio for ratio in ratios if not 0 <= ratio <= 1 << 16), None)
     if bad is not None:
         raise config.wrong("compress_ratios", f"holds {bad}")
-    config.read("num_key_value_heads", "compress_rope_theta", "index_head_dim")
+    config.read("num_key_value_heads", "compress_rope_theta", "index_head_dim", *_OF_QUERIES)
     if config.optional("num_key_value_heads", 1) != 1:
         raise config.unknown("num_key_value_heads", "is not 1")
     window = config.integer("sliding_window")

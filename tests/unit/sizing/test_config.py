@@ -220,9 +220,75 @@ def test_fields_beside_the_text_part_are_looked_at_too() -> None:
     assert model_from({**nested, "sliding_window": 1024}).layers == model_from(nested).layers
     assert model_from({**nested, "vision_config": {"window_size": 9}}).layers
     words = refusal(json.dumps({**nested, "sliding_window": 4096}).encode())
-    assert "sliding_window may say what layers keep" in words
+    assert "text_config.sliding_window is 1024, and sliding_window beside it 4096" in words
     words = refusal(json.dumps({**nested, "layers": [{"attention_window": 5}]}).encode())
     assert "layers.attention_window may say" in words
+
+
+@pytest.mark.parametrize(
+    ("beside", "words"),
+    [
+        ({"num_hidden_layers": 8}, "text_config.num_hidden_layers is 32, and num_hidden_layers"),
+        ({"head_dim": 64}, "text_config.head_dim is 128, and head_dim beside it 64"),
+        ({"dtype": "float32"}, "text_config.dtype is 'bfloat16', and dtype beside it 'float32'"),
+        ({"torch_dtype": "float32"}, "text_config.dtype is 'bfloat16', and torch_dtype beside"),
+        ({"quantization_config": {"kv_cache_scheme": None}}, "text_config.quantization_config is"),
+        ({"num_layers": 8}, "num_layers may say what layers keep"),
+        ({"image_cross_layers": [3]}, "image_cross_layers may say what layers keep"),
+        ({"cache_implementation": "hybrid"}, "cache_implementation is 'hybrid'"),
+    ],
+)
+def test_the_whole_must_not_contradict_its_text_part(beside: dict[str, Any], words: str) -> None:
+    part = {**LLAMA, "dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}}
+    whole = {"model_type": "llava", "text_config": part, "hidden_size": 4096, "dtype": "bfloat16"}
+    assert model_from({**whole, "num_hidden_layers": 32}).layers == model_from(LLAMA).layers
+    assert words in refusal(json.dumps({**whole, **beside}).encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_self_decoder_layers", 2),  # YOCO: one cache for half of the layers
+        *{key: [1] for key in ("global_attn_idx", "full_attn_idxs", "global_layers")}.items(),
+        *{key: [1] for key in ("softmax_layers", "attn_layers", "image_cross_layers")}.items(),
+        ("mixer_types", ["minicpm4", "lightning"]),
+        *dict.fromkeys(("q_lora_rank", "o_lora_rank", "qk_nope_head_dim"), 64).items(),
+        *dict.fromkeys(("attn_impl", "attention_method"), "mla").items(),
+        *dict.fromkeys(("differential_attention", "diff_attn", "layer_sharing"), True).items(),
+        # Looped models keep a cache for each time that a layer is run: Ouro, Huginn.
+        *dict.fromkeys(("total_ut_steps", "num_loops", "num_recurrences"), 4).items(),
+        ("mean_recurrence", 32),
+        *dict.fromkeys(("num_layers", "n_layers", "n_layer", "decoder_layers"), 8).items(),
+        *dict.fromkeys(("n_heads", "num_query_groups", "rnn_width", "key_dim"), 4).items(),
+        *dict.fromkeys(("value_dim", "mem_tokens", "prefix_tokens", "sink_size"), 16).items(),
+        ("streaming_llm", True),
+        *dict.fromkeys(("cache_implementation",), "sliding_window").items(),
+    ],
+)
+def test_a_field_that_others_publish_is_refused_where_its_family_has_none(
+    name: str, value: object
+) -> None:
+    assert f"config.json: {name} " in refusal(json.dumps({**LLAMA, name: value}).encode())
+    neutral: tuple[object, ...] = (None, False, 0, [], "")
+    for nothing in neutral:
+        assert model_from({**LLAMA, name: nothing}).layers == model_from(LLAMA).layers
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        *({name: 32} for name in ("num_layers", "n_layer", "decoder_layers", "n_heads")),
+        {"num_query_groups": 8},
+        {"cache_implementation": "static", "_attn_implementation": "sdpa", "sinkhorn_iters": 20},
+        {"scale_attn_by_inverse_layer_idx": True, "repetition_penalty": 1.1, "pad_idx": 3},
+    ],
+)
+def test_what_says_the_same_again_or_nothing_of_caches_is_passed_over(same: dict[str, Any]) -> None:
+    assert model_from({**LLAMA, **same}).layers == model_from(LLAMA).layers
+
+
+def test_windows_may_ask_transformers_for_a_cache_of_their_own() -> None:
+    assert model_from({**GEMMA, "cache_implementation": "hybrid"}) == model_from(GEMMA)
 
 
 def test_two_text_parts_are_not_chosen_from() -> None:
