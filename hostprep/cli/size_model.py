@@ -11,6 +11,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -38,6 +39,9 @@ _HUB_FOLDER = re.compile(
 )
 _HUB_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9][\w.-]{0,127}", re.ASCII)
+_PART = re.compile(
+    r"(?P<stem>.+)-(?P<number>[0-9]{5,9})-of-(?P<count>[0-9]{5,9})\.safetensors", re.ASCII
+)
 _OTHER_FORMATS = {"params.json": "Mistral's own format", "model_index.json": "a diffusion pipeline"}
 
 
@@ -84,7 +88,12 @@ def _is_name(text: str) -> bool:
 
 
 def _standard_input() -> bytes:
-    data = sys.stdin.buffer.read(MAX_CONFIG_BYTES + 1)
+    if sys.stdin is None:  # as Python has it where the descriptor was closed
+        raise _cannot_read("standard input", "it is closed")
+    try:
+        data = sys.stdin.buffer.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise _cannot_read("standard input", error.strerror) from error
     if not data:
         raise BadInputError(
             "standard input is empty", remedy="hostprep size - < config.json, or name a folder"
@@ -211,11 +220,35 @@ def find_tensors(folder: Path) -> tuple[tuple[Tensor, ...] | None, int | None, s
         names = [name for name in _names(folder) if name.endswith(".safetensors")]
         # Mistral's repositories have the same weights twice, whole and in parts.
         plain = [name for name in names if not name.startswith(("consolidated", "adapter"))]
-        files = tuple(sorted(plain or names))
+        files = _one_checkpoint(folder, sorted(plain or names))
     if files and len(files) <= _MOST_FILES and all(os.path.exists(folder / name) for name in files):
         tensors = tuple(tensor for name in files for tensor in _header(folder / name))
         return tensors, None, f"{len(files)} safetensors file{'' if len(files) == 1 else 's'}"
     return None, total, INDEX
+
+
+def _one_checkpoint(folder: Path, names: list[str]) -> tuple[str, ...]:
+    """Return the files that are one model's together.
+
+    Raises BadInputError where parts are missing, or there is more than one model's.
+    """
+    parts: dict[tuple[str, str], set[int]] = {}
+    for name in names:
+        match = _PART.fullmatch(name)
+        key = (name, "1") if match is None else (match["stem"], match["count"])
+        parts.setdefault(key, set()).add(1 if match is None else int(match["number"]))
+    if len(parts) > 1:
+        raise BadInputError(
+            f"{folder}: holds weights of more than one kind: {names[0]}, {names[-1]}",
+            remedy="give a folder with one model's, or --weights",
+        )
+    for (stem, count), numbers in parts.items():
+        if numbers != set(range(1, int(count) + 1)):
+            raise BadInputError(
+                f"{folder}: of the {int(count)} parts of {stem} it holds {len(numbers)}",
+                remedy=f"download the others, or {INDEX}, or give --weights",
+            )
+    return tuple(names)
 
 
 def _header(path: Path) -> tuple[Tensor, ...]:
@@ -260,8 +293,20 @@ def _read(path: Path, most_bytes: int) -> bytes:
     return data
 
 
-def _opened(path: Path) -> BinaryIO:
-    """Open a regular file. A pipe's writer is not waited for: it is refused."""
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file, and report it where it cannot be read.
+
+    A pipe's writer is not waited for: it is refused.
+    """
+    with _regular_file(path) as file:
+        try:
+            yield file
+        except OSError as error:
+            raise _cannot_read(path, error.strerror) from error
+
+
+def _regular_file(path: Path) -> BinaryIO:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:

@@ -152,6 +152,17 @@ def test_no_pipe_device_or_loop_is_waited_for(tmp_path: Path) -> None:
     assert "No such file" in refused(tmp_path / "gone").message
 
 
+def test_what_cannot_be_read_to_its_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first page of a process's memory is mapped nowhere: reading it is an I/O error."""
+    told = refused("/proc/self/mem").message
+    assert told == "cannot read /proc/self/mem: Input/output error"
+    monkeypatch.setattr(sys, "stdin", None)
+    assert refused("-").message == "cannot read standard input: it is closed"
+    with open("/proc/self/mem", encoding="latin-1") as memory:
+        monkeypatch.setattr(sys, "stdin", memory)
+        assert refused("-").message == "cannot read standard input: Input/output error"
+
+
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(1 << 40)
@@ -197,6 +208,20 @@ def test_weights_that_are_there_twice_count_once(tmp_path: Path) -> None:
     for name in ("model-00001-of-00001", "consolidated"):
         safetensors(tmp_path / f"{name}.safetensors", {"x.weight": ("BF16", [4, 8], 64)})
     assert len(find_tensors(tmp_path)[0] or ()) == 1
+
+
+def test_a_part_of_the_weights_is_not_taken_for_all(tmp_path: Path) -> None:
+    for number in (1, 3):
+        path = tmp_path / f"model-0000{number}-of-00003.safetensors"
+        safetensors(path, {f"x.{number}.weight": ("BF16", [4, 8], 64)})
+    with pytest.raises(BadInputError, match="of the 3 parts of model it holds 2"):
+        find_tensors(tmp_path)
+    path = tmp_path / "model-00002-of-00003.safetensors"
+    safetensors(path, {"x.2.weight": ("BF16", [4, 8], 64)})
+    assert len(find_tensors(tmp_path)[0] or ()) == 3
+    safetensors(tmp_path / "other.safetensors", {"x.weight": ("BF16", [4, 8], 64)})
+    with pytest.raises(BadInputError, match="more than one kind: model-00001-of-00003"):
+        find_tensors(tmp_path)
 
 
 @pytest.mark.parametrize(
