@@ -137,6 +137,8 @@ def size_one(files: ModelFiles, request: Request) -> Sized:
     if limits["tokens_per_block"] is None:
         model, limits["tokens_per_block"] = _with_blocks(model)
     served = Limits(**_filled(limits))
+    if rules is not None:
+        own = rules.defaults(model, served, device)  # the share of memory, by what is served
     budget = _budget(files, model, served, request, own)
     memory = request.memory
     if budget is not None:

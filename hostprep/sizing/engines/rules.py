@@ -150,7 +150,11 @@ class EngineRules(Protocol):
         """
 
     def defaults(self, model: Model, limits: Limits | None, device: Device) -> EngineDefaults:
-        """Return the engine's own limits. `limits`: those that were given, if any are known."""
+        """Return the engine's own limits. `limits`: those that are served, if they are known.
+
+        Its share of memory may depend on them; what it takes where none are given does not depend
+        on `max_num_tokens`, `max_batch_size` and `tokens_per_block`.
+        """
 
     def size(self, model: Model, limits: Limits, memory: Memory, device: Device) -> EngineSizing:
         """Return what the engine does with it.

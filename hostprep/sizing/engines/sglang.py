@@ -198,6 +198,7 @@ class SGLangRules:
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
             is_latent=_is_latent(model),
+            chunked_prefill_size=None if limits is None else limits.max_num_tokens,
         )
         return EngineDefaults(
             max_batch_size=Default(

@@ -544,3 +544,17 @@ def test_the_example_is_what_its_command_prints(capsys: pytest.CaptureFixture[st
     assert Path(arguments[0]).name == Path(GEMMA).name
     told = run(capsys, GEMMA, *arguments[1:])
     assert load_pools(told, source="told") == load_pools(example, source="example")
+
+
+def test_sglangs_share_of_a_gpu_is_by_the_chunk_that_is_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Half as much again as a GiB for 1,024 tokens of a chunk, and graphs up to it."""
+    model = str(MODELS / "llama-3.1-8b.json")
+    gpu = ("--engine", "sglang", "--gpu", "h200", "--weights", "16Gi", "--max-seq-len", "8192")
+    total_mib = 139.72 * 1024
+    for given, chunk, graphs in (((), 8192, 58), (("--max-num-tokens", "32768"), 32768, 106)):
+        budget = as_json(capsys, model, *gpu, *given)[0]["gpu_budget"]
+        reserved_mib = 512 + 1.5 * chunk + 128 + 2 * 256 + 8 * graphs
+        share = 1 - reserved_mib / total_mib
+        assert budget["utilization"] == pytest.approx(share, abs=0.0006)
