@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from hostprep.sizing.engines.rules import (
     EngineDefaults,
     EngineSizing,
 )
+from hostprep.sizing.engines.starting import ALLOW_LONGER, check_starts
 from hostprep.sizing.families import read_model
 from hostprep.sizing.gpus import GpuBudget, Gpus, default_reserve_bytes
 from hostprep.sizing.groups import (
@@ -138,6 +140,8 @@ def size_one(files: ModelFiles, request: Request) -> Sized:
         model, limits["tokens_per_block"] = _with_blocks(model)
     served = Limits(**_filled(limits))
     if rules is not None:
+        longer = os.environ.get(ALLOW_LONGER[rules.name], "").lower() in ("1", "true")
+        check_starts(rules.name, config, served, allows_longer=longer)
         own = rules.defaults(model, served, device)  # the share of memory, by what is served
     budget = _budget(files, model, served, request, own)
     memory = request.memory

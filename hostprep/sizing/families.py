@@ -395,6 +395,12 @@ def _check_allocation(config: ModelConfig, layers: Layers) -> None:
             raise config.unknown(key, f"is {value!r:.40}, and no layer has a window")
 
 
+def with_class_defaults(config: ModelConfig) -> ModelConfig:
+    """Return the config with what its kind's class fills in. Raises BadInputError as read_model."""
+    kind, _ = _family_of(config)
+    return config.of_class(class_defaults(kind))
+
+
 def _draft_layers(
     config: ModelConfig, family: Family, types: CacheTypes, layers: Layers, drafts: int
 ) -> tuple[Layers, tuple[str, ...]]:
