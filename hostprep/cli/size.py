@@ -109,7 +109,7 @@ def size(models: tuple[str, ...], output: str, is_list: bool, **options: Any) ->
     check_pool_options(len(models), output, pool)
     integration = chosen_integration(options["engine"], options["integration"])
     options["engine"] = options["engine"] or engine_of(integration)
-    pool["integration"] = integration
+    pool["integration"] = options["integration"] = integration
     request = request_of(options)
     is_one = len(models) == 1
     if output == "yaml":
@@ -127,7 +127,7 @@ def size(models: tuple[str, ...], output: str, is_list: bool, **options: Any) ->
             }
         )
     else:
-        show_all(sized)
+        show_all(sized, request.gpus)
     for error in refused:
         warn(str(error))
     return BadInputError.exit_code if refused else 0

@@ -80,6 +80,17 @@ def check_ranks(gpus: Gpus, limits: Limits) -> None:
         )
 
 
+def check_memory(gpus: Gpus, caches_bytes: int | None) -> None:
+    """Raise BadInputError where caches are to have more than a whole GPU."""
+    whole = gpus.gpu.memory_bytes
+    if caches_bytes is not None and caches_bytes > whole:
+        raise BadInputError(
+            f"--gpu-memory: {format_bytes(caches_bytes)} are more than the "
+            f"{format_bytes(whole)} of {gpus.gpu.product}",
+            remedy="give what is left for caches on each GPU, or leave it out: it is computed then",
+        )
+
+
 def find_weights(
     files: ModelFiles, model: Model, limits: Limits, *, given: int | None
 ) -> RankWeights:

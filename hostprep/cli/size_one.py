@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hostprep.api.slot_layout import round_up
-from hostprep.cli.size_gpu import check_ranks, find_gpus, find_weights
+from hostprep.cli.size_gpu import check_memory, check_ranks, find_gpus, find_weights
 from hostprep.cli.size_model import ModelFiles
 from hostprep.errors import BadInputError
 from hostprep.sizing.config import ModelConfig, load_config
@@ -52,6 +52,8 @@ class Request:
     utilization: float | None = None
     reserve_bytes: int | None = None
     weights_bytes: int | None = None
+    way: str = ""
+    """How the engine attaches host memory, by its name in `hostprep engines`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,8 @@ class Sized:
     """Of the memory of --gpu; None where that is not given, or --gpu-memory is."""
     defaults: tuple[str, ...] = ()
     """What was taken where no option says, in sentences."""
+    way: str = ""
+    """Of attaching host memory that a pool would be for."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -80,9 +84,14 @@ class Sized:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of all ranks' host memory together."""
-        if self.engine is not None and self.engine.host:
-            return max(host.size_bytes for host in self.engine.host)
+        """Bytes of all ranks' host memory together; 0 where the engine has no host tier.
+
+        Of the ways to attach it that which a pool would be for.
+        """
+        if self.engine is not None:
+            tiers = self.engine.host
+            own = [host.size_bytes for host in tiers if host.way == self.way]
+            return max(own or [host.size_bytes for host in tiers], default=0)
         return self.sizing.host.size_bytes * self.limits.ranks
 
 
@@ -99,6 +108,7 @@ def request_of(options: dict[str, Any]) -> Request:
             host_tokens=_positive("--host-tokens", options["host_tokens"]),
         ),
         engine=options["engine"],
+        way=options["integration"] or "",
         gpus=None if options["gpu"] is None else find_gpus(options["gpu"]),
         utilization=_share("--gpu-memory-utilization", options["gpu_memory_utilization"]),
         reserve_bytes=_bytes("--gpu-reserve", options["gpu_reserve"], zero=True),
@@ -107,6 +117,7 @@ def request_of(options: dict[str, Any]) -> Request:
     limits = Limits(**_filled(request.limits))
     if request.gpus is not None:
         check_ranks(request.gpus, limits)
+        check_memory(request.gpus, request.memory.gpu_bytes)
     else:
         _check_no_gpu(options)
     return request
@@ -163,7 +174,12 @@ def size_one(files: ModelFiles, request: Request) -> Sized:
             raise
         raise _too_little(error, budget) from error
     return Sized(
-        sizing=sizing, memory=memory, engine=engine, budget=budget, defaults=tuple(defaults)
+        sizing=sizing,
+        memory=memory,
+        engine=engine,
+        budget=budget,
+        defaults=tuple(defaults),
+        way=request.way,
     )
 
 

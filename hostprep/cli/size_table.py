@@ -11,7 +11,7 @@ from hostprep.cli.size_one import Sized
 from hostprep.console import print_table, say, wrapped
 from hostprep.sizing.examples import EXAMPLES
 from hostprep.sizing.families import KINDS
-from hostprep.sizing.gpus import GPUS, GpuBudget
+from hostprep.sizing.gpus import GPUS, GpuBudget, Gpus
 from hostprep.sizing.groups import GroupSlots, Tier
 from hostprep.sizing.size import Sizing
 from hostprep.units import format_bytes
@@ -29,32 +29,39 @@ _COLUMNS = (
 )
 
 
-def show_all(sized: Sequence[Sized]) -> None:
+def show_all(sized: Sequence[Sized], gpus: Gpus | None = None) -> None:
     """Print every model's tables, and what the node needs for all of them."""
     for index, one in enumerate(sized):
         if index:
             say("")
         _show(one)
-    lines = node_lines(sized)
+    lines = node_lines(sized, gpus)
     if lines:
         say("")
     for line in lines:
         say(wrapped(line, begin="", then="  "))
 
 
-def node_lines(sized: Sequence[Sized]) -> list[str]:
-    """Say what host memory all ranks of all models take together; nothing for a single rank."""
+def node_lines(sized: Sequence[Sized], gpus: Gpus | None = None) -> list[str]:
+    """Say what host memory all ranks of all models take together; nothing for a single rank.
+
+    Nor where no engine's host tier is above. `gpus`: those of --gpu, which may be too few.
+    """
     ranks = sum(one.limits.ranks for one in sized)
     if ranks <= 1:
         return []
-    each = ", ".join(
-        f"{one.sizing.model.name} {format_bytes(one.host_bytes)}"
-        + (f" for {one.limits.ranks} ranks" if one.limits.ranks > 1 else "")
-        for one in sized
-    )
-    total = format_bytes(sum(one.host_bytes for one in sized))
-    lines = [f"Host memory of all that is above: {total} ({each})"]
-    gpus = next((one.budget.gpus for one in sized if one.budget is not None), None)
+    lines = []
+    holding = [one for one in sized if one.host_bytes]
+    if holding:
+        each = ", ".join(
+            f"{one.sizing.model.name} {format_bytes(one.host_bytes)}"
+            + (f" for {one.limits.ranks} ranks" if one.limits.ranks > 1 else "")
+            for one in holding
+        )
+        total = format_bytes(sum(one.host_bytes for one in holding))
+        ways = dict.fromkeys(one.way for one in holding if one.engine and len(one.engine.host) > 1)
+        by = f", by {', '.join(ways)}" if ways else ""
+        lines.append(f"Host memory of all that is above{by}: {total} ({each})")
     if len(sized) > 1 and gpus is not None and gpus.count is not None and ranks > gpus.count:
         lines.append(
             f"They need {ranks} GPUs at once, and {gpus.count} are given: they cannot all run at "

@@ -159,7 +159,10 @@ def _rope(config: ModelConfig) -> Mapping[str, Any]:
 def _each_rope(scaling: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the scaling, or that of each kind of layers where they have their own."""
     nested = [value for value in scaling.values() if isinstance(value, dict)]
-    yield from nested or [scaling]
+    if nested:
+        yield from nested
+    else:
+        yield scaling
 
 
 def _kind(scaling: Mapping[str, Any]) -> object:

@@ -165,6 +165,7 @@ class VllmRules:
                 *_of_types(model),
                 *_of_device(device),
                 *notes,
+                *_of_stages(stages),
                 *_waste(groups, layers, block_bytes, limits),
             ),
         )
@@ -405,6 +406,17 @@ def _of_device(device: Device) -> tuple[str, ...]:
     note = (
         f"these numbers were compared with vLLM's own for Hopper; what {device.name} does "
         "otherwise (its kernels choose the tokens of a block) is read from the source alone"
+    )
+    return (note,)
+
+
+def _of_stages(stages: Sequence[int]) -> tuple[str, ...]:
+    """Say why there is no host tier, where there is none."""
+    if len(set(stages)) == 1:
+        return ()
+    note = (
+        "host memory is not for these ranks: the pipeline's stages of different sizes do not agree "
+        "on where a host block lies; a --pp that divides the layers evenly would do"
     )
     return (note,)
 

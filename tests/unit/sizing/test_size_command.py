@@ -481,6 +481,38 @@ def test_models_that_do_not_fit_at_once_are_told(
     assert "They need 8 GPUs at once, and 4 are given" in told
     told = run(capsys, folder, str(other), *SERVED, "--tp", "4", "--gpu", "h200x8")
     assert "They need" not in told
+    asked = ("--tp", "4", "--gpu", "h200x4", "--gpu-memory", "40Gi")
+    told = run(capsys, folder, str(other), *SERVED, *asked)
+    assert "They need 8 GPUs at once, and 4 are given" in told
+
+
+def test_caches_have_no_more_than_the_whole_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (LLAMA, *SERVED, "--gpu", "l4x8", "--gpu-memory")
+    assert "500 GiB are more than the 22.0 GiB" in refused(capsys, *asked, "500Gi")
+    assert run(capsys, *asked, "20Gi")
+
+
+def test_host_memory_is_that_of_the_way_of_attaching(capsys: pytest.CaptureFixture[str]) -> None:
+    """Latents are once in the default way's region, and once a rank with vllm-simple."""
+    model = str(MODELS / "deepseek-v3.json")
+    asked = (model, "--engine", "vllm", "--tp", "8", "--gpu-memory", "40Gi")
+    document = json.loads(run(capsys, *asked, "-o", "json"))
+    tiers = {one["way"]: one["size_bytes"] for one in document["models"][0]["engine"]["host"]}
+    assert tiers["vllm-offloading"] < tiers["vllm-simple"]
+    assert document["node"]["host_bytes"] == tiers["vllm-offloading"]
+    size = format_bytes(tiers["vllm-offloading"])
+    assert f"Host memory of all that is above, by vllm-offloading: {size}" in run(capsys, *asked)
+
+
+def test_without_a_host_tier_it_is_told_and_nothing_added_up(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = (LLAMA, "--engine", "vllm", "--pp", "3", "--gpu-memory", "40Gi")
+    told = " ".join(run(capsys, *asked).split())
+    assert "HOST TIER" not in told
+    assert "Host memory of all" not in told
+    assert "stages of different sizes" in told
+    assert json.loads(run(capsys, *asked, "-o", "json"))["node"]["host_bytes"] == 0
 
 
 def test_all_that_is_known_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
