@@ -107,7 +107,8 @@ INTEGRATIONS = (
         packages=("sglang",),
         docs="docs/engines/sglang.md",
         launcher="hostprep.engines.sglang.launch",
-        example="hostprep exec kv --engine sglang -- python3 -m sglang.launch_server",
+        example="hostprep exec kv --engine sglang -- "
+        "python3 -m sglang.launch_server --model-path MODEL",
         how="plugin",
     ),
     Integration(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hostprep.api.pool_spec import DEFAULT_BACKINGS, RegionLayout
-from hostprep.api.slot_layout import GROUP_ALIGN_BYTES, SlotLayout, round_up
+from hostprep.api.slot_layout import GROUP_ALIGN_BYTES, SLOT_ALIGN_BYTES, SlotLayout, round_up
 from hostprep.backing import Backing
 from hostprep.engines.catalogue import INTEGRATIONS, integration_of
 from hostprep.errors import BadInputError
@@ -56,6 +56,8 @@ class PoolShape:
     """Whose rules say how many blocks it has, with the release that they were read from."""
     host: HostPool | None = None
     """How the engine divides a region into blocks; None where its integration is given bytes."""
+    notes: tuple[str, ...] = ()
+    """What the engine's rules say of such memory where it is given bytes."""
 
     def blocks(self, region_bytes: int) -> dict[Backing, int]:
         """Return the host blocks that an engine has in one region, by its backing.
@@ -104,6 +106,7 @@ class PoolShape:
             whose = "its rank" if self.ranks == 1 else f"its {self.ranks} ranks together"
         head = f"{'A region' if count == 1 else f'{count} regions'} of {size} for {whose}:"
         lines = [head, f"  {self.command(pool)}"]
+        lines += self.notes
         blocks = self.blocks(region_bytes)
         if blocks:
             first = self.backings[0]
@@ -179,7 +182,14 @@ def shape_pool(
         plan = _counted(sizing, engine, host, memory)
     elif integration:
         rank_bytes = _rank_bytes(sizing, engine, memory, integration)
-        plan = _in_bytes(sizing, rank_bytes, integration, page_bytes, regions)
+        plan = _in_bytes(
+            sizing,
+            engine,
+            rank_bytes,
+            integration=integration,
+            page_bytes=page_bytes,
+            regions=regions,
+        )
     else:
         plan = _Plan(_layout_spec(sizing.layout) | {"regionsPerEngine": ranks}, ranks)
     asked: int | str = plan.regions if regions is None else regions
@@ -191,6 +201,7 @@ def shape_pool(
         ranks=ranks,
         engine=f"{integration_of(integration).engine} {engine.version}" if host and engine else "",
         host=host,
+        notes=() if host else _notes(engine, integration),
     )
 
 
@@ -204,6 +215,18 @@ class _Plan:
 
 def _ranks(sizing: Sizing) -> int:
     return sizing.limits.tensor_parallel * sizing.limits.pipeline_parallel
+
+
+def _notes(engine: EngineSizing | None, integration: str) -> tuple[str, ...]:
+    """Say what an engine, or a server, has in regions that it is given as bytes."""
+    if not integration:
+        return ()
+    name = integration_of(integration).engine
+    host = next((one for one in engine.host if one.way == integration), None) if engine else None
+    if engine is None or host is None:
+        return (f"How many tokens that is {name} itself says: it divides the bytes as it is set.",)
+    what = f"{name} {engine.version} has {host.blocks} host blocks on each rank in it"
+    return (f"{what}:", *(f"  {note}" for note in host.notes))
 
 
 def _host_pool(
@@ -276,7 +299,13 @@ def _rank_bytes(
 
 
 def _in_bytes(
-    sizing: Sizing, rank_bytes: int, integration: str, page_bytes: int, regions: str | None
+    sizing: Sizing,
+    engine: EngineSizing | None,
+    rank_bytes: int,
+    *,
+    integration: str,
+    page_bytes: int,
+    regions: str | None,
 ) -> _Plan:
     """One region for all ranks, or several for one server, of as many bytes as were asked for."""
     ranks = _ranks(sizing)
@@ -300,18 +329,51 @@ def _in_bytes(
                 f"one call, which fails from {format_bytes(ONE_CALL_LIMIT_BYTES)} on",
                 remedy="give less, or --integration lmcache, whose server has several regions",
             )
-    layout = _layout_spec(sizing.layout)
-    for group in layout["groups"]:  # all ranks' parts together, in as many regions
-        group["slotBytes"] *= ranks
-        group["slots"] = max(1, group["slots"] // count)
-        group["minSlots"] = min(group["minSlots"], group["slots"])
-    layout |= {
+    layout = {
+        **_groups_in_bytes(sizing, engine, integration, region_bytes, count),
         "directory": False,
         "integration": integration,
         "regionsPerEngine": count,
         "regionBytes": region_bytes,
     }
     return _Plan(layout, _SINGLE if count == 1 else count)
+
+
+def _groups_in_bytes(
+    sizing: Sizing,
+    engine: EngineSizing | None,
+    integration: str,
+    region_bytes: int,
+    regions: int,
+) -> dict[str, Any]:
+    """Return the groups of each region, with the model and the tokens of a block.
+
+    With an engine, what its rules say: blocks, where they are all of one size and fit as a layout
+    rounds them. Otherwise how it divides a region is its own to say, and no groups but pages are:
+    the plain reckoning's may contradict it. Without an engine they are the plain reckoning's.
+    """
+    if engine is None:
+        layout = _layout_spec(sizing.layout)
+        for group in layout["groups"]:  # all ranks' parts together, in as many regions
+            group["slotBytes"] *= _ranks(sizing)
+            group["slots"] = max(1, group["slots"] // regions)
+            group["minSlots"] = min(group["minSlots"], group["slots"])
+        return layout
+    group = {
+        "name": "pages",
+        "slotBytes": GROUP_ALIGN_BYTES,
+        "slots": region_bytes // GROUP_ALIGN_BYTES,
+    }
+    host = next((one for one in engine.host if one.way == integration), None)
+    if host is not None and engine.block_bytes and host.blocks:
+        slot_bytes = round_up(host.block_bytes, SLOT_ALIGN_BYTES)
+        if slot_bytes * host.blocks <= region_bytes:
+            group = {"name": "blocks", "slotBytes": host.block_bytes, "slots": host.blocks}
+    return {
+        "model": sizing.model.name,
+        "tokensPerBlock": sizing.limits.tokens_per_block,
+        "groups": [group],
+    }
 
 
 def _layout_spec(layout: SlotLayout) -> dict[str, Any]:

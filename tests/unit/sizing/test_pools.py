@@ -19,12 +19,14 @@ from hostprep.errors import BadInputError
 from hostprep.known_issues import ONE_CALL_LIMIT_BYTES
 from hostprep.sizing.config import load_config
 from hostprep.sizing.dtypes import TypeChoice
+from hostprep.sizing.engines import size_for_engine
 from hostprep.sizing.engines.rules import EngineHost, EngineSizing
 from hostprep.sizing.engines.vllm_host import WAYS, HostPool
 from hostprep.sizing.families import read_model
 from hostprep.sizing.groups import Limits
 from hostprep.sizing.pools import PoolShape, chosen_integration, shape_pool
 from hostprep.sizing.size import Memory, Sizing, size_model
+from tests.unit.sizing.models import MODELS
 
 pytestmark = pytest.mark.unit
 
@@ -155,6 +157,49 @@ def test_ranks_that_share_a_region_get_whole_pages_of_what_was_asked_for(integra
     assert (shape.regions, shape.regions_per_engine) == ("Single", 1)
     assert read(shape).region_bytes == 4 * (10 * GIB + 2 * MIB)
     assert shape.blocks(1 << 40) == {}
+
+
+def sglang_shape(name: str, *, tp: int, integration: str = "sglang") -> tuple[PoolShape, Any]:
+    """Return the pool of an example by SGLang's rules, and what they say of the host tier."""
+    config = load_config((MODELS / f"{name}.json").read_bytes(), source=name)
+    model = read_model(config, name=name, choice=TypeChoice(), drafts=0)
+    limits = Limits(
+        max_batch_size=16, max_seq_len=8192, tokens_per_block=1, tensor_parallel=tp
+    )  # fmt: skip
+    memory = Memory(gpu_bytes=60 * GIB, host_bytes=20 * GIB)
+    engine = size_for_engine("sglang", model, limits, memory)
+    sizing = size_model(model, limits, replace(memory, gpu_bytes=None))
+    return shape_pool(sizing, engine, memory, integration=integration), engine.host[0]
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+@pytest.mark.parametrize("name", ["gemma-3-27b", "llama-3.1-8b", "deepseek-v3"])
+def test_groups_of_sglang_are_the_blocks_of_its_rules(name: str, tp: int) -> None:
+    """Not the plain reckoning's, which divides by windows that SGLang does not keep apart."""
+    shape, host = sglang_shape(name, tp=tp)
+    (group,) = shape.sizing["groups"]
+    assert group == {"name": "blocks", "slotBytes": host.block_bytes, "slots": host.blocks}
+    said = "\n".join(shape.describe("kv", read(shape).region_bytes or 0))
+    assert f"{host.blocks} host blocks on each rank" in said
+    assert host.notes[0] in said
+    assert "--hicache-size" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "integration"), [("gpt-oss-120b", "sglang"), ("gemma-3-27b", "lmcache")]
+)
+def test_where_slots_are_the_engines_to_say_the_groups_are_pages(
+    name: str, integration: str
+) -> None:
+    shape, _ = sglang_shape(name, tp=2, integration=integration)
+    (group,) = shape.sizing["groups"]
+    assert group["name"] == "pages"
+    assert group["slotBytes"] * group["slots"] == read(shape).region_bytes == 40 * GIB
+
+
+def test_what_a_server_has_in_its_memory_is_said_to_be_its_own_to_say() -> None:
+    shape = shape_pool(sizing_of(), None, Memory(host_bytes=GIB), integration="lmcache")
+    assert "How many tokens that is LMCache itself says" in "\n".join(shape.describe("kv", GIB))
 
 
 @pytest.mark.parametrize(
