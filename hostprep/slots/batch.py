@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from hostprep.errors import BadInputError
 from hostprep.slots.group import ABANDONED, PENDING, READY, SlotGroup
 from hostprep.slots.index import Keys
 from hostprep.slots.matching import KIND_OF_STATE, GroupMatch, PartialMatches, match
@@ -70,34 +71,48 @@ def claim_matches(
     token_budget: int | None,
     largest_budget: int | None,
     check: Callable[[Request], None],
-) -> tuple[list[Draft], list[set[bytes]]]:
+) -> tuple[list[Draft], list[set[bytes]], BadInputError | None]:
     """First phase: claim what every request matches. Nothing is allocated, nothing evicted.
 
     Returns the requests that the budget admits, and the keys that they lack together in each
     group. `check` looks at every request: just before it is looked up, since its keys lie in the
-    processor's caches then. Raises OverBudgetError where the first request needs more than
-    `largest_budget`. After an exception the groups' counts of claims are to be made again.
+    processor's caches then. What it raises as a BadInputError is returned, or an OverBudgetError
+    where the first request needs more than `largest_budget`: then nothing is claimed. After any
+    other exception the groups' counts of claims are to be made again.
     """
     lacking: list[set[bytes]] = [set() for _ in groups]
     drafts: list[Draft] = []
     budget = token_budget
     for number, request in enumerate(requests):
-        check(request)
+        wrong = _wrong(check, requests[number : number + 1])
+        if wrong is not None:
+            _give_up(groups, drafts)
+            return drafts, lacking, wrong
         draft = _draft(groups, tokens_per_block, request, partial)
         if budget is not None:
             if draft.compute_tokens > budget:
-                for deferred in requests[number + 1 :]:
-                    check(deferred)
+                wrong = _wrong(check, requests[number + 1 :])
                 largest = max(budget, largest_budget or 0)
-                if not number and draft.compute_tokens > largest:
-                    raise OverBudgetError(request, draft.compute_tokens, largest)
-                break
+                if wrong is None and not number and draft.compute_tokens > largest:
+                    wrong = OverBudgetError(request, draft.compute_tokens, largest)
+                if wrong is not None:
+                    _give_up(groups, drafts)
+                return drafts, lacking, wrong
             budget -= draft.compute_tokens
         drafts.append(draft)
         for index, (group, part) in enumerate(zip(groups, draft.parts)):
             part.first = group.claim(_held(draft, index))
             lacking[index].update(draft.wanted[index].keys)
-    return drafts, lacking
+    return drafts, lacking, None
+
+
+def _wrong(check: Callable[[Request], None], requests: Sequence[Request]) -> BadInputError | None:
+    try:
+        for request in requests:
+            check(request)
+    except BadInputError as error:
+        return error
+    return None
 
 
 def _draft(

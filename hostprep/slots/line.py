@@ -126,9 +126,10 @@ class Line:
         self.put(ticket)
         return ticket
 
-    def put(self, ticket: Ticket) -> None:
-        """Have it in its place, if it is not there."""
+    def put(self, ticket: Ticket, needs: Sequence[int] = ()) -> None:
+        """Have it in its place, if it is not there, with what is reserved for it."""
         number = ticket.number
+        ticket.needs = needs
         if number not in self.tickets:
             self.tickets[number] = weakref.ref(ticket, lambda _: self._drop(number))
             if number < self._last:
@@ -153,6 +154,8 @@ class Line:
 
     def check(self, ticket: Ticket) -> None:
         """Raise BadInputError for a ticket that is not in this line."""
+        if not isinstance(ticket, Ticket):
+            raise BadInputError(f"ticket is {ticket!r}: line_up() gives one")
         known = self.tickets.get(ticket.number)
         if known is None or known() is not ticket:
             raise BadInputError(

@@ -43,6 +43,7 @@ from hostprep.slots.request import (
     problem_of,
 )
 from hostprep.slots.rows import Listed, in_a_row, marks_of
+from hostprep.slots.step import CHANGING, COUNTING, NOTHING, Step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,12 +54,6 @@ _COMMITTED_AT_ONCE = 512
 """Some 3 µs each, with the lock held."""
 SPARE = 1 / 32
 """Of a group's slots. With 1/64, 512 blocks of a pool long in use lie in twice as many rows."""
-
-_WHOLE = 0
-_COUNTING = 1
-"""Claims are being counted, and nothing else is changed."""
-_CHANGING = 2
-"""Anything is."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +75,9 @@ class SlotPool:
     keeps the index, the one that leads the region's lease; see `hostprep.slots.over`.
 
     An exception may come between any two instructions, such as a signal handler's. So each step
-    says what it is about to change, before it does, and what it decides takes effect at one
-    instruction: a claim is open, or it is not. Where a step was left half done, the next one makes
-    everything else again from the open claims and from what the slots hold.
+    notes what it is about to change, before it does (`Step`), and what it decides takes effect at
+    one instruction: a claim is open, or it is not. Where a step was left half done, the next one
+    makes everything else again from the open claims and from what the slots hold.
     """
 
     def __init__(
@@ -122,16 +117,11 @@ class SlotPool:
         )
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._state = _WHOLE
-        """What a step changes, or left half done."""
+        self._step: Step | None = None
+        """The one that runs, or was left half done; at one instruction it ends whole: None."""
         self._totals = [0] * len(fields(Counts))
         """Of the claims that were released, in the order of the fields of Counts."""
-        self._closing: tuple[Claim, list[int]] | None = None
-        """A claim that is being released, and the totals with it."""
         self._open: set[Claim] = set()
-        self._entering: Sequence[Claim] = ()
-        """Claims that are being opened by the step, or were by the last one: where that was left
-        half done, nobody has them."""
         self._line = Line()
         if directory is not None and (directory.layout, directory.key_bytes) != (
             layout,
@@ -159,8 +149,10 @@ class SlotPool:
         `quarantine_s` seconds: copies of a dead engine may still land there. Raises BadInputError
         for a pool without a directory, or one that is in use.
         """
+        self._check_process()
+        step = Step()
         with self._lock:
-            self._begin()
+            self._begin(step)
             directory = self._directory
             if directory is None:
                 raise BadInputError("this pool has no directory to recover from")
@@ -176,13 +168,14 @@ class SlotPool:
             quarantine = [
                 (slots, kept.writing) for slots, kept in zip(self._groups, found) if kept.writing
             ]
-            self._state = _CHANGING
-            self._quarantined_until_s = time.monotonic() + quarantine_s
+            until_s = time.monotonic() + quarantine_s
+            step.changes = CHANGING
+            self._quarantined_until_s = until_s
             # One instruction: left half done from here on, it is done, with fewer blocks.
             self._quarantine = quarantine
             for slots, kept in zip(self._groups, found):
                 slots.restore(kept)
-            self._state = _WHOLE
+            self._step = None
             return sum(len(kept.slots) for kept in found)
 
     def _undamaged(self, directory: Directory, checksum: Checksum, group: int, kept: Kept) -> Kept:
@@ -201,17 +194,18 @@ class SlotPool:
 
     def recovered_hashes(self) -> list[bytes]:
         """Return the hashes of the blocks that `recover` found and that are there since then."""
+        self._check_process()
         with self._lock:
-            self._begin()
+            self._put_right()
             return [key for slots in self._groups for key in slots.restored_keys()]
 
-    def _end_quarantine(self) -> None:
+    def _end_quarantine(self, step: Step) -> None:
         if self._quarantine and time.monotonic() >= self._quarantined_until_s:
-            self._state = _CHANGING
+            step.changes = CHANGING
             for slots, held_back in self._quarantine:
                 slots.free.give(held_back)
             self._quarantine = []
-            self._state = _WHOLE
+            step.changes = NOTHING
 
     def _claim_of(self, draft: Draft) -> Claim:
         return Claim(
@@ -223,12 +217,15 @@ class SlotPool:
             partial=draft.partial,
         )
 
-    def _enter(self, claims: Sequence[Claim], ticket: Ticket | None) -> None:
+    def _enter(self, step: Step, claims: Sequence[Claim], ticket: Ticket | None) -> None:
         """Open claims; void the records of what they will write, before its slots are known."""
         if self._directory is not None:
             for claim in claims:
                 self._void_records(self._directory, claim)
-        self._entering = claims
+        if ticket is not None:
+            step.needs = ticket.needs
+            step.ticket = ticket
+        step.claims = claims
         self._open.update(claims)  # one instruction: from here on they hold their slots
         if ticket is not None and claims:
             self._line.leave(ticket)
@@ -273,16 +270,25 @@ class SlotPool:
         raised, a signal handler's exception too, nothing stays claimed.
         """
         requests = tuple(requests)
-        batch = BatchClaim(())
+        for name, budget in (("token_budget", token_budget), ("largest_budget", largest_budget)):
+            if budget is not None and not isinstance(budget, int):
+                raise BadInputError(f"{name} is {budget!r}: a whole number, or None")
+        self._check_process()
+        step = Step()
         try:
             with self._lock:
-                self._begin()
-                self._end_quarantine()
+                self._begin(step)
+                self._end_quarantine(step)
                 reserved = self._reserved(ticket, ahead=ahead)
                 drafts, lacking = self._first_phase(
-                    requests, token_budget, largest_budget, reserved, ticket
+                    step,
+                    requests,
+                    token_budget,
+                    largest_budget,
+                    reserved=reserved,
+                    ticket=ticket,
                 )
-                self._state = _CHANGING
+                step.changes = CHANGING
                 allocate(
                     self._groups,
                     drafts,
@@ -292,10 +298,10 @@ class SlotPool:
                 )
                 claims = tuple([self._claim_of(draft) for draft in drafts])
                 batch = BatchClaim(claims, requests[len(drafts) :])
-                self._enter(claims, ticket)
-                self._state = _WHOLE
+                self._enter(step, claims, ticket)
+                self._step = None
         except BaseException:
-            self._undo(batch.claims, ticket)
+            self._undo(step)
             raise
         return batch
 
@@ -329,56 +335,58 @@ class SlotPool:
             raise BadInputError(problem)
         request = Request(name, len(hashes), hashes, store=store, keep=keep)
         keys = Keys(hashes, self.hash_bytes)
-        claims: tuple[Claim, ...] = ()
+        self._check_process()
+        step = Step()
         try:
             with self._lock:
-                self._begin()
-                self._end_quarantine()
+                self._begin(step)
+                self._end_quarantine(step)
                 (reserved,) = self._reserved(ticket, ahead=ahead) or (0,)
-                self._state = _CHANGING
+                step.changes = CHANGING
                 if store:
-                    claim = self._claim_or_allocate(request, keys, reserved, ticket)
+                    claim = self._claim_or_allocate(step, request, keys, reserved, ticket)
                 else:
-                    claim = self._claim_ready(request, keys, reserved, ticket)
-                claims = (claim,)
-                self._enter(claims, ticket)
-                self._state = _WHOLE
+                    claim = self._claim_ready(step, request, keys, reserved, ticket)
+                self._enter(step, (claim,), ticket)
+                self._step = None
         except BaseException:
-            self._undo(claims, ticket)
+            self._undo(step)
             raise
         return claim
 
     def _claim_or_allocate(
-        self, request: Request, keys: Keys, reserved: int, ticket: Ticket | None
+        self, step: Step, request: Request, keys: Keys, reserved: int, ticket: Ticket | None
     ) -> Claim:
         group = self._groups[0]
         draft, lack = claim_blocks_found(group, keys, reserved)
         if lack is not None:
-            self._refuse((lack,), (len(draft.first) + len(draft.wanted),), ticket)
+            self._refuse(step, (lack,), (len(draft.first) + len(draft.wanted),), ticket)
         use, evicted = allocate_blocks(group, keys, draft, keep_evicted=self._keep_evicted)
         return Claim(self, request, [use], evicted=evicted)
 
     def _claim_ready(
-        self, request: Request, keys: Keys, reserved: int, ticket: Ticket | None
+        self, step: Step, request: Request, keys: Keys, reserved: int, ticket: Ticket | None
     ) -> Claim:
         use, lack, taken = claim_ready(self._groups[0], keys, reserved)
         if lack is not None:
-            self._refuse((lack,), (taken,), ticket)
+            self._refuse(step, (lack,), (taken,), ticket)
         request.tokens = count = len(use.slots)
         return Claim(self, request, [use], evicted=0, reused_tokens=count)
 
     def _first_phase(
         self,
+        step: Step,
         requests: Sequence[Request],
         token_budget: int | None,
         largest_budget: int | None,
+        *,
         reserved: Sequence[int],
         ticket: Ticket | None,
     ) -> tuple[list[Draft], list[set[bytes]]]:
         # Where slots are short, the sources of partial matches are those that it can do without.
         for partial in (self._partial, None) if self._partial is not None else (None,):
-            self._state = _COUNTING
-            drafts, lacking = claim_matches(
+            step.changes = COUNTING
+            drafts, lacking, wrong = claim_matches(
                 self._groups,
                 self.layout.tokens_per_block,
                 requests,
@@ -387,21 +395,29 @@ class SlotPool:
                 largest_budget=largest_budget,
                 check=self._check_request,
             )
+            if wrong is not None:
+                step.changes = NOTHING
+                raise wrong
             missing, needs = find_shortage(self._groups, drafts, lacking, reserved)
             if not missing:
                 break
         else:
-            self._refuse(missing, needs, ticket)
+            self._refuse(step, missing, needs, ticket)
         return drafts, lacking
 
     def _refuse(
-        self, missing: tuple[Missing, ...], needs: tuple[int, ...], ticket: Ticket | None
+        self,
+        step: Step,
+        missing: tuple[Missing, ...],
+        needs: tuple[int, ...],
+        ticket: Ticket | None,
     ) -> NoReturn:
         """Raise ShortageError: all is as it was before, but for what the ticket waits for."""
-        self._state = _WHOLE
+        step.changes = NOTHING
         if ticket is not None:
             slots = [slots.group.slots for slots in self._groups]
             self._line.note_refused(ticket, needs, slots)
+        self._step = None
         raise ShortageError(missing)
 
     def _check_request(self, request: Request) -> None:
@@ -420,13 +436,16 @@ class SlotPool:
         slots are, as they are released. Then ask again in the next step, or after `Ticket.wait`.
         Raises BusyError where 4096 wait already.
         """
+        self._check_process()
         with self._lock:
-            self._begin()
+            self._put_right()
             return self._line.join(self)
 
     def leave_line(self, ticket: Ticket) -> None:
         """See `Ticket.leave`."""
+        self._check_process()
         with self._lock:
+            self._put_right()
             self._line.leave(ticket)
             self._wake()
 
@@ -443,51 +462,52 @@ class SlotPool:
     def _wake(self) -> None:
         self._line.wake([slots.available for slots in self._groups])
 
-    def _begin(self) -> None:
-        """Put right what an exception left half done: before each step, with the lock."""
-        self._check_process()
-        if self._state:
-            self._repair()
-        self._entering = ()
+    def _begin(self, step: Step) -> None:
+        """Have a step be the one that runs: with the lock, before anything else."""
+        self._put_right()
+        self._step = step
 
-    def _undo(self, claims: Sequence[Claim] = (), ticket: Ticket | None = None) -> None:
-        """Take back what an exception interrupted: claims that the caller did not get."""
+    def _put_right(self) -> None:
+        """Put right what an exception left half done."""
+        if self._step is not None:
+            self._repair(self._step)
+
+    def _undo(self, step: Step) -> None:
+        """Take back a step that raised: what it left half done, and claims that nobody got."""
         with self._lock:
-            if self._state:
-                self._repair()
-            ours = self._open.intersection(claims)
-            if ours:
-                # The step had ended. What others opened since then is theirs, and stays open.
-                self._entering = tuple(ours)
-                self._state = _CHANGING
-                if ticket is not None:
-                    self._line.put(ticket)
-                self._repair()
+            self._put_right()
+            if not self._open.isdisjoint(step.claims):
+                self._step = step  # it had ended, and nothing ran since that is not whole
+                self._repair(step)
 
-    def _repair(self) -> None:
-        """Make everything again that the last step may have left half done.
+    def _repair(self, step: Step) -> None:
+        """Make everything again that the step may have left half done.
 
         What is open, and what each slot holds, tell all. May itself be left half done.
         """
-        if self._closing is not None:
-            claim, totals = self._closing
+        if step.closing is not None:
+            claim, totals = step.closing
             if claim not in self._open:
                 self._totals = totals
-            self._closing = None
-        self._open.difference_update(self._entering)
-        self._entering = ()
+        self._open.difference_update(step.claims)
+        if step.ticket is not None:
+            self._line.put(step.ticket, step.needs)
+        if step.changes:
+            self._make_again(rebuild=step.changes == CHANGING)
+        self._wake()
+        self._step = None
+
+    def _make_again(self, *, rebuild: bool) -> None:
         for index, slots in enumerate(self._groups):
             claimed = [claim.uses[index].slots for claim in self._open]
             copied = [
                 claim.partial.slots[index : index + 1] for claim in self._open if claim.partial
             ]
             slots.recount([*claimed, *copied])
-            if self._state == _CHANGING:
+            if rebuild:
                 self._rebuild(index, slots)
-        if self._state == _CHANGING and self._partial is not None:
+        if rebuild and self._partial is not None:
             self._partial.rebuild()
-        self._state = _WHOLE
-        self._wake()
 
     def _rebuild(self, index: int, slots: SlotGroup) -> None:
         writing = set()
@@ -507,27 +527,31 @@ class SlotPool:
         others may claim. After an exception from outside, call it again for the rest. Raises
         BadInputError for a claim that was released.
         """
+        if blocks is not None and not isinstance(blocks, int):
+            raise BadInputError(f"commit: blocks is {blocks!r}: a whole number, or None for all")
+        self._check_process()
         # Read without the lock: nobody else has these slots.
         checksums = self._checksums_of(claim, blocks)
         left = True
-        try:
-            while left:
+        while left:
+            step = Step()
+            try:
                 with self._lock:
-                    self._begin()
+                    self._begin(step)
                     self._check_open(claim)
-                    self._state = _CHANGING
+                    step.changes = CHANGING
                     left = self._commit_some(claim, blocks, checksums)
-                    self._state = _WHOLE
-        except BaseException:
-            self._undo()
-            raise
+                    self._step = None
+            except BaseException:
+                self._undo(step)
+                raise
 
     def _checksums_of(self, claim: Claim, blocks: int | None) -> list[dict[int, int]]:
         """Return by group the checksums of what is to be committed, by block."""
         if self._checksum is None or not claim.generation:
             return [{} for _ in self._groups]
         with self._lock:
-            self._begin()
+            self._put_right()
             self._check_open(claim)
         found = []
         for index, (use, unwritten) in enumerate(zip(claim.uses, claim.unwritten)):
@@ -563,11 +587,13 @@ class SlotPool:
         What is written by now becomes STORED; what its writer gave up becomes this claim's to
         WRITE. Returns how many blocks are still being written by others.
         """
+        self._check_process()
+        step = Step()
         try:
             with self._lock:
-                self._begin()
+                self._begin(step)
                 self._check_open(claim)
-                self._state = _CHANGING
+                step.changes = CHANGING
                 for index, slots in enumerate(self._groups):
                     known = set(claim.unwritten[index])
                     claim.uses[index] = take_over(slots, claim.uses[index], claim.unwritten[index])
@@ -575,10 +601,10 @@ class SlotPool:
                         blocks = [block for block in claim.unwritten[index] if block not in known]
                         taken = [claim.uses[index].slots[block] for block in blocks]
                         self._directory.begin(index, taken, claim.generation)
-                self._state = _WHOLE
+                self._step = None
                 return sum(use.kinds.count(SHARED) for use in claim.uses)
         except BaseException:
-            self._undo()
+            self._undo(step)
             raise
 
     def release(self, claim: Claim) -> None:
@@ -588,22 +614,23 @@ class SlotPool:
         Raises BadInputError for a claim that was released before; after an exception from outside
         it may have been.
         """
+        self._check_process()
+        step = Step()
         try:
             with self._lock:
-                self._begin()
+                self._begin(step)
                 self._check_open(claim)
                 totals = list(map(add, self._totals, claim.sums()))
-                self._state = _CHANGING
-                self._closing = claim, totals
+                step.changes = CHANGING
+                step.closing = claim, totals
                 self._open.discard(claim)  # one instruction: from here on it holds nothing
                 self._totals = totals
-                self._closing = None
                 self._give_back(claim)
                 if self._line.tickets:
                     self._wake()
-                self._state = _WHOLE
+                self._step = None
         except BaseException:
-            self._undo()
+            self._undo(step)
             raise
 
     def _give_back(self, claim: Claim) -> None:
@@ -627,17 +654,19 @@ class SlotPool:
         """
         width, slots = self.hash_bytes, self._groups[group]
         wanted = [one for one in dict.fromkeys(hashes) if type(one) is bytes and len(one) == width]
+        self._check_process()
+        step = Step()
         try:
             with self._lock:
-                self._begin()
+                self._begin(step)
                 found = slots.index.find(Keys(wanted, width))
-                self._state = _CHANGING
+                step.changes = CHANGING
                 slots.touch(found)
-                self._state = _WHOLE
+                self._step = None
                 if self._directory is not None:
                     self._touch(self._directory, group, [slot for slot in found if slot >= 0])
         except BaseException:
-            self._undo()
+            self._undo(step)
             raise
 
     def _touch(self, directory: Directory, index: int, slots: Sequence[int]) -> None:
@@ -653,9 +682,9 @@ class SlotPool:
         if len(block_hash) != self.hash_bytes:
             raise BadInputError(f"a hash of {len(block_hash)} bytes: not {self.hash_bytes}")
         slots = self._groups[group]
+        self._check_process()
         with self._lock:
-            if self._state:
-                self._repair()
+            self._put_right()
             slot = slots.index.slot_of(block_hash)
             return slot >= 0 and slots.state[slot] == READY
 
@@ -678,36 +707,39 @@ class SlotPool:
         return forgotten
 
     def _forget_some(self, slots: SlotGroup, most: int) -> int:
+        self._check_process()
+        step = Step()
         try:
             with self._lock:
-                self._begin()
-                self._state = _CHANGING
+                self._begin(step)
+                step.changes = CHANGING
                 count = min(most, _FORGOTTEN_AT_ONCE, slots.order.count)
                 evict(slots, count, self._partial)
-                self._state = _WHOLE
+                self._step = None
                 return count
         except BaseException:
-            self._undo()
+            self._undo(step)
             raise
 
     def totals(self) -> Counts:
         """Return what was done for all requests so far: the sum of their claims' counts."""
+        self._check_process()
         with self._lock:
-            if self._state:
-                self._repair()
+            self._put_right()
             of_open = [claim.sums() for claim in self._open]
             return Counts(*map(sum, zip(self._totals, *of_open)))
 
     def open_claims(self) -> int:
         """Return how many claims were not released."""
+        self._check_process()
         with self._lock:
             return len(self._open)
 
     def usage(self) -> tuple[GroupUsage, ...]:
         """Return each group's slots by use (for metrics)."""
+        self._check_process()
         with self._lock:
-            if self._state:
-                self._repair()
+            self._put_right()
             return tuple(_usage(slots) for slots in self._groups)
 
     @property

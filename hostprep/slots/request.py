@@ -173,6 +173,8 @@ def check_request(
     request: Request, tokens_per_block: int, hash_bytes: int, *, whole: bool, partial: bool
 ) -> None:
     """Raise BadInputError, naming the request and the field. `whole`: states are kept."""
+    if not isinstance(request, Request):
+        raise BadInputError(f"{request!r:.80} is no Request: a batch is made of those")
     who = f"request {request.id!r}"
     for name, number in (
         ("tokens", request.tokens),

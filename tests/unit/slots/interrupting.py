@@ -26,6 +26,7 @@ from hostprep.slots import (
 )
 from hostprep.slots.group import ABANDONED, MISSING, PENDING, READY, SlotGroup
 from hostprep.slots.index import HashIndex
+from hostprep.slots.step import Step
 from tests.unit.slots.play import HASH_BYTES, TOKENS_PER_BLOCK, request_of
 
 WINDOWS = Layout(
@@ -302,7 +303,8 @@ def interrupted_anywhere(
 def mutate(patch: pytest.MonkeyPatch) -> None:
     """Leave half done what was interrupted."""
 
-    def repair(self: SlotPool) -> None:
-        self._state = 0
+    def repair(self: SlotPool, step: Step) -> None:
+        del step
+        self._step = None
 
     patch.setattr(SlotPool, "_repair", repair)

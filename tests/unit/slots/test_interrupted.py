@@ -160,7 +160,7 @@ def test_what_puts_it_right_is_interrupted_too(step: Step, monkeypatch: pytest.M
     again: list[Interrupter] = []
 
     def undo(self: SlotPool, *what: Any) -> None:
-        while again and self._state:
+        while again and self._step is not None:
             again.pop().run(partial(own, self, *what))
         own(self, *what)
 
@@ -188,7 +188,7 @@ def test_left_half_done_it_would_be_noticed(step: Step, monkeypatch: pytest.Monk
 def test_a_claim_that_the_caller_did_not_get_would_be_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(SlotPool, "_undo", lambda self, *_: self._begin())
+    monkeypatch.setattr(SlotPool, "_undo", lambda self, _: self.usage())
     with pytest.raises(AssertionError, match="a claim that nobody has"):
         interrupted_anywhere(Scene, claim_batch, lines=False, function="claim_batch")
 

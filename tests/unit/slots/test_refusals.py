@@ -119,7 +119,7 @@ def test_a_batch_is_any_iterable_and_one_that_breaks_claims_nothing() -> None:
 
     with pytest.raises(LookupError):
         pool.claim_batch(broken())
-    with pytest.raises(AttributeError):
+    with pytest.raises(BadInputError, match="'no request' is no Request"):
         pool.claim_batch(iter([_request(), "no request"]))  # type: ignore[arg-type]
     _nothing_stays(pool)
     batch = pool.claim_batch((_request(id=name) for name in "abc"), token_budget=14)
@@ -225,3 +225,38 @@ def test_one_pool_over_a_region_and_only_the_leaders() -> None:
     assert over(_attachment()).layout == pool.layout, "the same region, attached once more"
     del pool
     assert over(attachment).hash_bytes == 32
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "message"),
+    [
+        ([_request(), _request(hashes=[b"a"])], {}, "1 hashes for 2"),
+        ([_request(tokens=7)], {"token_budget": 0}, "budget is 0"),
+        ([_request(), _request(id="s"), 5], {"token_budget": 7}, "5 is no Request"),
+        ([_request()], {"token_budget": "x"}, "token_budget is 'x'"),
+        ([_request()], {"token_budget": 7, "largest_budget": 1.5}, "largest_budget is 1.5"),
+        ([_request()], {"ticket": "x"}, "ticket is 'x'"),
+    ],
+)
+def test_a_callers_error_costs_nobody_a_pause(
+    batch: Any, options: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is made again for it, which takes as long as the pool is large."""
+    pool = SlotPool(Layout(3, (Group("kv", 4, 1),)), hash_bytes=4)
+    (held,) = pool.claim_batch([_request()]).claims
+    held.commit()
+    monkeypatch.setattr(SlotPool, "_make_again", _is_not_called)
+    with pytest.raises(BadInputError, match=message):
+        pool.claim_batch(batch, **options)
+    for blocks in ("x", 1.5):
+        with pytest.raises(BadInputError, match=f"commit: blocks is {blocks!r}"):
+            held.commit(blocks)  # type: ignore[arg-type]
+    held.release()
+    with pytest.raises(BadInputError, match="is not open"):
+        held.release()
+    assert pool.usage()[0].claimed == 0
+    assert sum(pool._groups[0].refs) == 0
+
+
+def _is_not_called(*_: object, **__: object) -> None:
+    pytest.fail("all was made again")
