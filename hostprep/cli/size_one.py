@@ -17,6 +17,7 @@ from hostprep.sizing.engines.rules import (
     DEFAULT_DEVICE,
     Device,
     EngineDefaults,
+    EngineRules,
     EngineSizing,
 )
 from hostprep.sizing.engines.starting import ALLOW_LONGER, check_starts
@@ -143,7 +144,7 @@ def size_one(files: ModelFiles, request: Request) -> Sized:
     limits = dict(request.limits)
     if limits["max_seq_len"] is None:
         limits["max_seq_len"] = _longest(config, model)
-    own = None if rules is None else rules.defaults(model, Limits(**_filled(limits)), device)
+    own = None if rules is None else _own_defaults(rules, model, limits, device)
     defaults = _take_defaults(limits, own)
     if own is not None and request.gpus is None:
         defaults.append(f"the GPU is taken to be {device.name}; --gpu names another")
@@ -181,6 +182,15 @@ def size_one(files: ModelFiles, request: Request) -> Sized:
         defaults=tuple(defaults),
         way=request.way,
     )
+
+
+def _own_defaults(
+    rules: EngineRules, model: Model, limits: dict[str, Any], device: Device
+) -> EngineDefaults:
+    """Return what the engine takes beside what is given: one may depend on another."""
+    own = rules.defaults(model, Limits(**_filled(limits)), device)
+    step = limits["max_num_tokens"] or own.max_num_tokens.value
+    return rules.defaults(model, Limits(**_filled({**limits, "max_num_tokens": step})), device)
 
 
 def _of_one_request(model: Model, limits: Limits, memory: Memory) -> Sizing:

@@ -236,6 +236,12 @@ def _host_pool(
     host = next((one for one in engine.host if one.way == integration), None) if engine else None
     if engine is None or host is None or engine.block_bytes < 1:
         why = "stages of different size" if engine else "no --engine"
+        if engine is not None and all(store.per_sequence for store in sizing.model.stores):
+            raise BadInputError(
+                f"--integration: {engine.engine} has no host tier for {sizing.model.name}, whose "
+                "layers all keep states",
+                remedy="it needs no pool; leave -o yaml out",
+            )
         raise BadInputError(
             f"--integration: the size of a host block of {sizing.model.name} is not known ({why})",
             remedy=f"give --engine {_ENGINES[integration]}, and a --pp that divides the layers "

@@ -199,6 +199,7 @@ class SGLangRules:
             pipeline_parallel=pipeline_parallel,
             is_latent=_is_latent(model),
             chunked_prefill_size=None if limits is None else limits.max_num_tokens,
+            max_running_requests=None if limits is None else limits.max_batch_size,
         )
         return EngineDefaults(
             max_batch_size=Default(
@@ -252,6 +253,7 @@ def mem_fraction_static(
     pipeline_parallel: int,
     is_latent: bool,
     chunked_prefill_size: int | None = None,
+    max_running_requests: int | None = None,
 ) -> float:
     """Return `--mem-fraction-static` where none is given, for a text model.
 
@@ -260,6 +262,7 @@ def mem_fraction_static(
     at least 10 GiB on GPUs with more than 60. Models that also see or hear have less.
     """
     chunk, graph_batch = _capacity_defaults(device, tensor_parallel)
+    graph_batch = min(graph_batch, max_running_requests or graph_batch)
     tokens = max(chunked_prefill_size or chunk, 2048)
     total_mib = device.memory_bytes / _MIB
     reserved_mib = 512 + tokens * 1.5 + tensor_parallel * pipeline_parallel / 8 * 1024

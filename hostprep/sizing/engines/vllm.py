@@ -23,6 +23,7 @@ from hostprep.sizing.engines.rules import (
     Device,
     EngineDefaults,
     EngineGroup,
+    EngineHost,
     EngineSizing,
     EngineTier,
 )
@@ -113,10 +114,12 @@ class VllmRules:
         block, why = _block_tokens(model, device)
         batch = 1024 if is_large else 256
         step = 16384 if is_largest else 8192 if is_large else 2048
+        taken = step
         if limits is not None:
             step = min(step, batch * limits.max_seq_len)
+            taken = min(step, limits.max_num_tokens)
         return EngineDefaults(
-            max_batch_size=Default(min(batch, step), f"max_num_seqs, {where}"),
+            max_batch_size=Default(min(batch, taken), f"max_num_seqs, {where}"),
             max_num_tokens=Default(step, f"max_num_batched_tokens, {where}"),
             tokens_per_block=Default(block, f"block_size, {why}"),
             gpu_memory_utilization=0.92,
@@ -144,7 +147,16 @@ class VllmRules:
             if memory.gpu_bytes < least_bytes:
                 raise _too_little(memory.gpu_bytes, least_bytes, limits)
             gpu = _tier(memory.gpu_bytes, block_bytes, requested, limits)
+        host: tuple[EngineHost, ...] = ()
         described = tuple(_described(group, model, limits, block_bytes) for group in groups)
+        if model.family not in _STATES_ALONE:  # those cache no prefixes: nothing is offloaded
+            host = host_tiers(
+                described,
+                block_bytes=stages,
+                is_replicated=_is_replicated(model, limits),
+                limits=limits,
+                memory=memory,
+            )
         return EngineSizing(
             engine=NAME,
             version=VERSION,
@@ -154,18 +166,12 @@ class VllmRules:
             block_bytes=block_bytes,
             least_bytes=least_bytes,
             gpu=gpu,
-            host=host_tiers(
-                described,
-                block_bytes=stages,
-                is_replicated=_is_replicated(model, limits),
-                limits=limits,
-                memory=memory,
-            ),
+            host=host,
             notes=(
                 *_of_types(model),
                 *_of_device(device),
                 *notes,
-                *_of_stages(stages),
+                *_of_no_host(model, stages),
                 *_waste(groups, layers, block_bytes, limits),
             ),
         )
@@ -256,21 +262,44 @@ def _block_tokens(model: Model, device: Device) -> tuple[int, str]:
 
 def _check(model: Model, limits: Limits, device: Device) -> None:
     """Refuse what is not covered. Raises BadInputError."""
+    _check_limits(model, limits)
+    kinds = {store.kind for store in model.stores}
+    if not kinds:
+        raise BadInputError(f"{model.name}: no layer has a cache", remedy="give another model")
+    if Kind.INDEX in kinds and not kinds & {Kind.LATENT, Kind.COMPRESSED}:
+        raise _uncovered(model, "index keys beside keys and values")
+    _check_blocks(model, kinds, limits, device)
+    if model.family.startswith(("qwen2", "qwen3")) and {Kind.WINDOW, Kind.FULL} <= kinds:
+        raise BadInputError(
+            f"{model.name}: use_sliding_window and max_window_layers give some layers a window and "
+            f"others none, and vLLM {VERSION} does not start with that",
+            remedy="leave --engine out, or use_sliding_window off",
+        )
+    _check_kernels(model, kinds, device)
+
+
+def _check_limits(model: Model, limits: Limits) -> None:
+    """Refuse limits with which vLLM does not start. Raises BadInputError."""
     if limits.beam_width > 1:
         raise BadInputError(
             f"--beam-width: is {limits.beam_width}, and vLLM runs each beam as a request",
             remedy="leave it out, and multiply --max-batch-size by it",
+        )
+    if limits.max_num_tokens < limits.max_batch_size:
+        raise BadInputError(
+            f"--max-num-tokens: is {limits.max_num_tokens} for {limits.max_batch_size} requests at "
+            "once, each of which needs a token of a step: vLLM does not start with that",
+            remedy=f"give a --max-batch-size of {limits.max_num_tokens} at most, or more tokens",
         )
     if limits.pipeline_parallel > len(model.layers):
         raise BadInputError(
             f"--pp: is {limits.pipeline_parallel} for {len(model.layers)} layers",
             remedy="give at most one stage a layer",
         )
-    kinds = {store.kind for store in model.stores}
-    if not kinds:
-        raise BadInputError(f"{model.name}: no layer has a cache", remedy="give another model")
-    if Kind.INDEX in kinds and not kinds & {Kind.LATENT, Kind.COMPRESSED}:
-        raise _uncovered(model, "index keys beside keys and values")
+
+
+def _check_blocks(model: Model, kinds: set[Kind], limits: Limits, device: Device) -> None:
+    """Refuse blocks that there are no kernels for. Raises BadInputError."""
     if Kind.COMPRESSED in kinds:
         if not model.types.ds_mla:
             raise _uncovered(model, f"compressed latents in {model.types.kv.name}")
@@ -288,7 +317,12 @@ def _check(model: Model, limits: Limits, device: Device) -> None:
             f"attention take {SPARSE_TOKENS}",
             remedy="leave it out",
         )
-    _check_kernels(model, kinds, device)
+    elif kinds - {Kind.STATE} and limits.tokens_per_block % KERNEL_TOKENS:
+        raise BadInputError(
+            f"--tokens-per-block: is {limits.tokens_per_block}, and vLLM's kernels take multiples "
+            f"of {KERNEL_TOKENS}",
+            remedy="give such a number, or leave it out",
+        )
 
 
 def _check_kernels(model: Model, kinds: set[Kind], device: Device) -> None:
@@ -410,8 +444,14 @@ def _of_device(device: Device) -> tuple[str, ...]:
     return (note,)
 
 
-def _of_stages(stages: Sequence[int]) -> tuple[str, ...]:
+def _of_no_host(model: Model, stages: Sequence[int]) -> tuple[str, ...]:
     """Say why there is no host tier, where there is none."""
+    if model.family in _STATES_ALONE:
+        note = (
+            "host memory is not for this model: vLLM caches no prefixes of models of states alone "
+            "unless it is told to (--enable-prefix-caching), and then offloads nothing"
+        )
+        return (note,)
     if len(set(stages)) == 1:
         return ()
     note = (

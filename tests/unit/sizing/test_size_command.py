@@ -504,6 +504,12 @@ def test_host_memory_is_that_of_the_way_of_attaching(capsys: pytest.CaptureFixtu
     assert f"Host memory of all that is above, by vllm-offloading: {size}" in run(capsys, *asked)
 
 
+def test_no_pool_is_for_a_model_of_states_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (str(MODELS / "mamba2-2.7b.json"), "--engine", "vllm", "--host-memory", "20Gi")
+    told = refused(capsys, *asked, "--max-seq-len", "4096", "-o", "yaml")
+    assert "vllm has no host tier for mamba2-2.7b" in told
+
+
 def test_without_a_host_tier_it_is_told_and_nothing_added_up(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -590,3 +596,11 @@ def test_sglangs_share_of_a_gpu_is_by_the_chunk_that_is_given(
         reserved_mib = 512 + 1.5 * chunk + 128 + 2 * 256 + 8 * graphs
         share = 1 - reserved_mib / total_mib
         assert budget["utilization"] == pytest.approx(share, abs=0.0006)
+    # Graphs are for no more requests than are served at once.
+    small = ("--engine", "sglang", "--gpu", "l40s", "--weights", "16Gi", "--max-seq-len", "8192")
+    shares = [
+        as_json(capsys, model, *small, *given)[0]["gpu_budget"]["utilization"]
+        for given in ((), ("--max-batch-size", "8"))
+    ]
+    assert shares[1] - shares[0] == pytest.approx(24 * 2 / (44.39 * 1024), abs=0.001)
+    assert shares[1] > shares[0]

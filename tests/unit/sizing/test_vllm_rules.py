@@ -6,6 +6,7 @@ in examples/models, asked of vLLM's own functions in the same way.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from hostprep.sizing.families import read_model
 from hostprep.sizing.groups import Limits
 from hostprep.sizing.model import Model
 from hostprep.sizing.size import Memory
-from tests.unit.sizing.models import MODELS
+from tests.unit.sizing.models import MODELS, model_from
 
 pytestmark = pytest.mark.unit
 
@@ -144,6 +145,9 @@ def test_a_stage_with_fewer_layers_does_not_limit_and_the_last_has_none_left_ove
         ("llama-3.1-8b", {"pipeline_parallel": 64}, ("--pp", "32 layers")),
         ("deepseek-v4-flash", {"tokens_per_block": 128}, ("--tokens-per-block", "256")),
         ("deepseek-v3.2", {"tokens_per_block": 32}, ("--tokens-per-block", "64")),
+        ("llama-3.1-8b", {"tokens_per_block": 8}, ("--tokens-per-block", "multiples of 16")),
+        ("llama-3.1-8b", {"tokens_per_block": 24}, ("--tokens-per-block", "multiples of 16")),
+        ("llama-3.1-8b", {"max_num_tokens": 512, "max_batch_size": 1024}, ("--max-num-tokens",)),
     ],
 )
 def test_what_vllm_cannot_is_refused(
@@ -208,6 +212,29 @@ def test_a_gpu_whose_numbers_were_not_compared_is_told() -> None:
     for device, is_told in ((DEFAULT_DEVICE, False), (A100, True), (B200, True)):
         notes = size_for_engine("vllm", model, _limits(), memory, device).notes
         assert any("compared with vLLM's own for Hopper" in note for note in notes) is is_told
+
+
+def test_windows_in_some_layers_of_qwen_are_refused() -> None:
+    fields = json.loads((MODELS / "qwen3-1.7b.json").read_text()) | {"max_window_layers": 4}
+    fields |= {"use_sliding_window": True, "sliding_window": 4096, "layer_types": None}
+    model = model_from({key: value for key, value in fields.items() if value is not None})
+    with pytest.raises(BadInputError, match="max_window_layers"):
+        size_for_engine("vllm", model, _limits(), Memory(gpu_bytes=60 * GIB))
+
+
+def test_models_of_states_alone_have_no_host_tier() -> None:
+    memory = Memory(gpu_bytes=60 * GIB, host_bytes=20 * GIB)
+    sizing = size_for_engine("vllm", _model("mamba2-2.7b"), _limits(), memory)
+    assert not sizing.host
+    assert any("--enable-prefix-caching" in note for note in sizing.notes)
+    assert size_for_engine("vllm", _model("nemotron-h-8b"), _limits(), memory).host
+
+
+def test_no_more_requests_than_tokens_of_a_step_are_taken() -> None:
+    rules, model = rules_of("vllm"), _model("llama-3.1-8b")
+    for step, batch in ((512, 512), (8192, 1024)):
+        own = rules.defaults(model, _limits(max_num_tokens=step), DEFAULT_DEVICE)
+        assert own.max_batch_size.value == batch
 
 
 def test_what_is_not_known_is_refused() -> None:
