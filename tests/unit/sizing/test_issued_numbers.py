@@ -1,7 +1,8 @@
 """Models that were sized with wrong numbers once, or that nobody could size: what is right.
 
 The fields are those of the published config.json files that caches depend on, and those that sound
-as if caches did; the numbers are reckoned from vLLM 0.32's source, as each test says.
+as if caches did; the numbers are reckoned from vLLM 0.32's source, as each test says. Whole files
+are sized where a package carries them (docs/sizing.md, Published configurations, as they are).
 """
 
 from __future__ import annotations
