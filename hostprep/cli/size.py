@@ -34,17 +34,23 @@ _options = options_of(
     click.option(
         "--engine", type=click.Choice(sorted(ENGINES)), help="By this engine's own rules."
     ),
-    _number("--max-batch-size", None, f"Requests at once; {BATCH_SIZE} if not given."),
+    _number(
+        "--max-batch-size",
+        None,
+        f"Requests at once; if not given the engine's own, {BATCH_SIZE} without --engine.",
+    ),
     _number("--max-seq-len", None, "Tokens of the longest request; the model's own if not given."),
     _number(
         "--max-num-tokens",
         None,
-        f"Tokens of one step: how long a chunk of a prompt can be; {STEP_TOKENS} if not given.",
+        f"Tokens of one step: how long a chunk of a prompt can be; if not given the engine's "
+        f"own, {STEP_TOKENS} without --engine.",
     ),
     _number(
         "--tokens-per-block",
         None,
-        f"Tokens of one block; {TOKENS_PER_BLOCK}, or more where compressed caches need it.",
+        f"Tokens of one block; if not given the engine's own, without --engine {TOKENS_PER_BLOCK}, "
+        "or more where compressed caches need it.",
     ),
     _number("--beam-width", 1, "Sequences of one request."),
     _number("--speculative-tokens", 0, "Tokens drafted beyond each step's own."),
@@ -68,7 +74,7 @@ _options = options_of(
     ),
     click.option(
         "--integration",
-        help="With -o yaml: how the engine attaches, by its name in `hostprep engines`.",
+        help="How the engine attaches to host memory, by its name in `hostprep engines`.",
     ),
 )
 
@@ -91,7 +97,7 @@ def size(models: tuple[str, ...], output: str, is_list: bool, **options: Any) ->
     \b
     MODEL is a folder with config.json, that file, a name in the local hub
     cache, or - for standard input. Nothing is downloaded.
-      hostprep size meta-llama/Llama-3.1-8B --tp 2 --gpu h200x2
+      hostprep size meta-llama/Llama-3.1-8B --engine vllm --tp 2 --gpu h200x2
       hostprep size ./model --max-batch-size 64 --gpu-memory 40Gi
       hostprep size ./model --host-memory 150Gi -o yaml > pool.yaml
       hostprep prepare -f pool.yaml

@@ -115,7 +115,8 @@ def find_weights(
             raise BadInputError(
                 f"{files.source}: the size of the weights of the layers that draft is not known",
                 reason="UnknownWeights",
-                remedy="give the model's folder with its safetensors files, or --weights 140Gi",
+                remedy="give the model's folder with its safetensors files, or --weights "
+                "with their bytes",
             )
         modelopt = None if files.quantization is None else json.loads(files.quantization)
         tensors = reckon(json.loads(files.config), source=files.source, modelopt=modelopt)

@@ -173,10 +173,11 @@ def _in_hub_cache(name: str) -> Path:
     cache = _hub_cache()
     folder = cache / f"models--{name.replace('/', '--')}"
     if not os.path.isdir(folder):
+        whole = name if "/" in name else f"ORG/{name}"
         raise BadInputError(
             f"{name}: is no file or folder here, and not in the hub cache {cache}",
             reason="NoSuchModel",
-            remedy=f"hf download {name} --include '*.json', or give the model's folder; "
+            remedy=f"hf download {whole} --include '*.json', or give the model's folder; "
             "HF_HUB_CACHE and HF_HOME say where the cache is",
         )
     return folder

@@ -21,10 +21,13 @@ from hostprep.units import format_bytes
 _POOL_OPTIONS = {"spec.backings": "--backing", "spec.regions": "--regions"}
 """Fields of a pool whose values are the options' own: errors name the option."""
 
+_OF_A_POOL = ("name", "backing", "regions")
+"""Options that say nothing of a model, or of what it needs."""
+
 
 def check_pool_options(models: int, output: str, pool: dict[str, Any]) -> None:
     """Raise BadInputError for options of a pool where none, or more than one, is made."""
-    given = next((key for key, value in pool.items() if value is not None), None)
+    given = next((key for key in _OF_A_POOL if pool[key] is not None), None)
     if given is not None and output != "yaml":
         raise BadInputError(f"--{given} is for a pool", remedy="give -o yaml with it")
     if pool["name"] is not None and models > 1:

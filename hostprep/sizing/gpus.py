@@ -114,11 +114,11 @@ def _of_memory(name: str, text: str) -> Gpu:
 
 def _unknown(name: str, text: str) -> BadInputError:
     near = get_close_matches(name, _BY_NAME, n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(_BY_NAME)}"
+    hint = f"did you mean {' or '.join(near)}" if near else f"known are {', '.join(_BY_NAME)}"
     shown = text if len(text) <= 40 else text[:37] + "..."
     return BadInputError(
         f"--gpu: there is no GPU {shown!r} here",
-        remedy=f"{hint} Of another one give the memory and the number, such as 96Gix4",
+        remedy=f"{hint}; of another one give the memory and the number, such as 96Gix4",
     )
 
 

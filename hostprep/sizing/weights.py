@@ -249,5 +249,6 @@ def unknown_weights(source: str, why: str) -> BadInputError:
     return BadInputError(
         f"{source}: the size of the weights cannot be reckoned: {why}",
         reason="UnknownWeights",
-        remedy="give the model's folder with model.safetensors.index.json, or --weights 140Gi",
+        remedy="give the model's folder with model.safetensors.index.json, or --weights "
+        "with their bytes",
     )

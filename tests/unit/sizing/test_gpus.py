@@ -65,7 +65,7 @@ def test_memory_stands_for_a_gpu_that_is_not_known() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("h20O", "did you mean h200"),
+        ("h20O", "did you mean h200; of another one give"),
         ("a100x8", "give a100-40 or a100-80"),
         ("h200x0", "is 0 GPUs"),
         ("h200x99999", "is 99999 GPUs"),

@@ -112,6 +112,7 @@ def test_a_model_that_is_not_there_says_how_to_get_it(hub: Path) -> None:
     error = refused("Qwen/Qwen3-8B")
     assert f"not in the hub cache {hub}" in error.message
     assert "hf download Qwen/Qwen3-8B --include '*.json'" in str(error.remedy)
+    assert "hf download ORG/Qwen3-8B --include" in str(refused("Qwen3-8B").remedy)
     assert "is a hub cache with 1 models" in refused(hub).message
     assert NAME in str(refused(hub).remedy)
 

@@ -350,7 +350,7 @@ def test_several_models_are_several_pools(capsys: pytest.CaptureFixture[str]) ->
         ([LLAMA, *SERVED, "--gpu", "h200", "--weights", "heavy"], "--weights: size 'heavy'"),
         ([LLAMA, *SERVED, "--gpu", "h200", "--weights", "999Gi"], "--gpu: 999 GiB of weights"),
         ([LLAMA, *SERVED, "--gpu", "h200"], "vocab_size is missing; give the model's folder"),
-        ([GEMMA, *SERVED, "--gpu", "h200"], "the size of the weights cannot be reckoned"),
+        ([GEMMA, *SERVED, "--gpu", "h200"], "or --weights with their bytes"),
         ([LLAMA, *SERVED, "--weights", "16Gi"], "--weights is for the memory of GPUs"),
         ([LLAMA, *SERVED, "--gpu-reserve", "1Gi"], "--gpu-reserve is for the memory of GPUs"),
         ([LLAMA, *SERVED, "--gpu-memory-utilization", "2"], "--gpu-memory-utilization: is 2"),
@@ -359,8 +359,8 @@ def test_several_models_are_several_pools(capsys: pytest.CaptureFixture[str]) ->
             "requests can wait for ever: 90 % of 24 GiB - 16 GiB weights - 1 GiB reserve = 4.6 GiB",
         ),
         ([LLAMA, GEMMA, *SERVED, "--name", "kv", "-o", "yaml"], "--name is for one model"),
-        ([LLAMA, *SERVED, "--integration", "vllm"], "--integration is for a pool"),
-        ([LLAMA, *SERVED, "--integration", "vlm", "-o", "yaml"], "--integration: there is no"),
+        ([LLAMA, *SERVED, "--regions", "2"], "--regions is for a pool"),
+        ([LLAMA, *SERVED, "--integration", "vlm"], "--integration: there is no"),
         ([LLAMA, *SERVED, "--name", "K V", "-o", "yaml"], "hostprep: --name: pool name 'K V'"),
         ([LLAMA, LLAMA, *SERVED, "-o", "yaml"], "two models have one name"),
         ([LLAMA, *SERVED, "--regions", "0", "-o", "yaml"], "hostprep: --regions: '0' is no way"),
@@ -502,6 +502,9 @@ def test_host_memory_is_that_of_the_way_of_attaching(capsys: pytest.CaptureFixtu
     assert document["node"]["host_bytes"] == tiers["vllm-offloading"]
     size = format_bytes(tiers["vllm-offloading"])
     assert f"Host memory of all that is above, by vllm-offloading: {size}" in run(capsys, *asked)
+    size = format_bytes(tiers["vllm-simple"])
+    told = run(capsys, *asked, "--integration", "vllm-simple")
+    assert f"Host memory of all that is above, by vllm-simple: {size}" in told
 
 
 def test_no_pool_is_for_a_model_of_states_alone(capsys: pytest.CaptureFixture[str]) -> None:
