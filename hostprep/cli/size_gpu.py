@@ -12,7 +12,7 @@ from hostprep.sizing.gpus import Gpu, Gpus, gpu_of_product, gpus_named
 from hostprep.sizing.groups import Limits
 from hostprep.sizing.model import Model
 from hostprep.sizing.parameters import reckon
-from hostprep.sizing.weights import Division, RankWeights, divide, divide_total
+from hostprep.sizing.weights import Division, RankWeights, check_total, divide, divide_total
 from hostprep.units import format_bytes
 
 NODE = "node"
@@ -125,7 +125,11 @@ def find_weights(
         if total is None:
             raise
         return divide_total(total, by, source=source)
-    return reckoned if total is None else divide_total(total, by, source=source, alike=reckoned)
+    if total is None:
+        return reckoned
+    if given is None:
+        check_total(total, reckoned, source=f"{files.folder}/{source}")
+    return divide_total(total, by, source=source, alike=reckoned)
 
 
 def weights_line(weights: RankWeights) -> str:

@@ -262,7 +262,8 @@ def _header(path: Path) -> tuple[Tensor, ...]:
                 f"{path}: is no safetensors file: its header would have {length} bytes",
                 remedy="download it again, or give --weights",
             )
-        return read_header(file.read(length), source=str(path))
+        header = file.read(length)
+        return read_header(header, source=str(path), tensor_bytes=size_bytes - 8 - length)
 
 
 def _names(folder: Path) -> Iterator[str]:

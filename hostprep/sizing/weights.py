@@ -15,6 +15,7 @@ from math import prod
 from typing import Any
 
 from hostprep.errors import BadInputError
+from hostprep.units import format_bytes
 
 MAX_HEADER_BYTES = 100_000_000
 """What the format allows a file's header. Source: safetensors, src/tensor.rs, MAX_HEADER_SIZE."""
@@ -51,13 +52,23 @@ class RankWeights:
     """Where the sizes are from, in words."""
 
 
-def read_header(data: bytes, *, source: str) -> tuple[Tensor, ...]:
+_ELEMENT_BITS = {
+    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8,
+    "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64,
+}  # fmt: skip
+"""Source: safetensors 0.7, src/tensor.rs, Dtype."""
+
+
+def read_header(data: bytes, *, source: str, tensor_bytes: int) -> tuple[Tensor, ...]:
     """Return the tensors that a safetensors file's header lists.
 
-    Raises BadInputError where it is none, or says what cannot be.
+    `tensor_bytes`: of the file, behind its header. Raises BadInputError where it is none, or says
+    what cannot be: the tensors lie one behind the other, fill the file, and each takes what its
+    type and shape say (src/tensor.rs, Metadata::validate).
     """
     document = _document(data, source)
-    found = []
+    found, places = [], []
     for name, entry in document.items():
         if name == "__metadata__":
             continue
@@ -68,8 +79,38 @@ def read_header(data: bytes, *, source: str) -> tuple[Tensor, ...]:
         begin, end = offsets
         if not begin <= end <= _MOST_BYTES:
             raise _no_checkpoint(source, f"has offsets of {name[:60]!r} that cannot be")
+        dtype = str(entry.get("dtype"))[:20]
+        if dtype not in _ELEMENT_BITS:
+            raise _no_checkpoint(source, f"has {name[:60]!r} of type {dtype!r}, which is not known")
+        if end - begin != (wanted := size_of(shape, _ELEMENT_BITS[dtype])):
+            why = f"has {end - begin} bytes for {name[:60]!r}, of which its shape makes {wanted}"
+            raise _no_checkpoint(source, why)
         found.append(Tensor(name, end - begin, len(shape)))
+        places.append((begin, end, name))
+    last = 0
+    for begin, end, name in sorted(places):
+        if begin != last:
+            raise _no_checkpoint(source, f"has {name[:60]!r} at {begin}, and not at {last}")
+        last = end
+    if last != tensor_bytes:
+        raise _no_checkpoint(source, f"has {tensor_bytes} bytes of tensors, and lists {last}")
     return tuple(found)
+
+
+_MOST_APART = 2
+"""How many times more or less than what is reckoned a sum can be: encoders and drafting layers are
+not reckoned for every kind of model, and some tensors are quantized where others are not."""
+
+
+def check_total(total_bytes: int, reckoned: RankWeights, *, source: str) -> None:
+    """Raise BadInputError where an index's sum contradicts what config.json makes of it."""
+    least, most = sorted((total_bytes, reckoned.total_bytes))
+    if most > least * _MOST_APART:
+        raise BadInputError(
+            f"{source}: says that the weights have {format_bytes(total_bytes)}, and config.json "
+            f"makes {format_bytes(reckoned.total_bytes)}",
+            remedy=_FULL_CHECKPOINT,
+        )
 
 
 def _numbers(entry: Any, key: str) -> list[int] | None:

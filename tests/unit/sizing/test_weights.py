@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hostprep.sizing.weights import (
     Division,
     RankWeights,
     Tensor,
+    check_total,
     divide,
     divide_total,
     read_header,
@@ -231,7 +233,7 @@ _JSON = st.recursive(
 @given(_JSON | st.dictionaries(_KEYS, _JSON))
 def test_any_header_and_index_is_read_or_refused(document: Any) -> None:
     data = json.dumps(document).encode()
-    for read in (read_header, read_index):
+    for read in (partial(read_header, tensor_bytes=0), read_index):
         try:
             read(data, source="file")
         except BadInputError as error:
@@ -240,6 +242,48 @@ def test_any_header_and_index_is_read_or_refused(document: Any) -> None:
 
 @given(st.binary(max_size=64))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    for read in (read_header, read_index):
+    for read in (partial(read_header, tensor_bytes=0), read_index):
         with pytest.raises(BadInputError, match="file: "):
             read(b"\xff" + data, source="file")
+
+
+def header(**tensors: tuple[str, list[int], list[int]]) -> bytes:
+    keys = ("dtype", "shape", "data_offsets")
+    return json.dumps(
+        {name: dict(zip(keys, one, strict=True)) for name, one in tensors.items()}
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"a": ("Q99", [4], [0, 8])}, "'a' of type 'Q99', which is not known"),
+        ({"a": ("BF16", [1000, 1000], [0, 8])}, "has 8 bytes for 'a', of which its shape makes"),
+        ({"a": ("U8", [8], [0, 8]), "b": ("U8", [4], [4, 8])}, "has 'b' at 4, and not at 8"),
+        ({"a": ("U8", [4], [0, 4]), "b": ("U8", [2], [6, 8])}, "has 'b' at 6, and not at 4"),
+        ({"a": ("U8", [10**17], [0, 10**17])}, "has 8 bytes of tensors, and lists 1000000"),
+        ({"a": ("U8", [4], [0, 4])}, "has 8 bytes of tensors, and lists 4"),
+    ],
+)
+def test_a_header_that_contradicts_itself_or_the_file_is_refused(
+    tensors: dict[str, tuple[str, list[int], list[int]]], words: str
+) -> None:
+    with pytest.raises(BadInputError, match=words):
+        read_header(header(**tensors), source="file", tensor_bytes=8)
+
+
+def test_tensors_of_all_sizes_are_read_in_any_order() -> None:
+    data = header(b=("F4", [4], [8, 10]), a=("BF16", [2, 2], [0, 8]), c=("F32", [0], [10, 10]))
+    found = read_header(data, source="file", tensor_bytes=10)
+    assert sorted((one.name, one.size_bytes) for one in found) == [("a", 8), ("b", 2), ("c", 0)]
+
+
+def test_a_sum_far_from_what_is_reckoned_is_refused() -> None:
+    alike = RankWeights(
+        total_bytes=16 << 30, rank_bytes=1, least_bytes=1, most_bytes=1, source="config.json"
+    )
+    for total in (100, (8 << 30) - 1, (32 << 30) + 1):
+        with pytest.raises(BadInputError, match="index: says that the weights have"):
+            check_total(total, alike, source="index")
+    check_total(8 << 30, alike, source="index")
+    check_total(32 << 30, alike, source="index")
