@@ -34,6 +34,7 @@ class Claim:
         "_unwritten",
         "evicted",
         "generation",
+        "known",
         "partial",
         "request",
         "reused_tokens",
@@ -62,6 +63,9 @@ class Claim:
         """Tokens to load, partial match included."""
         self.generation = 0
         """Of its records in the pool's directory; 0: what it writes is not recorded."""
+        self.known: Request | None = None
+        """What the request was when it was claimed, where tokens are remembered at its commit: its
+        lists are the caller's."""
         self._unwritten: list[list[int]] | None = None
 
     @property

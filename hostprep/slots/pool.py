@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import add
 
 from hostprep.errors import BadInputError, FailedError
@@ -208,7 +209,7 @@ class SlotPool:
             step.changes = NOTHING
 
     def _claim_of(self, draft: Draft) -> Claim:
-        return Claim(
+        claim = Claim(
             self,
             draft.request,
             [GroupUse(part.slots, bytes(part.kinds), part.evicted) for part in draft.parts],
@@ -216,6 +217,12 @@ class SlotPool:
             reused_tokens=draft.reused_tokens,
             partial=draft.partial,
         )
+        ids = draft.request.token_ids
+        if self._partial is not None and ids is not None:
+            claim.known = replace(
+                draft.request, hashes=tuple(draft.request.hashes), token_ids=array("I", ids)
+            )
+        return claim
 
     def _enter(self, step: Step, claims: Sequence[Claim], ticket: Ticket | None) -> None:
         """Open claims; void the records of what they will write, before its slots are known."""
@@ -571,12 +578,13 @@ class SlotPool:
             done = unwritten[: min(ready, _COMMITTED_AT_ONCE)]
             places = Listed([use.slots[i] for i in done])
             if self._directory is not None and claim.generation:
-                keys = [claim.request.hashes[i] for i in done]
+                # What the slots were claimed for: the request's list is the caller's, to change.
+                keys = slots.index.keys(places)
                 known = [checksums[index][i] for i in done] if self._checksum is not None else ()
                 self._directory.finish(index, places, keys, claim.generation, known)
             slots.written(places)
             if self._partial is not None and self._partial.leads(slots):
-                self._partial.learn(claim.request, done, places)
+                self._partial.learn(claim.known or claim.request, done, places)
             del unwritten[: len(done)]
             left = left or len(done) < ready
         return left

@@ -460,3 +460,23 @@ def test_checksums_are_of_what_is_kept() -> None:
     found = Directory(memoryview(_memory()), _ONE, key_bytes=8, checksums=True)
     with pytest.raises(BadInputError, match="checksums"):
         _pool(found)
+
+
+def test_a_record_names_what_was_claimed_whatever_became_of_the_callers_list() -> None:
+    layout = Layout(3, (Group("kv", 4, 1),))
+    memory = memoryview(bytearray(Directory.size_bytes_for(4, 4)))
+    directory = Directory(memory, layout, key_bytes=4)
+    directory.reset({"model": "m"})
+    pool = SlotPool(layout, hash_bytes=4, directory=directory)
+    changed, shorter = [b"aaaa", b"bbbb"], [b"cccc", b"dddd"]
+    claims = pool.claim_batch([Request("r", 6, changed), Request("s", 6, shorter)]).claims
+    changed[0] = b"zzzz"
+    shorter.clear()
+    for claim in claims:
+        claim.commit()
+        claim.release()
+    restarted = SlotPool(
+        layout, hash_bytes=4, directory=Directory(memory, layout, key_bytes=4), spare=0
+    )
+    assert restarted.recover() == 4
+    assert sorted(restarted.recovered_hashes()) == [b"aaaa", b"bbbb", b"cccc", b"dddd"]

@@ -121,3 +121,18 @@ def test_what_is_not_written_is_no_source() -> None:
 def test_states_cannot_be_cut() -> None:
     with pytest.raises(BadInputError, match="recurrent state cannot be cut"):
         _pool(_FULL, Group("state", 2, 1, 8, kind=RECURRENT))
+
+
+def test_what_is_remembered_is_what_was_claimed_whatever_became_of_the_callers_lists() -> None:
+    pool = SlotPool(Layout(3, (Group("kv", 8, 1),)), hash_bytes=4, partial=True)
+    ids, hashes = [1, 2, 3, 4, 5, 6, 7], [b"aaaa", b"bbbb"]
+    (claim,) = pool.claim_batch([Request("r", 7, hashes, token_ids=ids)]).claims
+    ids[3:6] = [8, 9, 9]
+    hashes[0] = b"zzzz"
+    claim.commit()
+    claim.release()
+    for second, tokens in (([4, 5, 7], 2), ([8, 9, 7], 0)):
+        ask = Request("s", 7, [b"aaaa", b"cccc"], token_ids=[1, 2, 3, *second, 7], store=False)
+        (found,) = pool.claim_batch([ask]).claims
+        assert (found.partial.tokens if found.partial else 0) == tokens
+        found.release()
