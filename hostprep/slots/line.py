@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     class _Pool(Protocol):
         def leave_line(self, ticket: Ticket) -> None: ...
+        def quarantine_left_s(self) -> float: ...
 
 
 MOST_WAITING = 4096
@@ -60,7 +61,10 @@ class Ticket:
         """
         if not self.needs:
             return not self.is_hopeless
-        return self._woken.acquire(timeout=min(max(0.0, timeout_s), threading.TIMEOUT_MAX))
+        # Nobody wakes it when slots come back from quarantine: the next claim takes them back.
+        quarantine_s = self._pool.quarantine_left_s()
+        asleep_s = min(max(0.0, timeout_s), quarantine_s, threading.TIMEOUT_MAX)
+        return self._woken.acquire(timeout=asleep_s) or quarantine_s <= timeout_s
 
     async def wait_async(self, timeout_s: float) -> bool:
         """Wait as `wait` does, in an event loop."""
@@ -68,14 +72,15 @@ class Ticket:
 
         if not self.needs:
             return not self.is_hopeless
+        quarantine_s = self._pool.quarantine_left_s()
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
         self._notify = lambda: loop.call_soon_threadsafe(woken.set)
         try:
             if not self._woken.acquire(blocking=False):
-                await asyncio.wait_for(woken.wait(), timeout_s)
+                await asyncio.wait_for(woken.wait(), min(timeout_s, quarantine_s))
                 self._woken.acquire(blocking=False)
         except asyncio.TimeoutError:
-            return False
+            return quarantine_s <= timeout_s
         finally:
             self._notify = None
         return True
@@ -141,10 +146,15 @@ class Line:
         for ticket in self._in_order():
             ticket.wake()
 
-    def note_refused(self, ticket: Ticket, needs: Sequence[int], slots: Sequence[int]) -> None:
-        """Reserve what a ticket was refused: by group, what it needs and all slots."""
+    def note_refused(self, ticket: Ticket, needs: Sequence[int], slots: Sequence[int]) -> bool:
+        """Reserve what a ticket was refused: by group, what it needs and all slots.
+
+        Returns whether less is reserved for it now than before: there may be room for others.
+        """
+        before = ticket.needs
         ticket.is_hopeless = any(need > most for need, most in zip(needs, slots))
         ticket.needs = () if ticket.is_hopeless else needs
+        return any(was > now for was, now in zip(before, ticket.needs or [0] * len(before)))
 
     def leave(self, ticket: Ticket) -> None:
         """Take a ticket out."""

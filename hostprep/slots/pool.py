@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -207,6 +208,13 @@ class SlotPool:
                 slots.free.give(held_back)
             self._quarantine = []
             step.changes = NOTHING
+            self._wake()
+
+    def quarantine_left_s(self) -> float:
+        """Return how long slots stay in quarantine; infinity where there are none."""
+        if not self._quarantine:
+            return math.inf
+        return max(0.0, self._quarantined_until_s - time.monotonic())
 
     def _claim_of(self, draft: Draft) -> Claim:
         claim = Claim(
@@ -423,7 +431,8 @@ class SlotPool:
         step.changes = NOTHING
         if ticket is not None:
             slots = [slots.group.slots for slots in self._groups]
-            self._line.note_refused(ticket, needs, slots)
+            if self._line.note_refused(ticket, needs, slots):
+                self._wake()
         self._step = None
         raise ShortageError(missing)
 

@@ -7,12 +7,23 @@ import gc
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import pytest
 
 from hostprep.errors import BadInputError, BusyError
-from hostprep.slots import RECURRENT, Claim, Group, Layout, Request, ShortageError, SlotPool, Ticket
+from hostprep.slots import (
+    RECURRENT,
+    Claim,
+    Directory,
+    Group,
+    Layout,
+    Request,
+    ShortageError,
+    SlotPool,
+    Ticket,
+)
 from hostprep.slots import line as line_module
 from hostprep.slots.line import Line
 
@@ -358,6 +369,39 @@ def test_a_wait_in_an_event_loop_ends() -> None:
         assert not asyncio.run(ticket.wait_async(0.01))
         pool.leave_line(ticket)
         assert asyncio.run(ticket.wait_async(0.01)), "somebody gave its place up"
+
+
+def test_what_is_no_longer_reserved_wakes_those_behind() -> None:
+    pool = _pool()
+    _claim(pool, 6)
+    first, second = pool.line_up(), pool.line_up()
+    _is_short(pool, 12, first)
+    _is_short(pool, 2, second)
+    assert not second.wait(0.0)
+    _is_short(pool, _SLOTS + 1, first)
+    assert second.wait(0.0), "nothing is kept for a claim that never fits"
+    _claim(pool, 2, second)
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_those_who_wait_are_awake_when_a_quarantine_ends(in_loop: bool) -> None:
+    """With nobody else at hand, as in an engine that starts again: its first large request."""
+    layout = Layout(1, (Group("kv", _SLOTS, 1),))
+    memory = memoryview(bytearray(Directory.size_bytes_for(_SLOTS, 4)))
+    directory = Directory(memory, layout, key_bytes=4)
+    directory.reset({"model": "m"})
+    _claim(SlotPool(layout, hash_bytes=4, spare=0, directory=directory), 8)
+    directory = Directory(memory, layout, key_bytes=4)
+    pool = SlotPool(layout, hash_bytes=4, spare=0, directory=directory)
+    pool.recover(quarantine_s=1.0)
+    with pool.line_up() as ticket:
+        _is_short(pool, 6, ticket)
+        assert not ticket.wait(0.0)
+        while ticket.needs:
+            awake = asyncio.run(ticket.wait_async(60)) if in_loop else ticket.wait(60)
+            assert awake
+            with suppress(ShortageError):  # it may be a moment early
+                _claim(pool, 6, ticket)
 
 
 def test_a_line_that_keeps_nothing_for_those_in_it_would_be_noticed(
