@@ -201,7 +201,10 @@ def shape_pool(
         ranks=ranks,
         engine=f"{integration_of(integration).engine} {engine.version}" if host and engine else "",
         host=host,
-        notes=() if host else _notes(engine, integration),
+        notes=(
+            *(() if host else _notes(engine, integration)),
+            *_cut(plan, memory, ranks, page_bytes),
+        ),
     )
 
 
@@ -229,23 +232,42 @@ def _notes(engine: EngineSizing | None, integration: str) -> tuple[str, ...]:
     return (f"{what}:", *(f"  {note}" for note in host.notes))
 
 
+def _cut(plan: _Plan, memory: Memory, ranks: int, page_bytes: int) -> tuple[str, ...]:
+    """Say how much of what was asked for is no whole page, where that is more than a tenth."""
+    region_bytes = plan.sizing.get("regionBytes")
+    if region_bytes is None or memory.host_bytes is None:
+        return ()
+    asked_bytes = memory.host_bytes * ranks
+    missing_bytes = asked_bytes - region_bytes * plan.sizing["regionsPerEngine"]
+    if missing_bytes * 10 <= asked_bytes:
+        return ()
+    less, asked = format_bytes(missing_bytes), format_bytes(asked_bytes)
+    page = format_bytes(page_bytes)
+    return (f"It is {less} less than {asked}: whole pages of {page}, or what --backing names.",)
+
+
 def _host_pool(
     sizing: Sizing, engine: EngineSizing | None, integration: str, page_bytes: int
 ) -> HostPool:
     """Return how the ranks of one engine divide a region into blocks."""
     host = next((one for one in engine.host if one.way == integration), None) if engine else None
     if engine is None or host is None or engine.block_bytes < 1:
-        why = "stages of different size" if engine else "no --engine"
         if engine is not None and all(store.per_sequence for store in sizing.model.stores):
             raise BadInputError(
                 f"--integration: {engine.engine} has no host tier for {sizing.model.name}, whose "
                 "layers all keep states",
                 remedy="it needs no pool; leave -o yaml out",
             )
+        if engine is not None:
+            raise BadInputError(
+                f"--pp: with {sizing.limits.pipeline_parallel} stages of different size the host "
+                f"blocks of {sizing.model.name} are not known",
+                remedy="give a --pp that divides the layers evenly, or leave it out",
+            )
         raise BadInputError(
-            f"--integration: the size of a host block of {sizing.model.name} is not known ({why})",
-            remedy=f"give --engine {_ENGINES[integration]}, and a --pp that divides the layers "
-            "evenly",
+            f"--integration: the size of a host block of {sizing.model.name} is not known without "
+            "its engine's rules",
+            remedy=f"give --engine {_ENGINES[integration]}",
         )
     ranks = _ranks(sizing)
     return HostPool(
@@ -261,8 +283,9 @@ def _host_pool(
 def _counted(sizing: Sizing, engine: EngineSizing | None, pool: HostPool, memory: Memory) -> _Plan:
     """One region for all ranks of an engine, with as many bytes as whole blocks take.
 
-    Of --host-memory it is at most that, with as many blocks as that has with --warm and without;
-    else it has with either what the engine's rules have for the tokens.
+    Of --host-memory it is at most that, with as many blocks as that has with --warm and without
+    (where pages are so large that the directory leaves none, it has them only without); else it
+    has with either what the engine's rules have for the tokens.
     """
     host = next(one for one in engine.host if one.way == pool.way) if engine else None
     wanted = plain = host.blocks if host else 0
@@ -271,15 +294,16 @@ def _counted(sizing: Sizing, engine: EngineSizing | None, pool: HostPool, memory
         asked_bytes = memory.host_bytes * pool.ranks
         whole_bytes = asked_bytes // pool.page_bytes * pool.page_bytes
         wanted, plain = pool.blocks(whole_bytes), without.blocks(whole_bytes)
-        if wanted < 1:
+        if plain < 1:
             raise BadInputError(
                 f"--host-memory: {format_bytes(asked_bytes)} for {pool.ranks} rank(s) holds no "
                 f"block of {format_bytes(pool.row_bytes)} in pages of "
                 f"{format_bytes(pool.page_bytes)}",
-                remedy=f"give {-(-pool.region_bytes(1) // pool.ranks >> 20)}Mi or more",
+                remedy=f"give {-(-without.region_bytes(1) // pool.ranks >> 20)}Mi or more, or "
+                "--backing without the largest pages",
             )
     slot_bytes = pool.block_bytes * pool.copies
-    group = {"name": "blocks", "slotBytes": slot_bytes, "slots": wanted}
+    group = {"name": "blocks", "slotBytes": slot_bytes, "slots": wanted or plain}
     tokens = max((one.tokens_per_block for one in engine.groups), default=0) if engine else 0
     return _Plan(
         {
@@ -287,7 +311,9 @@ def _counted(sizing: Sizing, engine: EngineSizing | None, pool: HostPool, memory
             "tokensPerBlock": tokens or sizing.limits.tokens_per_block,
             "integration": pool.way,
             "regionsPerEngine": 1,
-            "regionBytes": max(pool.region_bytes(wanted), without.region_bytes(plain)),
+            "regionBytes": max(
+                pool.region_bytes(wanted) if wanted else 0, without.region_bytes(plain)
+            ),
             "groups": [group],
         },
         _SINGLE,

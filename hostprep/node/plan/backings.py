@@ -232,6 +232,13 @@ def _ask_for(context: PlanContext, wanted_bytes: int, size_bytes: int) -> str:
     if region_bytes is None:
         return f"ask for {size_bytes // MIB}Mi"
     share_bytes = size_bytes // (wanted_bytes // region_bytes)
+    sizing = context.spec.sizing
+    if sizing is not None and sizing.integration:  # all ranks of an engine share what it claims
+        share_bytes *= sizing.regions_per_engine or 1
+        return (
+            "size the model again (`hostprep size`) so that --host-memory, times the ranks of an "
+            f"engine, is {share_bytes // MIB}Mi"
+        )
     return f"size the model again (`hostprep size`) with --host-memory {share_bytes // MIB}Mi"
 
 

@@ -119,7 +119,8 @@ def test_a_region_is_the_smallest_that_holds_all_blocks_of_the_memory_asked_for(
     assert pool is not None
     asked_bytes = host_mib * MIB * tp // page_bytes * page_bytes
     both = [pool, replace(pool, has_directory=False)]
-    assert pool.blocks(size_bytes) == wanted
+    plain = replace(pool, has_directory=False)
+    assert wanted == (pool.blocks(size_bytes) or plain.blocks(size_bytes))
     assert [each.blocks(size_bytes) for each in both] == [each.blocks(asked_bytes) for each in both]
     assert any(each.blocks(size_bytes - page_bytes) < each.blocks(size_bytes) for each in both)
     blocks = shape.blocks(size_bytes)
@@ -270,6 +271,32 @@ def test_an_integration_that_cannot_be_is_refused(
 def test_blocks_of_no_known_size_are_not_guessed() -> None:
     with pytest.raises(BadInputError, match="size of a host block of a-model is not known"):
         shape_pool(sizing_of(), None, Memory(), integration="vllm-offloading")
+
+
+def test_one_page_of_1_gib_holds_blocks_though_none_beside_the_directory() -> None:
+    sizing = sizing_of(tp=1)
+    engine = engine_of(sizing, block_bytes=2 * MIB)
+    backings = (Backing.HUGETLB_1GI, Backing.BASE)
+    memory = Memory(host_bytes=1500 * MIB)
+    shape = shape_pool(
+        sizing, engine, memory, integration="vllm-offloading", backings=backings
+    )  # fmt: skip
+    assert read(shape).region_bytes == GIB
+    assert shape.sizing["groups"][0]["slots"] == 512
+    said = "\n".join(shape.describe("kv", GIB))
+    assert "512 host blocks in it, 0 with --warm" in said
+    assert "It is 476 MiB less than 1.5 GiB" in said
+    two = replace(memory, host_bytes=2 * GIB)
+    shape = shape_pool(sizing, engine, two, integration="vllm-offloading", backings=backings)
+    assert shape.notes == ()
+
+
+def test_stages_of_different_size_are_refused_by_the_option_that_makes_them() -> None:
+    sizing = sizing_of(tp=1, pp=3)
+    engine = replace(engine_of(sizing, block_bytes=0), host=())
+    with pytest.raises(BadInputError, match=r"^--pp: with 3 stages") as caught:
+        shape_pool(sizing, engine, Memory(), integration="vllm-offloading")
+    assert "--engine" not in str(caught.value)
 
 
 def test_memory_for_no_block_is_refused_with_what_would_do() -> None:

@@ -104,6 +104,24 @@ def test_a_pool_that_does_not_fit_says_for_how_much_the_model_would_have_to_be_s
     assert plan([whole], facts).pools[0].unmet is None
 
 
+@pytest.mark.parametrize("per_engine", [1, 2])
+def test_where_ranks_share_regions_the_advice_is_for_all_of_them(per_engine: int) -> None:
+    """--host-memory is of each rank, and the plan does not know how many there are."""
+    shared = replace(
+        sizing(20 * 1024), integration="vllm-offloading", regions_per_engine=per_engine
+    )
+    unmet = plan([spec(region_count=2, sizing=shared)], node()).pools[0].unmet
+    assert unmet is not None
+    found = re.search(
+        r"--host-memory, times the ranks of an engine, is (\d+)Mi or less", unmet.remedy
+    )
+    assert found
+    whole = replace(
+        spec(), sizing=None, size_bytes=2 // per_engine * int(found[1]) * MIB, region_count=2
+    )
+    assert plan([whole], node()).pools[0].unmet is None
+
+
 def test_no_remedy_tells_to_write_bytes_into_a_pool_that_was_sized() -> None:
     made = plan([spec(20 * 1024, region_count=2)], node()).pools[0]
     assert {over.backing for over in made.passed_over} == {H2, BASE}
