@@ -293,7 +293,7 @@ def test_one_page_of_1_gib_holds_blocks_though_none_beside_the_directory() -> No
 
 def test_stages_of_different_size_are_refused_by_the_option_that_makes_them() -> None:
     sizing = sizing_of(tp=1, pp=3)
-    engine = replace(engine_of(sizing, block_bytes=0), host=())
+    engine = replace(engine_of(sizing, block_bytes=4096), host=())
     with pytest.raises(BadInputError, match=r"^--pp: with 3 stages") as caught:
         shape_pool(sizing, engine, Memory(), integration="vllm-offloading")
     assert "--engine" not in str(caught.value)
