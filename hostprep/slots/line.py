@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         def quarantine_left_s(self) -> float: ...
 
 
-MOST_WAITING = 4096
-"""Places in a line: each claim adds up what those before it need."""
+MOST_WAITING = 1024
+"""Places in a line: each claim adds up what those before it need, with the pool's lock held."""
 
 
 class Ticket:
@@ -87,8 +87,9 @@ class Ticket:
 
     def wake(self) -> None:
         """End its sleep, or the next one at once."""
-        with suppress(RuntimeError):  # woken before
-            self._woken.release()
+        if self._woken.locked():
+            with suppress(RuntimeError):  # by another at the same moment
+                self._woken.release()
         notify = self._notify
         if notify is not None:
             with suppress(RuntimeError):  # the event loop has ended
@@ -143,8 +144,10 @@ class Line:
     def _drop(self, number: int) -> None:
         """Forget a ticket that nobody has. Called between any two instructions, with no lock."""
         self.tickets.pop(number, None)
-        for ticket in self._in_order():
-            ticket.wake()
+        for other, ref in list(self.tickets.items()):
+            ticket = ref() if other > number else None
+            if ticket is not None and ticket.needs:
+                ticket.wake()
 
     def note_refused(self, ticket: Ticket, needs: Sequence[int], slots: Sequence[int]) -> bool:
         """Reserve what a ticket was refused: by group, what it needs and all slots.
@@ -188,8 +191,13 @@ class Line:
         """Wake those for whom there is room: by group, so many slots are not claimed."""
         left = list(available)
         for ticket in self._in_order():
-            left = [have - need for have, need in zip(left, ticket.needs or [0] * len(left))]
-            if all(have >= 0 for have, need in zip(left, ticket.needs) if need):
+            if max(left) <= 0:
+                return  # nothing for anybody behind
+            needs = ticket.needs
+            if not needs:
+                continue  # it does not wait
+            left = [have - need for have, need in zip(left, needs)]
+            if all(have >= 0 for have, need in zip(left, needs) if need):
                 ticket.wake()
 
     def _in_order(self) -> Iterator[Ticket]:

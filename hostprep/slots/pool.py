@@ -450,7 +450,7 @@ class SlotPool:
 
         Nothing is reserved until a claim with it is refused for want of slots: from then on those
         slots are, as they are released. Then ask again in the next step, or after `Ticket.wait`.
-        Raises BusyError where 4096 wait already.
+        Raises BusyError where 1024 wait already.
         """
         self._check_process()
         with self._lock:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -381,6 +381,46 @@ def test_what_is_no_longer_reserved_wakes_those_behind() -> None:
     _is_short(pool, _SLOTS + 1, first)
     assert second.wait(0.0), "nothing is kept for a claim that never fits"
     _claim(pool, 2, second)
+
+
+def test_of_a_full_line_only_those_are_looked_at_for_whom_there_may_be_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, woken = _pool(), Counter[int]()
+    held = [_claim(pool, 1) for _ in range(_SLOTS)]
+    tickets = [pool.line_up() for _ in range(line_module.MOST_WAITING)]
+    for ticket in tickets:
+        with pytest.raises(ShortageError):
+            _claim(pool, 2, ticket)
+    own = Ticket.wake
+
+    def wake(self: Ticket) -> None:
+        woken[self.number] += 1
+        own(self)
+
+    monkeypatch.setattr(Ticket, "wake", wake)
+    asked, needs = 0, pool._line._in_order
+
+    def in_order() -> Iterator[Ticket]:
+        nonlocal asked
+        for ticket in needs():
+            asked += 1
+            yield ticket
+
+    monkeypatch.setattr(pool._line, "_in_order", in_order)
+    held.pop().release()
+    assert not woken, "one slot is free, and each needs two"
+    held.pop().release()
+    assert set(woken) == {tickets[0].number}
+    assert asked < 10, "those behind the first one were asked too"
+    woken.clear()
+    del ticket
+    tickets.pop(1000)
+    gc.collect()
+    assert set(woken) == {ticket.number for ticket in tickets[1000:]}, "those behind it"
+    for ticket in tickets:
+        ticket.leave()
+    assert not pool._line.tickets
 
 
 @pytest.mark.parametrize("in_loop", [False, True])
