@@ -159,6 +159,8 @@ def _warn_of_idle(leases: list[Lease], engine: str | None, used_bytes: int | Non
     """Say how much of a sized pool this engine leaves unused, where that is more than a tenth."""
     from hostprep.engines.idle import idle_beside
 
+    if engine is None:
+        return  # a command that may be no engine at all
     first = leases[0]
     claimed = [lease.region.name for lease in leases]
     idle = idle_beside(first.paths, first.handoff, claimed, used_bytes=used_bytes)

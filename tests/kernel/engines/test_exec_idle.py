@@ -80,6 +80,9 @@ def test_nothing_is_said_of_one_that_claims_all_of_its_regions(node: Node, vllm:
     node.prepare([_sized(4, 1)])
     assert "idle" not in _run(_engine(node, vllm)).stderr
     node.release([POOL])
+    node.prepare([_sized(4, 4)])
+    assert _run(_exec(node, "true")).stderr == "", "no engine"
+    node.release([POOL])
     node.prepare([_sized(4, None)])
     assert "idle" not in _run(_engine(node, vllm)).stderr
 

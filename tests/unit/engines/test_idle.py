@@ -55,6 +55,9 @@ def test_regions_that_others_hold_are_not_idle() -> None:
     idle = idle_memory("kv", regions, ["node0-0"], free=["node0-5"])
     assert idle is not None
     assert idle.regions == ("node0-5",)
+    for engine in ("lmcache", None):
+        assert "--count" not in idle.remedy(engine), "there are no eight regions to claim"
+        assert "size the pool again" in idle.remedy(engine)
 
 
 @pytest.mark.parametrize("per_engine", [None, 0, -1, True, "8", 2.0, 1 << 40])
