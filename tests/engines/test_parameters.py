@@ -10,8 +10,8 @@ import pytest
 
 from hostprep.errors import BadInputError
 from hostprep.sizing.parameters import reckon
-from testbed import model_configs
 from testbed.engines.interpreters import engine_python
+from tests.engines.published import published_or_skip
 
 pytestmark = pytest.mark.engines
 
@@ -46,13 +46,8 @@ _MADE_UP = {
 
 
 def test_as_many_parameters_as_the_models_class_has() -> None:
-    folder = model_configs.locate()
-    if folder is None:
-        pytest.skip(
-            "models' files were not fetched: run .venv/bin/python -m testbed build --engines"
-        )
     models, asked, reckoned = {}, {}, {}
-    for name, model in model_configs.published_models(folder).items():
+    for name, model in published_or_skip().items():
         models[name] = json.loads(model.config.read_bytes())
     for kind, fields in _MADE_UP.items():
         models[kind] = {"model_type": kind, **_SMALL, **fields}

@@ -110,7 +110,7 @@ def _cases() -> Iterator[Any]:
                 yield pytest.param(name, drafts, marks=marks, id=f"{name}, {drafts} drafts")
 
 
-@pytest.mark.parametrize(("name", "drafts"), _cases())
+@pytest.mark.parametrize(("name", "drafts"), list(_cases()))
 def test_no_change_of_a_field_gives_a_wrong_number_in_silence(
     name: str,
     drafts: int,

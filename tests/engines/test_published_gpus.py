@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hostprep.cli.main import main
-from testbed import model_configs
+from tests.engines.published import published_or_skip
 
 pytestmark = pytest.mark.engines
 
@@ -20,14 +20,10 @@ _LEAST = {"vllm": 40, "sglang": 35, "trtllm": 30}
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A folder for each model, with its files under the names that they have on the hub."""
-    cache = model_configs.locate()
-    if cache is None:
-        pytest.skip(
-            "models' files were not fetched: run .venv/bin/python -m testbed build --engines"
-        )
+    published = published_or_skip()
     base = tmp_path_factory.mktemp("models")
     found = []
-    for name, model in model_configs.published_models(cache).items():
+    for name, model in published.items():
         folder = base / name.replace("/", "--")
         folder.mkdir()
         (folder / "config.json").write_bytes(model.config.read_bytes())

@@ -22,7 +22,7 @@ from hostprep.sizing.families import read_model
 from hostprep.sizing.groups import Limits
 from hostprep.sizing.size import Memory
 from testbed.engines.interpreters import EnginePython, engine_python
-from testbed.model_configs import locate, published_models
+from tests.engines.published import published_or_skip
 from tests.unit.sizing.sglang_cases import ANSWERS, GIB, H200, OVERRIDES, RULES, answer_of, cases
 
 pytestmark = [pytest.mark.engines, pytest.mark.long]
@@ -66,11 +66,8 @@ def test_the_answers_that_unit_tests_compare_with_are_sglangs(
 def test_published_models_have_the_pools_that_sglang_gives_them(
     python: EnginePython, tmp_path: Path
 ) -> None:
-    folder = locate()
-    if folder is None:
-        pytest.skip("published configurations are not fetched: python -m testbed build --models")
     asked, ours = [], []
-    for name, published in published_models(folder).items():
+    for name, published in published_or_skip().items():
         data = published.config.read_bytes()
         for ranks in (1, 8):
             try:
