@@ -89,12 +89,13 @@ class IdleMemory:
         if not self.regions:
             return "have it use all of what it claims: leave out the option that limits it"
         again = "size the pool again for how the engine attaches: `hostprep size MODEL -o yaml`"
+        name = engine or "and the engine's name in `hostprep engines`"
         are_there = len(self.claimed) + len(self.regions) >= self.per_engine
         if are_there and (engine is None or engine in _TAKE_COUNT):
             give = f"give `hostprep exec` --count {self.per_engine}"
             of_known = "" if engine else ", for an engine that takes several"
-            return f"{give}{of_known}, or {again} with --integration"
-        return f"{again} with --integration" + (f" {engine}" if engine else "")
+            return f"{give}{of_known}, or {again} with --integration {name}"
+        return f"{again} with --integration {name}"
 
     def to_json(self) -> dict[str, Any]:
         """Return it for programs."""

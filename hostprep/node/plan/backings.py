@@ -174,10 +174,18 @@ def _too_small(
     having = [place for place, chosen in assignment.items() if chosen is backing]
     everywhere = set(having) <= set(changes.too_small)
     there = ", ".join(str(place) for place in (having[:4] if everywhere else [first]))
+    why = f"what is missing at {there} is less than one page of {format_bytes(page)}"
+    remedy = "ask for more, for fewer regions, or allow smaller pages"
+    stuck = [region for region in context.regions if region.name in changes.blocked]
+    if stuck:  # they go, and make room, as soon as their holders end
+        names = ", ".join(region.name for region in stuck[:4]) + (", ..." if stuck[4:] else "")
+        size = format_bytes(sum(region.size_bytes for region in stuck))
+        why += f", for {names} of the pool's former shape, with {size}, cannot go while leased"
+        remedy = "end what holds the pool's regions (`hostprep status` names it), or ask for more"
     return Rejection(
         backing,
-        f"what is missing at {there} is less than one page of {format_bytes(page)}",
-        "ask for more, for fewer regions, or allow smaller pages",
+        why,
+        remedy,
         "TooSmall",
         None if everywhere else first.node,
     )

@@ -39,6 +39,8 @@ def test_one_of_eight_regions_leaves_seven_eighths() -> None:
     assert "--count" not in idle.remedy("vllm-offloading")
     assert "--count 8" in idle.remedy("lmcache")
     assert "--count 8" in idle.remedy()
+    assert idle.remedy().endswith("--integration and the engine's name in `hostprep engines`")
+    assert idle.remedy("lmcache").endswith("--integration lmcache")
     assert idle.to_json()["idle_bytes"] == 525 * GIB
 
 

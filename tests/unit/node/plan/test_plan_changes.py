@@ -349,3 +349,15 @@ def _compared(files: int, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_a_plan_compares_no_file_with_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some thousand files that are no regions of ours kept an agent's round busy for a minute."""
     assert _compared(200, monkeypatch) < 10 * 200
+
+
+def test_a_leased_region_that_takes_the_whole_size_is_named_as_what_is_in_the_way() -> None:
+    there = pool(region("interleave-0", 512 * MIB, leased=True))
+    unmet = plan([spec(256 * MIB)], with_pool(there)).pools[0].unmet
+    assert unmet is not None
+    assert (
+        "interleave-0 of the pool's former shape, with 512 MiB, cannot go while leased" in unmet.why
+    )
+    assert unmet.remedy.startswith("end what holds the pool's regions")
+    free = pool(region("interleave-0", 512 * MIB))
+    assert plan([spec(256 * MIB)], with_pool(free)).pools[0].unmet is None
