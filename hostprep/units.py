@@ -19,12 +19,13 @@ _QUANTITY = re.compile(
 )
 
 
-def parse_quantity(text: str, *, zero: bool = False) -> int:
+def parse_quantity(text: str, *, zero: bool = False, rounds_up: bool = False) -> int:
     """Return the bytes of a Kubernetes quantity such as `8Gi`, `512M` or `1e9`.
 
     Grammar: k8s.io/apimachinery/pkg/api/resource, less the sub-unit suffixes (m, u, n) and
     negative exponents, which make no sense for bytes, and with at most nine decimals, beyond
-    which Kubernetes rounds. A fraction of a byte is refused, not rounded.
+    which Kubernetes rounds. A fraction of a byte is refused; `rounds_up` makes it a whole one, as
+    Kubernetes does, for sizes that people copy from what was printed: 51.1Gi.
 
     Raises BadInputError when the text is no quantity, or not a positive one; `zero` allows 0.
     """
@@ -32,6 +33,8 @@ def parse_quantity(text: str, *, zero: bool = False) -> int:
     if match is None or _is_sub_unit(match["suffix"] or ""):
         raise _bad(text, "is not a quantity of bytes")
     value = _value_of(match)
+    if rounds_up:
+        value = value.to_integral_value(rounding="ROUND_CEILING")
     if value != value.to_integral_value():
         raise _bad(text, "is not a whole number of bytes")
     if value < 0 or (value == 0 and not zero):

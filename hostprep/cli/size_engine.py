@@ -41,6 +41,13 @@ def show_engine(sizing: EngineSizing) -> None:
             for host in sizing.host
         ]
         print_table("", _HOST, rows)
+        small = ", ".join(host.way for host in sizing.host if not host.requests)
+        if small:
+            typical = sizing.limits.typical
+            text = (
+                f"of a request of {typical} tokens {small} keeps a part: the rest is computed again"
+            )
+            say(wrapped(text, begin="  note: ", then="    "))
         for note in dict.fromkeys(note for host in sizing.host for note in host.notes):
             say(wrapped(note, begin="  note: ", then="    "))
 

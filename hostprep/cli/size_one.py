@@ -332,7 +332,7 @@ def _bytes(option: str, text: str | None, *, zero: bool = False) -> int | None:
     if text is None:
         return None
     try:
-        return parse_quantity(text, zero=zero)
+        return parse_quantity(text, zero=zero, rounds_up=True)
     except BadInputError as error:
         raise BadInputError(f"{option}: {error.message}", remedy=error.remedy) from error
 

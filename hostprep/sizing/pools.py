@@ -106,6 +106,11 @@ class PoolShape:
             whose = "its rank" if self.ranks == 1 else f"its {self.ranks} ranks together"
         head = f"{'A region' if count == 1 else f'{count} regions'} of {size} for {whose}:"
         lines = [head, f"  {self.command(pool)}"]
+        if isinstance(self.regions, int) and self.regions > count:
+            each = self.regions // count
+            lines.append(
+                f"Each node has {self.regions}, for {each} engines or data-parallel ranks."
+            )
         lines += self.notes
         blocks = self.blocks(region_bytes)
         if blocks:

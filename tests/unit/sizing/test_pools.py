@@ -291,6 +291,16 @@ def test_one_page_of_1_gib_holds_blocks_though_none_beside_the_directory() -> No
     assert shape.notes == ()
 
 
+def test_regions_for_several_engines_are_said_to_be_for_as_many() -> None:
+    sizing = sizing_of(tp=1)
+    engine = engine_of(sizing, block_bytes=2 * MIB)
+    memory = Memory(host_bytes=GIB)
+    shape = shape_pool(sizing, engine, memory, integration="vllm-offloading", regions="2")
+    assert "Each node has 2, for 2 engines" in "\n".join(shape.describe("kv", GIB))
+    one = shape_pool(sizing, engine, memory, integration="vllm-offloading", regions="1")
+    assert "Each node" not in "\n".join(one.describe("kv", GIB))
+
+
 def test_stages_of_different_size_are_refused_by_the_option_that_makes_them() -> None:
     sizing = sizing_of(tp=1, pp=3)
     engine = replace(engine_of(sizing, block_bytes=4096), host=())

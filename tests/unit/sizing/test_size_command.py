@@ -607,3 +607,33 @@ def test_sglangs_share_of_a_gpu_is_by_the_chunk_that_is_given(
     ]
     assert shares[1] - shares[0] == pytest.approx(24 * 2 / (44.39 * 1024), abs=0.001)
     assert shares[1] > shares[0]
+
+
+def test_readme_s_command_can_be_tried_without_the_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root = MODELS.parent.parent
+    example = "examples/models/gpt-oss-120b.json --weights 61Gi"
+    for page in ("README.md", "docs/commands/size.md"):
+        text = (root / page).read_text()
+        assert example in text
+        command = re.search(
+            r"^hostprep size openai/gpt-oss-120b (.*--host-memory .*)$", text, re.MULTILINE
+        )
+        assert command
+        name, *weights = example.split()
+        told = run(capsys, str(root / name), *weights, *command[1].split())
+        assert "Maximum concurrency for 131,072 tokens per request: 178.26x" in told
+
+
+def test_sizes_as_they_are_printed_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    (one,) = as_json(capsys, GEMMA, "--gpu", "h100", "--weights", "51.1Gi", "--max-seq-len", "4096",
+                     "--max-batch-size", "4")  # fmt: skip
+    assert one["gpu_budget"]["weights"]["total_bytes"] == -(-511 * GIB // 10)
+
+
+def test_a_host_tier_for_less_than_a_request_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    limits = (GEMMA, "--engine", "sglang", "--max-seq-len", "8192")
+    note = "note: of a request of 8192 tokens sglang keeps a part"
+    assert note in run(capsys, *limits, "--host-memory", "3Gi")
+    assert note not in run(capsys, *limits, "--host-memory", "30Gi")
