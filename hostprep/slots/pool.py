@@ -32,10 +32,10 @@ from hostprep.slots.group import ABANDONED, READY, SlotGroup
 from hostprep.slots.index import Keys
 from hostprep.slots.line import Line, Ticket
 from hostprep.slots.matching import PartialMatches
+from hostprep.slots.repair import make_again
 from hostprep.slots.request import (
     OUTSIDE,
     SHARED,
-    WRITE,
     Counts,
     GroupUse,
     Missing,
@@ -509,32 +509,15 @@ class SlotPool:
         if step.ticket is not None:
             self._line.put(step.ticket, step.needs)
         if step.changes:
-            self._make_again(rebuild=step.changes == CHANGING)
+            make_again(
+                self._groups,
+                self._open,
+                self._quarantine or (),
+                self._partial,
+                rebuild=step.changes == CHANGING,
+            )
         self._wake()
         self._step = None
-
-    def _make_again(self, *, rebuild: bool) -> None:
-        for index, slots in enumerate(self._groups):
-            claimed = [claim.uses[index].slots for claim in self._open]
-            copied = [
-                claim.partial.slots[index : index + 1] for claim in self._open if claim.partial
-            ]
-            slots.recount([*claimed, *copied])
-            if rebuild:
-                self._rebuild(index, slots)
-        if rebuild and self._partial is not None:
-            self._partial.rebuild()
-
-    def _rebuild(self, index: int, slots: SlotGroup) -> None:
-        writing = set()
-        for claim in self._open:
-            use = claim.uses[index]
-            left = [block for block in use.blocks(WRITE) if slots.state[use.slots[block]] != READY]
-            claim.unwritten[index] = left
-            writing.update([use.slots[block] for block in left])
-        quarantine = self._quarantine or ()
-        withheld = [slot for of, held_back in quarantine if of is slots for slot in held_back]
-        slots.rebuild(writing, withheld)
 
     def commit(self, claim: Claim, blocks: int | None = None) -> None:
         """Mark the claim's blocks as written: all, or those of its first `blocks` hashes.

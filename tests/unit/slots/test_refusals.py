@@ -245,7 +245,7 @@ def test_a_callers_error_costs_nobody_a_pause(
     pool = SlotPool(Layout(3, (Group("kv", 4, 1),)), hash_bytes=4)
     (held,) = pool.claim_batch([_request()]).claims
     held.commit()
-    monkeypatch.setattr(SlotPool, "_make_again", _is_not_called)
+    monkeypatch.setattr("hostprep.slots.pool.make_again", _is_not_called)
     with pytest.raises(BadInputError, match=message):
         pool.claim_batch(batch, **options)
     for blocks in ("x", 1.5):
