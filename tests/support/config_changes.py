@@ -130,6 +130,12 @@ def foreign_fields(part: Fields) -> Iterator[tuple[str, Any]]:
         "swa_head_dim": 64,
         "swa_num_key_value_heads": 1,
         "v_head_dim": 64,
+        # Published by kinds of models that are not known here.
+        "differential_attention": True,
+        "global_attn_idx": [1],
+        "mixer_types": ["lightning"] * count,
+        "num_recurrences": 4,
+        "total_ut_steps": 4,
         # Nobody publishes these.
         "kv_reuse_interval": 2,
         "cross_layer_kv_sharing": True,
