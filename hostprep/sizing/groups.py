@@ -131,13 +131,10 @@ def groups_of(model: Model, limits: Limits) -> tuple[CacheGroup, ...]:
     Raises BadInputError naming the option where ranks and heads, or blocks and compression, do
     not go together.
     """
-    if limits.pipeline_parallel > len(model.layers):
-        raise BadInputError(
-            f"--pp: is {limits.pipeline_parallel} for {len(model.layers)} layers",
-            remedy="give at most one stage a layer",
-        )
+    stages = stages_of(model, limits)
+    stages[-1] += model.draft_layers
     found: dict[_Key, CacheGroup] = {}
-    for stage in _stages(model, limits.pipeline_parallel):
+    for stage in stages:
         here: dict[_Key, int] = {}
         for layer in stage:
             for store in layer:
@@ -175,14 +172,30 @@ def _order(key: _Key) -> tuple[bool, bool, int, int]:
     return per_sequence, window is not None, ratio, -(window or 0)
 
 
-def _stages(model: Model, count: int) -> list[Layers]:
+def check_stages(model: Model, limits: Limits) -> None:
+    """Raise BadInputError for more pipeline stages than layers."""
+    if limits.pipeline_parallel > len(model.layers):
+        raise BadInputError(
+            f"--pp: is {limits.pipeline_parallel} for {len(model.layers)} layers",
+            remedy="give at most one stage a layer",
+        )
+
+
+def stages_of(model: Model, limits: Limits, *, last_have_more: bool = False) -> list[Layers]:
+    """Return the layers of each pipeline stage, without those that draft tokens.
+
+    Where it does not come out even the first stages have one more, or with `last_have_more` the
+    last ones. Raises BadInputError for more stages than layers.
+    """
+    check_stages(model, limits)
+    count = limits.pipeline_parallel
     each, more = divmod(len(model.layers), count)
     stages, begin = [], 0
     for stage in range(count):
-        end = begin + each + (stage < more)
+        has_more = stage >= count - more if last_have_more else stage < more
+        end = begin + each + has_more
         stages.append(model.layers[begin:end])
         begin = end
-    stages[-1] += model.draft_layers
     return stages
 
 

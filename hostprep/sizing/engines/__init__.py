@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from hostprep.errors import BadInputError
-from hostprep.sizing.engines.rules import DEFAULT_DEVICE, Device, EngineRules, EngineSizing
+from hostprep.sizing.engines.rules import EngineRules
 from hostprep.sizing.engines.sglang import SGLangRules
 from hostprep.sizing.engines.trtllm import TrtLlmRules
 from hostprep.sizing.engines.vllm import VllmRules
-from hostprep.sizing.groups import Limits
-from hostprep.sizing.model import Model
-from hostprep.sizing.size import Memory
 
 _RULES: tuple[EngineRules, ...] = (VllmRules(), SGLangRules(), TrtLlmRules())
 ENGINES = {rules.name: rules for rules in _RULES}
@@ -25,18 +22,3 @@ def rules_of(engine: str) -> EngineRules:
             remedy=f"choose from {', '.join(ENGINES)}, or leave it out",
         )
     return rules
-
-
-def size_for_engine(
-    engine: str,
-    model: Model,
-    limits: Limits,
-    memory: Memory,
-    device: Device = DEFAULT_DEVICE,
-) -> EngineSizing:
-    """Return what an engine makes of a model, limits and memory.
-
-    Read the model with the types that `rules_of(engine).types` chooses. Raises BadInputError,
-    naming the option, for what the engine refuses or its rules do not cover.
-    """
-    return rules_of(engine).size(model, limits, memory, device)

@@ -10,11 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from hostprep.errors import BadInputError
 from hostprep.sizing.config import ModelConfig
 from hostprep.sizing.dtypes import TypeChoice
 from hostprep.sizing.groups import Limits
 from hostprep.sizing.model import Model
 from hostprep.sizing.size import Memory
+from hostprep.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +133,10 @@ class EngineSizing:
     """Each way that its host tier can be attached; empty where no host memory is given."""
     notes: tuple[str, ...] = ()
 
+    def host_by(self, way: str) -> EngineHost | None:
+        """Return what host memory holds that is attached in that way; None where there is none."""
+        return next((host for host in self.host if host.way == way), None)
+
 
 class EngineRules(Protocol):
     """The rules of one engine."""
@@ -162,3 +168,23 @@ class EngineRules(Protocol):
         Raises BadInputError, naming the option or the kind of layer, for what it refuses itself
         and for what its rules here do not cover.
         """
+
+
+def check_room(engine: str, limits: Limits, memory: Memory, least_bytes: int) -> None:
+    """Raise BadInputError where one request of the longest kind does not fit into GPU memory."""
+    if memory.gpu_bytes is not None and memory.gpu_bytes < least_bytes:
+        raise BadInputError(
+            f"--gpu-memory: with {format_bytes(memory.gpu_bytes)} {engine} has no room for "
+            f"one request of {limits.max_seq_len} tokens, which takes {format_bytes(least_bytes)}",
+            remedy=f"give --gpu-memory {-(-least_bytes >> 20)}Mi, or a shorter --max-seq-len",
+        )
+
+
+def unknown_family(engine: str, model: Model) -> BadInputError:
+    """Return the error for a kind of model that an engine's rules here do not cover."""
+    return BadInputError(
+        f"{model.name}: the rules of {engine} for {model.family} are not known here",
+        reason="UnknownArchitecture",
+        remedy="leave --engine out: the plain reckoning holds for any engine that keeps "
+        "windows and states apart",
+    )

@@ -20,8 +20,10 @@ from hostprep.sizing.engines.rules import (
     EngineHost,
     EngineSizing,
     EngineTier,
+    check_room,
+    unknown_family,
 )
-from hostprep.sizing.groups import Limits
+from hostprep.sizing.groups import Limits, stages_of
 from hostprep.sizing.model import Kind, Layers, Model, Store
 from hostprep.sizing.quantization import declared_kv_dtype, declared_model_dtype, is_modelopt
 from hostprep.sizing.size import Memory
@@ -221,15 +223,9 @@ class SGLangRules:
         page = limits.tokens_per_block
         fullest = max(stages, key=lambda stage: stage.cell_bytes)
         least = _least_bytes(stages, limits)
+        check_room("SGLang", limits, memory, least)
         pools = None
         if memory.gpu_bytes is not None:
-            if memory.gpu_bytes < least:
-                raise BadInputError(
-                    f"--gpu-memory: with {format_bytes(memory.gpu_bytes)} SGLang has no room for "
-                    f"one request of {limits.max_seq_len} tokens, which takes "
-                    f"{format_bytes(least)}",
-                    remedy=f"give --gpu-memory {-(-least // _MIB)}Mi, or a shorter --max-seq-len",
-                )
             pools = _pools_of_bytes(stages, limits, memory.gpu_bytes)
         return EngineSizing(
             engine=self.name,
@@ -321,13 +317,7 @@ def _is_latent(model: Model) -> bool:
 def _check(model: Model, limits: Limits) -> None:
     """Raise BadInputError for what is not reckoned here."""
     if model.family not in _SERVED:
-        raise BadInputError(
-            f"{model.name}: the rules of SGLang {SGLangRules.version} for {model.family} are not "
-            "known here",
-            reason="UnknownArchitecture",
-            remedy="leave --engine out: the plain reckoning holds for any engine that keeps "
-            "windows and states apart",
-        )
+        raise unknown_family(f"SGLang {SGLangRules.version}", model)
     shared = any(not layer for layer in model.layers)
     if shared and model.family != "nemotron_h":
         raise BadInputError(
@@ -371,19 +361,9 @@ def _stages(model: Model, limits: Limits, device: Device) -> Iterable[_Stage]:
     The last stages have one layer more where it does not come out even (distributed/utils.py,
     get_pp_indices).
     """
-    count = limits.pipeline_parallel
-    if count > len(model.layers):
-        raise BadInputError(
-            f"--pp: is {count} for {len(model.layers)} layers",
-            remedy="give at most one stage a layer",
-        )
-    each, more = divmod(len(model.layers), count)
-    begin = 0
-    for stage in range(count):
-        end = begin + each + (stage >= count - more)
-        drafts = model.draft_layers if limits.speculative_tokens else ()
-        yield _stage(model, model.layers[begin:end], drafts, limits, device)
-        begin = end
+    drafts = model.draft_layers if limits.speculative_tokens else ()
+    for layers in stages_of(model, limits, last_have_more=True):
+        yield _stage(model, layers, drafts, limits, device)
 
 
 def _stage(

@@ -23,8 +23,10 @@ from hostprep.sizing.engines.rules import (
     EngineHost,
     EngineSizing,
     EngineTier,
+    check_room,
+    unknown_family,
 )
-from hostprep.sizing.groups import Limits
+from hostprep.sizing.groups import Limits, stages_of
 from hostprep.sizing.model import Kind, Layers, Model, Store
 from hostprep.sizing.quantization import declared_kv_dtype, declared_model_dtype, is_modelopt
 from hostprep.sizing.size import Memory
@@ -246,17 +248,13 @@ class TrtLlmRules:
     ) -> EngineSizing:
         """Return its pools. Raises BadInputError for models whose rules are not here."""
         is_v2 = _check(model, limits)
+        # The first stages have one layer more (mapping.py, Mapping.pp_layers).
         stages = [
-            _groups_of(model, layers, limits, is_v2=is_v2) for layers in _stages(model, limits)
+            _groups_of(model, layers, limits, is_v2=is_v2) for layers in stages_of(model, limits)
         ]
         groups = max(stages, key=_block_bytes)
         least = _least_bytes(groups, limits, is_v2=is_v2)
-        if memory.gpu_bytes is not None and memory.gpu_bytes < least:
-            raise BadInputError(
-                f"--gpu-memory: with {format_bytes(memory.gpu_bytes)} TensorRT-LLM has no room for "
-                f"one request of {limits.max_seq_len} tokens, which takes {format_bytes(least)}",
-                remedy=f"give --gpu-memory {-(-least // _MIB)}Mi, or a shorter --max-seq-len",
-            )
+        check_room("TensorRT-LLM", limits, memory, least)
         host = _host(groups, limits, memory, is_v2=is_v2)
         gpu = None if memory.gpu_bytes is None else _tier(groups, limits, memory, is_v2=is_v2)
         manager = "V2" if is_v2 else "V1"
@@ -291,12 +289,7 @@ class TrtLlmRules:
 def _check(model: Model, limits: Limits) -> bool:
     """Return whether the model has manager V2. Raises BadInputError for what is not known here."""
     if model.family not in (*_V1, *_V2):
-        raise BadInputError(
-            f"{model.name}: the rules of TensorRT-LLM for {model.family} are not known here",
-            reason="UnknownArchitecture",
-            remedy="leave --engine out: the plain reckoning holds for any engine that keeps "
-            "windows and states apart",
-        )
+        raise unknown_family("TensorRT-LLM", model)
     kinds = {store.kind for store in model.stores}
     unknown = kinds - {Kind.FULL, Kind.WINDOW, Kind.LATENT, Kind.INDEX}
     if unknown or any(not layer for layer in model.layers):
@@ -317,22 +310,6 @@ def _check(model: Model, limits: Limits) -> bool:
             remedy="leave it out",
         )
     return model.family in _V2
-
-
-def _stages(model: Model, limits: Limits) -> list[Layers]:
-    """Return the layers of each pipeline stage: the first ones have one more.
-
-    mapping.py, Mapping.pp_layers.
-    """
-    count = limits.pipeline_parallel
-    if count > len(model.layers):
-        raise BadInputError(
-            f"--pp: is {count} for {len(model.layers)} layers",
-            remedy="give at most one stage a layer",
-        )
-    each, more = divmod(len(model.layers), count)
-    begins = [stage * each + min(stage, more) for stage in range(count + 1)]
-    return [model.layers[begin:end] for begin, end in zip(begins, begins[1:], strict=False)]
 
 
 def _groups_of(

@@ -38,7 +38,7 @@ from hostprep.sizing.engines.vllm_groups import (
 )
 from hostprep.sizing.engines.vllm_host import host_tiers
 from hostprep.sizing.families import declared_types
-from hostprep.sizing.groups import Limits
+from hostprep.sizing.groups import Limits, check_stages
 from hostprep.sizing.model import Kind, Model
 from hostprep.sizing.size import Memory
 from hostprep.units import format_bytes
@@ -291,11 +291,7 @@ def _check_limits(model: Model, limits: Limits) -> None:
             "once, each of which needs a token of a step: vLLM does not start with that",
             remedy=f"give a --max-batch-size of {limits.max_num_tokens} at most, or more tokens",
         )
-    if limits.pipeline_parallel > len(model.layers):
-        raise BadInputError(
-            f"--pp: is {limits.pipeline_parallel} for {len(model.layers)} layers",
-            remedy="give at most one stage a layer",
-        )
+    check_stages(model, limits)
 
 
 def _check_blocks(model: Model, kinds: set[Kind], limits: Limits, device: Device) -> None:

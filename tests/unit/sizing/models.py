@@ -9,9 +9,12 @@ from typing import Any
 
 from hostprep.sizing.config import load_config
 from hostprep.sizing.dtypes import TypeChoice
+from hostprep.sizing.engines import rules_of
+from hostprep.sizing.engines.rules import DEFAULT_DEVICE, Device, EngineSizing
 from hostprep.sizing.families import read_model
 from hostprep.sizing.groups import CacheGroup, Limits, groups_of
 from hostprep.sizing.model import Model
+from hostprep.sizing.size import Memory
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 
@@ -49,3 +52,9 @@ def per_token(
     found = groups(name, served=served, types=types)
     names = chosen or tuple(key for key, group in found.items() if not group.per_sequence)
     return sum(found[key].slot_bytes for key in names) / served.tokens_per_block
+
+
+def size_for_engine(
+    engine: str, model: Model, limits: Limits, memory: Memory, device: Device = DEFAULT_DEVICE
+) -> EngineSizing:
+    return rules_of(engine).size(model, limits, memory, device)

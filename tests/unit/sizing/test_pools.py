@@ -19,14 +19,13 @@ from hostprep.errors import BadInputError
 from hostprep.known_issues import ONE_CALL_LIMIT_BYTES
 from hostprep.sizing.config import load_config
 from hostprep.sizing.dtypes import TypeChoice
-from hostprep.sizing.engines import size_for_engine
 from hostprep.sizing.engines.rules import EngineHost, EngineSizing
 from hostprep.sizing.engines.vllm_host import WAYS, HostPool
 from hostprep.sizing.families import read_model
 from hostprep.sizing.groups import Limits
 from hostprep.sizing.pools import PoolShape, chosen_integration, shape_pool
 from hostprep.sizing.size import Memory, Sizing, size_model
-from tests.unit.sizing.models import MODELS
+from tests.unit.sizing.models import MODELS, size_for_engine
 
 pytestmark = pytest.mark.unit
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hostprep.errors import BadInputError
 from hostprep.sizing.config import load_config
 from hostprep.sizing.dtypes import TypeChoice
-from hostprep.sizing.engines import rules_of, size_for_engine
+from hostprep.sizing.engines import rules_of
 from hostprep.sizing.engines.rules import DEFAULT_DEVICE, Device, EngineSizing
 from hostprep.sizing.engines.vllm import tokens_in_flight
 from hostprep.sizing.engines.vllm_host import WAYS, HostPool, blocks_of_request
@@ -24,7 +24,7 @@ from hostprep.sizing.families import read_model
 from hostprep.sizing.groups import Limits
 from hostprep.sizing.model import Model
 from hostprep.sizing.size import Memory
-from tests.unit.sizing.models import MODELS, model_from
+from tests.unit.sizing.models import MODELS, model_from, size_for_engine
 
 pytestmark = pytest.mark.unit
 
