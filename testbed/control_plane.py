@@ -190,9 +190,10 @@ class ControlPlane:
         *arguments: str,
         kubeconfig: Path | None = None,
         timeout_s: float = _CLIENT_SECONDS,
+        program: str = "helm",
     ) -> str:
-        """Run helm; otherwise as `kubectl`."""
-        return self._client("helm", arguments, kubeconfig, None, timeout_s)
+        """Run helm, or the oldest one that the chart supports, `helm-3`; otherwise as `kubectl`."""
+        return self._client(program, arguments, kubeconfig, None, timeout_s)
 
     def _client(
         self,

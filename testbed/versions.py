@@ -9,6 +9,8 @@ from hostprep.errors import BadInputError
 
 ETCD_VERSION = "3.6.8"
 HELM_VERSION = "4.3.1"
+HELM_OLDEST_VERSION = "3.14.0"
+"""The oldest that docs/install.md names; program `helm-3`."""
 KUBECTL_VERSION = "1.37.1"
 KARPENTER_VERSION = "1.14.0"
 KUBERNETES_VERSIONS = ("1.36.3", "1.33.13")
@@ -85,6 +87,15 @@ def go_programs(kubernetes: str) -> dict[str, GoProgram]:
             "sigs.k8s.io/karpenter/kwok",
             f"karpenter-{KARPENTER_VERSION}",
             180,
+        ),
+        # As its Makefile stamps it: the chart can ask for the version of helm.
+        GoProgram(
+            "helm-3",
+            HELM_OLDEST_VERSION,
+            "helm.sh/helm/v3/cmd/helm",
+            f"helm-{HELM_OLDEST_VERSION}",
+            90,
+            ldflags=f"-s -w -X helm.sh/helm/v3/internal/version.version=v{HELM_OLDEST_VERSION}",
         ),
         GoProgram(
             "registry",

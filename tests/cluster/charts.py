@@ -34,12 +34,23 @@ PROFILES["nodeReadinessController"] += (
     "--set-json",
     f"autoscaler.nodeReadinessRule.nodeSelector={_SELECTOR}",
 )
+PLATFORMS = tuple(
+    ("--values", str(path))
+    for path in sorted((CHART.parents[1] / "examples" / "platforms").glob("values-*.yaml"))
+)
+"""Options of helm for each values file of examples/platforms."""
 MONITORING = ("--api-versions", "monitoring.coreos.com/v1")
 
 
-def _helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+HELMS = ("helm", "helm-3")
+"""The newest, and the oldest that docs/install.md names."""
+_KUBERNETES = ("--kube-version", "1.36.3")
+"""For a helm without a cluster: it takes one of its own age, and the chart refuses old ones."""
+
+
+def _helm(*arguments: str, program: str = "helm") -> subprocess.CompletedProcess[str]:
     try:
-        helm = find("helm")
+        helm = find(program)
     except NotReadyError as error:
         pytest.skip(str(error))
     environ = {"PATH": os.environ.get("PATH", ""), "HOME": "/nonexistent"}
@@ -49,28 +60,44 @@ def _helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def render_text(*options: str) -> str:
+def _template(*options: str, helm: str) -> subprocess.CompletedProcess[str]:
+    where = ("--namespace", NAMESPACE, *_KUBERNETES)
+    return _helm("template", RELEASE, str(CHART), *where, *IMAGE, *options, program=helm)
+
+
+def render_text(*options: str, helm: str = "helm") -> str:
     """`helm template` as text."""
-    done = _helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *IMAGE, *options)
+    done = _template(*options, helm=helm)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def render(*options: str) -> list[dict[str, Any]]:
+class _EachKeyOnce(yaml.CSafeLoader):
+    """YAML of which no key comes twice: the API server refuses that when it applies."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        assert not twice, f"{twice} twice in line {node.start_mark.line}"
+        return super().construct_mapping(node, deep=deep)
+
+
+def render(*options: str, helm: str = "helm") -> list[dict[str, Any]]:
     """Every object that the chart makes with these options of helm's, hooks included."""
-    return [document for document in yaml.safe_load_all(render_text(*options)) if document]
+    text = render_text(*options, helm=helm)
+    return [document for document in yaml.load_all(text, _EachKeyOnce) if document]
 
 
-def render_error(*options: str) -> str:
+def render_error(*options: str, helm: str = "helm") -> str:
     """What helm says when it refuses."""
-    done = _helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *IMAGE, *options)
+    done = _template(*options, helm=helm)
     assert done.returncode != 0, "helm accepted it"
     return done.stderr
 
 
-def lint(*options: str) -> str:
+def lint(*options: str, helm: str = "helm") -> str:
     """What `helm lint --strict` says; warnings count as failures."""
-    done = _helm("lint", "--strict", str(CHART), *options)
+    done = _helm("lint", "--strict", str(CHART), *_KUBERNETES, *options, program=helm)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -120,7 +147,7 @@ def give_cleanup_its_rights(cluster: ControlPlane) -> None:
 
 
 @contextmanager
-def cluster_with_the_chart(*options: str) -> Iterator[ControlPlane]:
+def cluster_with_the_chart(*options: str, helm: str = "helm") -> Iterator[ControlPlane]:
     """A control plane with controllers, and the release `hostprep` on it without its hooks."""
     try:
         cluster = ControlPlane(controllers=True)
@@ -130,6 +157,7 @@ def cluster_with_the_chart(*options: str) -> Iterator[ControlPlane]:
         cluster.helm(
             *("install", RELEASE, str(CHART), "--no-hooks", *IMAGE),
             *("--namespace", NAMESPACE, "--create-namespace", *options),
+            program=helm,
         )
         accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
         wait_for(lambda: cluster.api.exists(f"{accounts}/default"), why="no ServiceAccount")

@@ -18,7 +18,17 @@ from hostprep.api.names import (
 )
 from hostprep.cli.agent import agent as agent_command
 from hostprep_operator.cli import cli as operator_commands
-from tests.cluster.charts import CHART, MONITORING, PROFILES, lint, notes, render, render_error
+from tests.cluster.charts import (
+    CHART,
+    HELMS,
+    MONITORING,
+    PLATFORMS,
+    PROFILES,
+    lint,
+    notes,
+    render,
+    render_error,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -45,9 +55,17 @@ def pod(documents: list[Document], kind: str, name: str) -> Document:
     return spec
 
 
+@pytest.mark.parametrize("helm", HELMS)
 @pytest.mark.parametrize("profile", PROFILES)
-def test_helm_finds_nothing_to_complain_about(profile: str) -> None:
-    assert "0 chart(s) failed" in lint(*PROFILES[profile])
+def test_helm_finds_nothing_to_complain_about(profile: str, helm: str) -> None:
+    assert "0 chart(s) failed" in lint(*PROFILES[profile], helm=helm)
+
+
+@pytest.mark.parametrize("values", [(), *PLATFORMS], ids=lambda v: Path(v[-1]).stem if v else "-")
+def test_the_oldest_and_the_newest_helm_make_the_same_of_the_chart(values: tuple[str, ...]) -> None:
+    everything = (*MONITORING, "--set", "operator.replicas=2,apf.enabled=true")
+    new, old = (render(*values, *everything, helm=helm) for helm in HELMS)
+    assert new == old
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -81,11 +99,7 @@ def test_a_readiness_rule_comes_with_its_profile_only_and_looks_again_after_rebo
 def test_the_operators_pods_are_restricted_and_have_a_read_only_root() -> None:
     documents = render()
     test = find(documents, "Pod", "hostprep-test")["spec"]
-    for spec in (
-        pod(documents, "Deployment", "hostprep-operator"),
-        pod(documents, "Job", "hostprep-cleanup"),
-        test,
-    ):
+    for spec in _restricted_pods(documents):
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not spec.get("hostPID")
@@ -233,8 +247,8 @@ def test_the_agent_has_kubelets_folder_for_device_plugins(options: str) -> None:
 )
 def test_without_device_plugins_the_agent_has_nothing_of_kubelets(options: str) -> None:
     """Least privilege: whoever writes to that folder can register any resource."""
-    documents = render("--set", options)
-    assert "kubelet" not in json.dumps(pod(documents, "DaemonSet", "hostprep-agent"))
+    spec = pod(render("--set", options), "DaemonSet", "hostprep-agent")
+    assert "kubelet" not in json.dumps([spec["containers"], spec["volumes"]])
 
 
 def test_a_digest_goes_before_the_tag() -> None:
@@ -271,6 +285,18 @@ def test_a_repository_may_name_its_registry_itself() -> None:
         ("operator.agentLiveness=lease", "/operator/agentLiveness"),
         ("autoscaler.profile=nrc", "/autoscaler/profile"),
         ("taintKey=not a key", "/taintKey"),
+        ("agent.extraEnv[0].value=x", "/agent/extraEnv/0"),
+        ("agent.updateStrategy.rollingUpdate.maxSurge=most", "maxSurge"),
+        ("operator.podSecurityContext.runAsUsr=1", "runAsUsr"),
+        ("agent.securityContext.runAsUser=root", "runAsUser"),
+        ("agent.seLinuxOptions.typ=spc_t", "typ"),
+        ("operator.podLabels.app\\.kubernetes\\.io/name=x", "label app.kubernetes.io/name is"),
+        ("commonLabels.helm\\.sh/chart=x", "the label helm.sh/chart is the chart's own"),
+        ("operator.podDisruptionBudget.minAvailable=1", "minAvailable"),
+        ("operator.probes.liveness.periodSeconds=0", "periodSeconds"),
+        ("apf.matchingPrecedence=0", "/apf/matchingPrecedence"),
+        ("namespaceOverride=No", "/namespaceOverride"),
+        ("openshift.enabled=yes", "/openshift/enabled"),
         ("admissionPolicy.taintKeys={not a key}", "/admissionPolicy/taintKeys/0"),
         ("admissionPolicy.taintKeys={}", "/admissionPolicy/taintKeys/0"),
         ("image.digest=sha256:1", "/image/digest"),
@@ -310,6 +336,204 @@ def test_metrics_are_for_monitoring_namespaces_unless_values_say_otherwise() -> 
 
 def test_a_switched_off_admission_policy_is_warned_of() -> None:
     assert "WARNING: admissionPolicy" in notes("--set", "admissionPolicy.enabled=false")
+
+
+@pytest.mark.parametrize("option", ["taintKey", "admissionPolicy.taintKeys[0]"])
+def test_somebody_elses_taint_is_refused_and_why_is_said(option: str) -> None:
+    """The operator takes its keys off every ready node: GPU nodes would lose their fence."""
+    error = render_error("--set", f"{option}=nvidia.com/gpu")
+    assert "nvidia.com/gpu is not a taint of Hostprep's" in error
+    assert "must contain hostprep or host-memory, such as example.com/host-memory" in error
+    render("--set", f"{option}=example.com/host-memory")
+
+
+@pytest.mark.parametrize("helm", HELMS)
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ("agent.extraEnv[0].name=NODE_NAME,agent.extraEnv[0].value=x", "NODE_NAME"),
+        ("operator.extraEnv[0].name=POD_NAMESPACE,operator.extraEnv[0].value=x", "POD_NAMESPACE"),
+        ("agent.extraEnv[0].name=A,agent.extraEnv[1].name=A", "A"),
+    ],
+)
+def test_no_variable_can_be_given_twice(option: str, name: str, helm: str) -> None:
+    """Helm 4 applies server-side, and the API server refuses two of a name."""
+    error = render_error("--set", option, helm=helm)
+    assert f"extraEnv names {name}, which is there already" in error
+
+
+def test_ids_can_be_others_and_null_leaves_them_to_the_platform() -> None:
+    for option, ids in (
+        ("operator.podSecurityContext.runAsUser=1000", (1000, 65532, 65532)),
+        ("operator.podSecurityContext.runAsUser=null", (None, 65532, 65532)),
+        ("openshift.enabled=true", (None, None, None)),
+    ):
+        for helm in HELMS:
+            documents = render("--set", option, helm=helm)
+            for spec in _restricted_pods(documents):
+                context = spec["securityContext"]
+                found = tuple(context.get(k) for k in ("runAsUser", "runAsGroup", "fsGroup"))
+                assert found == ids, (helm, option)
+                assert context["runAsNonRoot"] is True
+                assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def _restricted_pods(documents: list[Document]) -> list[Document]:
+    """Of all pods but the agents' and the one that attaches, which mount the node's folder."""
+    workloads = [d for d in documents if d["kind"] in ("Deployment", "Job")]
+    specs = [d["spec"]["template"]["spec"] for d in workloads]
+    assert len(specs) > 1
+    return [*specs, find(documents, "Pod", "hostprep-test")["spec"]]
+
+
+def test_hooks_may_have_a_context_of_their_own() -> None:
+    options = "hooks.podSecurityContext.runAsUser=7,hooks.securityContext.runAsGroup=8"
+    documents = render("--set", options, "--set", "hooks.podLabels.a=b")
+    assert (
+        pod(documents, "Deployment", "hostprep-operator")["securityContext"]["runAsUser"] == 65532
+    )
+    spec = pod(documents, "Job", "hostprep-cleanup")
+    assert spec["securityContext"]["runAsUser"] == 7
+    assert spec["securityContext"]["runAsGroup"] == 65532
+    (container,) = spec["containers"]
+    assert container["securityContext"]["runAsGroup"] == 8
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_openshift_gets_constraints_for_the_agents_and_nobody_else() -> None:
+    assert "SecurityContextConstraints" not in kinds(render())
+    for mode in ("privileged", "adopt"):
+        documents = render("--set", f"openshift.enabled=true,agent.mode={mode}")
+        found = find(documents, "SecurityContextConstraints", "hostprep-system-hostprep-agent")
+        assert found["users"] == ["system:serviceaccount:hostprep-system:hostprep-agent"]
+        assert found["groups"] == []
+        agent = pod(documents, "DaemonSet", "hostprep-agent")
+        (container,) = agent["containers"]
+        asked = container["securityContext"]
+        assert found["allowPrivilegedContainer"] == asked["privileged"] == (mode == "privileged")
+        assert found["allowHostPID"] == agent["hostPID"]
+        assert found["allowedCapabilities"] == asked.get("capabilities", {}).get("add", [])
+        assert set(found["volumes"]) >= {
+            next(k for k in v if k != "name") for v in agent["volumes"]
+        }
+        assert asked["readOnlyRootFilesystem"] >= found["readOnlyRootFilesystem"]
+
+
+def test_the_agents_context_can_be_given_field_by_field() -> None:
+    options = "agent.mode=adopt,agent.seLinuxOptions.type=spc_t,agent.securityContext.runAsGroup=5"
+    spec = pod(
+        render("--set", options, "--set", "agent.podSecurityContext.supplementalGroups={42}"),
+        "DaemonSet",
+        "hostprep-agent",
+    )
+    (container,) = spec["containers"]
+    context = container["securityContext"]
+    assert context["seLinuxOptions"] == {"type": "spc_t"}
+    assert (context["runAsUser"], context["runAsGroup"]) == (0, 5)
+    assert context["capabilities"]["drop"] == ["ALL"]
+    assert spec["securityContext"] == {"supplementalGroups": [42]}
+
+
+def test_agents_stay_off_nodes_that_are_no_machines() -> None:
+    spec = pod(render(), "DaemonSet", "hostprep-agent")
+    required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = required["nodeSelectorTerms"]
+    assert {(e["key"], e["operator"], *e["values"]) for e in term["matchExpressions"]} == {
+        ("eks.amazonaws.com/compute-type", "NotIn", "fargate"),
+        ("type", "NotIn", "virtual-kubelet"),
+    }
+
+
+def test_agents_may_surge_and_kubernetes_rule_for_it_is_told() -> None:
+    strategy = "agent.updateStrategy.rollingUpdate"
+    error = render_error("--set", f"{strategy}.maxSurge=1")
+    assert "set maxUnavailable to 0 to surge" in error
+    documents = render("--set", f"{strategy}.maxSurge=10%,{strategy}.maxUnavailable=0")
+    update = find(documents, "DaemonSet", "hostprep-agent")["spec"]["updateStrategy"]
+    assert update["rollingUpdate"] == {"maxSurge": "10%", "maxUnavailable": 0}
+    documents = render("--set", "agent.updateStrategy.type=OnDelete")
+    update = find(documents, "DaemonSet", "hostprep-agent")["spec"]["updateStrategy"]
+    assert update == {"type": "OnDelete"}
+
+
+def test_all_that_has_a_namespace_goes_where_the_override_says() -> None:
+    documents = render("--set", "namespaceOverride=elsewhere", *MONITORING)
+    namespaces = {d["metadata"].get("namespace") for d in documents}
+    assert namespaces == {"elsewhere", "default", None}
+    assert "hostprep-system" not in json.dumps(documents)
+
+
+def test_labels_and_annotations_reach_their_pods_and_accounts() -> None:
+    documents = render(
+        *("--set", "operator.podLabels.a=1x,agent.podLabels.a=2x,commonLabels.a=0x"),
+        *("--set", "operator.serviceAccount.annotations.b=1x,agent.podAnnotations.c=2x"),
+    )
+    templates = {
+        kind: find(documents, kind, name)["spec"]["template"]["metadata"]
+        for kind, name in (("Deployment", "hostprep-operator"), ("DaemonSet", "hostprep-agent"))
+    }
+    assert templates["Deployment"]["labels"]["a"] == "1x"
+    assert templates["DaemonSet"]["labels"]["a"] == "2x"
+    assert templates["DaemonSet"]["annotations"] == {"c": "2x"}
+    account = find(documents, "ServiceAccount", "hostprep-operator")["metadata"]
+    assert account["annotations"] == {"b": "1x"}
+    assert account["labels"]["a"] == "0x"
+
+
+def test_spread_budget_and_probes_are_what_values_say() -> None:
+    spread = '[{"maxSkew":1,"topologyKey":"zone","whenUnsatisfiable":"DoNotSchedule"}]'
+    documents = render(
+        *("--set-json", f"operator.topologySpreadConstraints={spread}"),
+        *("--set", "operator.podDisruptionBudget.enabled=true"),
+        *("--set", "operator.podDisruptionBudget.maxUnavailable=50%"),
+        *("--set", "agent.probes.startup.failureThreshold=900"),
+    )
+    spec = pod(documents, "Deployment", "hostprep-operator")
+    assert spec["topologySpreadConstraints"] == json.loads(spread)
+    budget = find(documents, "PodDisruptionBudget", "hostprep-operator")["spec"]
+    assert budget["maxUnavailable"] == "50%"
+    (agent,) = pod(documents, "DaemonSet", "hostprep-agent")["containers"]
+    assert agent["startupProbe"]["failureThreshold"] == 900
+    assert agent["startupProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    assert "PodDisruptionBudget" not in kinds(
+        render("--set", "operator.replicas=2,operator.podDisruptionBudget.enabled=false")
+    )
+
+
+def test_objects_of_ones_own_are_templates() -> None:
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "{{ .Release.Name }}-x"},
+    }
+    text = json.dumps(config).replace("-x", "-y")
+    documents = render("--set-json", f"extraObjects={json.dumps([config, text])}")
+    assert find(documents, "ConfigMap", "hostprep-x")
+    assert find(documents, "ConfigMap", "hostprep-y")
+
+
+def test_agents_have_seats_of_their_own_when_asked_for() -> None:
+    assert "FlowSchema" not in kinds(render())
+    documents = render("--set", "apf.enabled=true,apf.agents.nominalConcurrencyShares=3")
+    level = find(documents, "PriorityLevelConfiguration", "hostprep-agents")["spec"]["limited"]
+    assert level["nominalConcurrencyShares"] == 3
+    schema = find(documents, "FlowSchema", "hostprep-agents")["spec"]
+    assert schema["priorityLevelConfiguration"]["name"] == "hostprep-agents"
+    (rule,) = schema["rules"]
+    account = find(documents, "ServiceAccount", "hostprep-agent")["metadata"]
+    assert rule["subjects"][0]["serviceAccount"] == {k: account[k] for k in ("name", "namespace")}
+
+
+def test_pools_are_protected_unless_that_is_switched_off() -> None:
+    def policies(*options: str) -> set[str]:
+        documents = render(*options)
+        found = [d for d in documents if d["kind"] == "ValidatingAdmissionPolicyBinding"]
+        return {d["spec"]["policyName"] for d in found}
+
+    assert "hostprep-deletion-protection" in policies()
+    for switch in ("deletionProtection.enabled", "enabled"):
+        left = policies("--set", f"admissionPolicy.{switch}=false")
+        assert "hostprep-deletion-protection" not in left
 
 
 def test_both_programs_take_the_arguments_that_the_chart_gives() -> None:

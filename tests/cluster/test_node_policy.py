@@ -25,8 +25,8 @@ from tests.cluster.charts import NAMESPACE, cluster_with_the_chart
 
 pytestmark = pytest.mark.cluster
 
-_ALLOWED = "example.org/memory"
-_OTHER = "example.org/other"
+_ALLOWED = "example.org/host-memory"
+_OTHER = "example.org/other-hostprep"
 _FOREIGN = {"key": "example.org/mine", "effect": "NoExecute"}
 _EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 

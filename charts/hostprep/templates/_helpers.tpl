@@ -12,12 +12,26 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The namespace of all that has one: a chart of charts may put parts of a release elsewhere. */}}
+{{- define "hostprep.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride -}}
+{{- end -}}
+
 {{/* What never changes in the life of a workload. Takes (dict "root" $ "component" "agent").
 The operator finds its agents by name and component: an override must not change them. */}}
 {{- define "hostprep.selector" -}}
 app.kubernetes.io/name: hostprep
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{/* Fails on a label that the chart sets itself: the operator finds its agents by them. */}}
+{{- define "hostprep.checkLabels" -}}
+{{- range $name, $_ := . -}}
+{{- if or (eq $name "helm.sh/chart") (has $name (list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/part-of" "app.kubernetes.io/version" "app.kubernetes.io/managed-by")) -}}
+{{- fail (printf "the label %s is the chart's own, and commonLabels and podLabels cannot change it" $name) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Labels of every object. Takes (dict "root" $ "component" "agent"). */}}
@@ -27,18 +41,55 @@ app.kubernetes.io/part-of: hostprep
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- include "hostprep.checkLabels" .root.Values.commonLabels }}
 {{- with .root.Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
 
-{{/* Labels of pods: without the version, or every upgrade of the chart would restart agents. */}}
+{{/* Labels of pods: without the version, or every upgrade of the chart would restart agents.
+Takes (dict "root" $ "component" "agent" "labels" .Values.agent.podLabels), labels if any. */}}
 {{- define "hostprep.podLabels" -}}
 {{ include "hostprep.selector" . }}
 app.kubernetes.io/part-of: hostprep
-{{- with .root.Values.commonLabels }}
+{{- include "hostprep.checkLabels" .labels }}
+{{- with merge (dict) (default dict .labels) .root.Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/* Labels of the chart and those that a value adds, each name once: Helm 4 applies server-side, and
+that refuses a name that comes twice. Takes (dict "root" $ "component" "metrics" "labels" ...). */}}
+{{- define "hostprep.labelsAnd" -}}
+{{- toYaml (merge (dict) (default dict .labels) (include "hostprep.labels" . | fromYaml)) -}}
+{{- end -}}
+
+{{/* Labels of the nodes a pod may run on. Takes the nodeSelector of a value. */}}
+{{- define "hostprep.nodeSelector" -}}
+{{- toYaml (merge (dict) (default dict .) (dict "kubernetes.io/os" "linux")) -}}
+{{- end -}}
+
+{{/* Environment variables of a value, after those of the chart. Takes (dict "value"
+"agent.extraEnv" "env" .Values.agent.extraEnv "own" (list "NODE_NAME")). Fails on a name that comes
+twice: which of them counted would depend on who applies, and Helm 4 is refused by the API server. */}}
+{{- define "hostprep.extraEnv" -}}
+{{- $names := .own -}}
+{{- $value := .value -}}
+{{- range .env -}}
+{{- if has .name $names -}}
+{{- fail (printf "%s names %s, which is there already: the chart sets %s itself, and each other name may come once" $value .name (join " and " $.own)) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- with .env -}}
+{{- toYaml . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Of a probe, what a value sets. Takes (dict "path" "/healthz" "timing" .Values.x.probes.y). */}}
+{{- define "hostprep.probe" -}}
+httpGet: {path: {{ .path }}, port: metrics}
+{{ toYaml .timing }}
 {{- end -}}
 
 {{- define "hostprep.image" -}}
@@ -70,6 +121,11 @@ app.kubernetes.io/part-of: hostprep
 {{/* A JSON list: the keys of taints that the operator may set and remove. */}}
 {{- define "hostprep.allowedTaintKeys" -}}
 {{- $usual := "startup-taint.cluster-autoscaler.kubernetes.io/hostprep" -}}
+{{- range append .Values.admissionPolicy.taintKeys .Values.taintKey -}}
+{{- if and . (not (regexMatch "hostprep|host-memory" .)) -}}
+{{- fail (printf "%s is not a taint of Hostprep's, and the operator would take it off every ready node: keys in taintKey and admissionPolicy.taintKeys must contain hostprep or host-memory, such as example.com/host-memory" .) -}}
+{{- end -}}
+{{- end -}}
 {{- concat (list $usual) (compact (list .Values.taintKey)) .Values.admissionPolicy.taintKeys | uniq | toJson -}}
 {{- end -}}
 
@@ -87,23 +143,56 @@ app.kubernetes.io/part-of: hostprep
   effect: NoSchedule
 {{- end -}}
 
-{{/* Pod level of the restricted standard. */}}
+{{/* Pod level of the restricted standard, for all pods but the agents'. OpenShift's restricted-v2
+gives each namespace ids of its own and refuses others. */}}
 {{- define "hostprep.restrictedPod" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
-seccompProfile:
-  type: RuntimeDefault
+{{- $context := .Values.operator.podSecurityContext -}}
+{{- if .Values.openshift.enabled -}}
+{{- $context = omit $context "runAsUser" "runAsGroup" "fsGroup" -}}
+{{- end -}}
+{{- toYaml $context -}}
 {{- end -}}
 
-{{/* Container level of the restricted standard. */}}
+{{/* Container level of the restricted standard, for all pods but the agents'. */}}
 {{- define "hostprep.restrictedContainer" -}}
-allowPrivilegeEscalation: false
-privileged: false
-readOnlyRootFilesystem: true
-capabilities:
-  drop: [ALL]
+{{- toYaml .Values.operator.securityContext -}}
+{{- end -}}
+
+{{/* Same, of the Jobs and pods of hooks: hooks.* goes before the operator's. */}}
+{{- define "hostprep.hookPod" -}}
+{{- toYaml (merge (deepCopy .Values.hooks.podSecurityContext) (include "hostprep.restrictedPod" . | fromYaml)) -}}
+{{- end -}}
+{{- define "hostprep.hookContainer" -}}
+{{- toYaml (merge (deepCopy .Values.hooks.securityContext) (include "hostprep.restrictedContainer" . | fromYaml)) -}}
+{{- end -}}
+
+{{/* Container level of the agents: root, and of root what their mode needs. */}}
+{{- define "hostprep.agentContainer" -}}
+{{- $context := dict "runAsUser" 0 "runAsGroup" 0 "readOnlyRootFilesystem" true -}}
+{{- if eq .Values.agent.mode "privileged" -}}
+{{- /* Mounts that the node shall see need Bidirectional, and that needs this. */ -}}
+{{- $_ := set $context "privileged" true -}}
+{{- else -}}
+{{- /* Files get the pool's group (CHOWN, FOWNER), engines' files are looked at whatever their mode
+(DAC_OVERRIDE), memory is bound to its NUMA node (SYS_NICE). */ -}}
+{{- $_ := set $context "privileged" false -}}
+{{- $_ := set $context "allowPrivilegeEscalation" false -}}
+{{- $_ := set $context "capabilities" (dict "drop" (list "ALL") "add" (include "hostprep.agentCapabilities" . | fromJsonArray)) -}}
+{{- $_ := set $context "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- end -}}
+{{- with .Values.agent.seLinuxOptions -}}
+{{- $_ := set $context "seLinuxOptions" . -}}
+{{- end -}}
+{{- toYaml (merge (deepCopy .Values.agent.securityContext) $context) -}}
+{{- end -}}
+
+{{/* A JSON list: what an agent in mode adopt may do, besides being root. */}}
+{{- define "hostprep.agentCapabilities" -}}
+{{- if ne .Values.agent.mode "privileged" -}}
+{{- list "CHOWN" "DAC_OVERRIDE" "FOWNER" "SYS_NICE" | toJson -}}
+{{- else -}}
+[]
+{{- end -}}
 {{- end -}}
 
 {{/* "true" or "". Takes (dict "root" $ "value" .Values.x.enabled). */}}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 pytestmark = pytest.mark.unit
 
@@ -77,9 +78,9 @@ def test_the_wheel_is_built_with_the_pinned_backend() -> None:
 
 def test_the_image_starts_as_the_user_that_the_chart_names() -> None:
     (user,) = _instructions("USER")
-    helpers = (_CHART / "_helpers.tpl").read_text()
-    assert f"runAsUser: {user.split(':')[0]}" in helpers
-    assert f"runAsGroup: {user.split(':')[1]}" in helpers
+    values = yaml.safe_load((_CHART.parent / "values.yaml").read_text())
+    assert values["operator"]["podSecurityContext"]["runAsUser"] == int(user.split(":")[0])
+    assert values["operator"]["podSecurityContext"]["runAsGroup"] == int(user.split(":")[1])
 
 
 def test_stages_that_start_from_outside_take_base_and_architecture_from_build_arguments() -> None:

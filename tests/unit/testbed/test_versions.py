@@ -82,8 +82,8 @@ def test_another_version_or_other_flags_are_another_folder_in_the_cache() -> Non
         for version in KUBERNETES_VERSIONS
         for program in go_programs(version).values()
     }
-    # Etcd, Karpenter, the registry and the node's programs are the same for both.
-    assert len(names) == 3 * len(KUBERNETES_VERSIONS) + 3 + len(NODE_PROGRAMS)
+    # Etcd, Karpenter, the registry, the oldest helm and the node's programs are the same for both.
+    assert len(names) == 3 * len(KUBERNETES_VERSIONS) + 4 + len(NODE_PROGRAMS)
 
 
 def test_other_tags_and_c_in_it_are_another_folder_in_the_cache() -> None:
