@@ -113,8 +113,8 @@ def notes(*options: str) -> str:
 
 
 def foreign_crds() -> list[Path]:
-    """Custom resources of prometheus-operator, from its Go module, and our minimal stand-in for
-    node-readiness-controller's, whose module is not to be had.
+    """Custom resources of prometheus-operator, from its Go module, and our minimal stand-ins for
+    those of node-readiness-controller and OpenShift, whose modules are not to be had.
     """
     go = find_go(cache=cache_folder(), say=print)
     done = subprocess.run(

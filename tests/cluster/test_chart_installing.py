@@ -47,12 +47,15 @@ def cluster() -> Iterator[ControlPlane]:
 def test_the_api_server_takes_every_object_of_a_profile(
     profile: str, cluster: ControlPlane
 ) -> None:
-    text = render_text(*PROFILES[profile], *MONITORING, "--set", "operator.replicas=2")
+    every = "operator.replicas=2,apf.enabled=true,openshift.enabled=true"
+    text = render_text(*PROFILES[profile], *MONITORING, "--set", every)
     said = cluster.kubectl(
         *("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-"),
         stdin=text,
     )
     assert "podmonitor.monitoring.coreos.com/hostprep-agent" in said
+    assert "securitycontextconstraints" in said
+    assert "prioritylevelconfiguration" in said
     assert ("nodereadinessrule" in said) == (profile == "nodeReadinessController")
     assert said.count("dry run") == text.count("\nkind: ")
 
@@ -192,3 +195,56 @@ def test_the_next_release_may_have_another_name_once_the_definitions_changed_han
     cluster.helm("install", *second)
     assert cluster.api.exists(f"{_APPS}/daemonsets/second-hostprep-agent")
     assert cluster.api.exists(f"{_POOLS}/kept")
+
+
+def test_the_oldest_helm_installs_upgrades_and_hands_over_to_the_newest() -> None:
+    """Helm 3 applies by itself and Helm 4 lets the server: an upgrade must survive the change."""
+    with cluster_with_the_chart(helm="helm-3") as cluster:
+        cluster.api.create(_POOLS, _pool("kept"))
+        upgrade = ("upgrade", RELEASE, str(CHART), "--no-hooks", "--namespace", NAMESPACE)
+        before = cluster.api.get(f"{_APPS}/daemonsets/hostprep-agent")["metadata"]
+        cluster.helm(*upgrade, *IMAGE, program="helm-3")
+        cluster.helm(*upgrade, *IMAGE)
+        after = cluster.api.get(f"{_APPS}/daemonsets/hostprep-agent")["metadata"]
+        assert (after["uid"], after["generation"]) == (before["uid"], before["generation"])
+        cluster.helm(*upgrade, *IMAGE, "--set", "agent.extraEnv[0].name=X", "--server-side=true")
+        (container,) = _containers(cluster)
+        assert [variable["name"] for variable in container["env"]] == ["NODE_NAME", "X"]
+        cluster.helm(*upgrade, *IMAGE, program="helm-3")
+        (container,) = _containers(cluster)
+        assert [variable["name"] for variable in container["env"]] == ["NODE_NAME"]
+        cluster.helm("uninstall", RELEASE, "--no-hooks", "--namespace", NAMESPACE, program="helm-3")
+        assert cluster.api.exists(f"{_POOLS}/kept")
+        assert not cluster.api.exists(f"{_APPS}/daemonsets/hostprep-agent")
+
+
+def _containers(cluster: ControlPlane) -> list[dict[str, Any]]:
+    agent = cluster.api.get(f"{_APPS}/daemonsets/hostprep-agent")
+    found: list[dict[str, Any]] = agent["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def test_everything_at_once_elsewhere_is_taken_too() -> None:
+    """All that values can add, in a namespace of its own, as Helm 4 sends it."""
+    options = (
+        *("--set", "namespaceOverride=elsewhere,operator.replicas=2,apf.enabled=true"),
+        *("--set", "operator.podDisruptionBudget.maxUnavailable=50%,agent.seLinuxOptions.type=x"),
+        *("--set", "agent.updateStrategy.rollingUpdate.maxUnavailable=0"),
+        *("--set", "agent.updateStrategy.rollingUpdate.maxSurge=10%"),
+        *("--set", "commonLabels.a=b,operator.podLabels.a=c,agent.podAnnotations.x=y"),
+        *("--set-json", 'extraObjects=[{"apiVersion":"v1","kind":"Namespace","metadata":'),
+    )
+    namespace = '{"name":"elsewhere"}}]'
+    options = (*options[:-1], options[-1] + namespace)
+    with cluster_with_the_chart(*options) as cluster:
+        assert cluster.api.exists("/apis/apps/v1/namespaces/elsewhere/daemonsets/hostprep-agent")
+        assert not cluster.api.exists(f"{_APPS}/daemonsets/hostprep-agent")
+        level = "/apis/flowcontrol.apiserver.k8s.io/v1/prioritylevelconfigurations/hostprep-agents"
+        schema = "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/hostprep-agents"
+        assert cluster.api.exists(level)
+
+        def accepted() -> bool:
+            found = cluster.api.get(schema).get("status", {}).get("conditions", [])
+            return any(c["type"] == "Dangling" and c["status"] == "False" for c in found)
+
+        wait_for(accepted, why="the flow schema finds no priority level")
