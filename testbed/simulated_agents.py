@@ -107,7 +107,7 @@ class SimulatedAgents:
         self._lock = threading.Lock()
         self.phase: Callable[[str, PoolEntry], Phase] = lambda _node, entry: _ready(entry)
         self.held: set[str] = set()
-        """Nodes on which an engine holds a lease: they do not release."""
+        """Nodes on which an engine holds a lease: they say so, and do not release."""
         self.silent: set[str] = set()
         """Nodes whose agent does not answer."""
         self.writes = 0
@@ -185,4 +185,5 @@ class SimulatedAgents:
             reason=phase.value,
             wanted_bytes=_SIZE,
             ready_bytes=_SIZE if phase is Phase.READY else 0,
+            regions_leased=int(name in self.held),
         )

@@ -28,12 +28,12 @@ def _option(*names: str, **settings: Any) -> Callable[[Command], Command]:
     return click.option(*names, show_default=True, show_envvar=True, **settings)
 
 
-def _default_namespace() -> str:
+def _default_namespace(otherwise: str = "default") -> str:
     try:
         with open(_NAMESPACE_FILE, encoding="utf-8") as file:
-            return file.read().strip() or "default"
+            return file.read().strip() or otherwise
     except OSError:
-        return "default"
+        return otherwise
 
 
 def _taint_keys(
@@ -66,6 +66,21 @@ _log_level = _option(
 )
 
 
+_liveness = _option(
+    "--agent-liveness",
+    "liveness",
+    type=click.Choice(["pods", "off"]),
+    default="pods",
+    help="Whether an agent lives while its Pod is Ready, or is not looked at.",
+)
+_release_namespace = _option(
+    "--namespace",
+    envvar=["HOSTPREP_OPERATOR_NAMESPACE", "POD_NAMESPACE"],
+    default=partial(_default_namespace, "hostprep-system"),
+    help="The release's: where the agents' Pods are, and the backup of the pools.",
+)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
     """Select nodes, copy policy to them, mark them, count.
@@ -82,13 +97,7 @@ def cli() -> None:
     default=_default_namespace,
     help="Where the agents' Pods and the Lease are.",
 )
-@_option(
-    "--agent-liveness",
-    "liveness",
-    type=click.Choice(["pods", "off"]),
-    default="pods",
-    help="Whether an agent lives while its Pod is Ready, or is not looked at.",
-)
+@_liveness
 @_option(
     "--agent-grace",
     "agent_grace_s",
@@ -138,7 +147,18 @@ def run(
     is_flag=True,
     help="Leave pools and memory as they are; take away only marks and HostMemoryNodes.",
 )
-@_option("--dry-run", is_flag=True, help="Say what would be done.")
+@_option(
+    "--force",
+    type=click.Choice(["leased", "unreachable", "protected"]),
+    multiple=True,
+    help="Go on although a check refuses: engines use the memory, agents cannot be reached, or "
+    "pools have deletionProtection Always. May be given several times.",
+)
+@_release_namespace
+@_liveness
+@_option(
+    "--dry-run", is_flag=True, help="Check, and say what would be done; 2 where a check refuses."
+)
 @_option("--yes", is_flag=True, help="Do not ask; needed where no terminal is.")
 @_option(
     "--timeout",
@@ -154,18 +174,25 @@ def run(
 @_log_level
 @_kubeconfig
 def cleanup(
-    *, output: Literal["table", "json"], log_format: Style, log_level: str, yes: bool, **given: Any
+    *,
+    output: Literal["table", "json"],
+    log_format: Style,
+    log_level: str,
+    yes: bool,
+    force: tuple[str, ...],
+    **given: Any,
 ) -> int:
     """Give all memory back and leave no trace on any node; safe to run again.
 
-    Deletes every HostMemoryPool, waits until the agents have released their memory, and removes
-    every mark. Asks first, unless --yes is given. The operator may be running or not; with
-    --keep-memory it must not.
+    Checks first, and changes nothing where engines use the memory, agents cannot act, or a right
+    is missing. Then keeps every HostMemoryPool in ConfigMap hostprep-pools-backup, deletes them,
+    waits until the agents have released their memory, and removes every mark. Asks first, unless
+    --yes is given. The operator may be running or not; with --keep-memory it must not.
     """
     from hostprep_operator.cleanup import CleanupOptions, run_cleanup
 
     set_up_logs(style=log_format, level=log_level)
-    options = CleanupOptions(**given)
+    options = CleanupOptions(force=frozenset(force), **given)
     confirm = None if yes else partial(_ask, keep_memory=options.keep_memory)
     return asyncio.run(run_cleanup(options, as_json=output == "json", confirm=confirm))
 
@@ -180,6 +207,37 @@ def _ask(server: str, *, keep_memory: bool) -> None:
             remedy="check with --dry-run, then give --yes",
         )
     click.confirm(f"Take away {what} on {server}?", abort=True, err=True)
+
+
+@cli.command("restore")
+@click.argument("pools", nargs=-1)
+@_release_namespace
+@_option("--dry-run", is_flag=True, help="Say what would be done.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+@_kubeconfig
+def restore_pools(
+    *,
+    pools: tuple[str, ...],
+    namespace: str,
+    dry_run: bool,
+    output: Literal["table", "json"],
+    kubeconfig: str | None,
+) -> int:
+    """Put back the pools that the last clean-up deleted, or those that are named.
+
+    What exists is left as it is, except for what an interrupted clean-up changed on it.
+    """
+    from hostprep_operator.cleanup import run_restore
+
+    return asyncio.run(
+        run_restore(
+            namespace=namespace,
+            names=frozenset(pools),
+            dry_run=dry_run,
+            as_json=output == "json",
+            kubeconfig=kubeconfig,
+        )
+    )
 
 
 @cli.command()

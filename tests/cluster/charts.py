@@ -140,7 +140,7 @@ def load_crds(cluster: ControlPlane, paths: Sequence[Path]) -> None:
 
 def give_cleanup_its_rights(cluster: ControlPlane) -> None:
     """Apply the clean-up hook's identity and roles, which a release without hooks lacks."""
-    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding"}
+    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
     for document in render():
         if document["metadata"]["name"] == "hostprep-cleanup" and document["kind"] in kinds:
             cluster.kubectl("apply", "-f", "-", stdin=json.dumps(document))
