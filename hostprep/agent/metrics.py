@@ -47,6 +47,11 @@ class Metrics:
         self._wanted = gauge("pool_wanted_bytes", "Asked for on this node.", "pool")
         self._ready = gauge("pool_ready_bytes", "Sound and published.", "pool")
         self._phase = gauge("pool_phase", "1 for the current phase.", "pool", "phase")
+        self._phase_since = gauge(
+            "pool_phase_since_timestamp_seconds", "When the current phase was entered.", "pool"
+        )
+        self._entered: dict[str, tuple[Phase, float]] = {}
+        """Pool to its phase, and when this agent first saw it there."""
         self._region = gauge("region_bytes", "Size by state.", "pool", "backing", "state")
         self._leased = gauge("regions_leased", "Regions that engines hold.", "pool")
         self.device_plugin_registered = gauge(
@@ -81,11 +86,17 @@ class Metrics:
         self._gates = GateMetrics(registry)
         self._kept = KeptMetrics(registry)
 
-    def show_status(self, status: NodeStatus) -> None:
-        """Show the present pools, and no others."""
-        for metric in (self._wanted, self._ready, self._phase, self._region, self._leased):
+    def show_status(self, status: NodeStatus, *, now_s: float) -> None:
+        """Show the present pools, and no others. `now_s`: seconds since the epoch."""
+        gauges = (self._wanted, self._ready, self._phase, self._region, self._leased)
+        for metric in (*gauges, self._phase_since):
             metric.clear()
+        before, self._entered = self._entered, {}
         for pool in status.pools:
+            phase, since_s = before.get(pool.name, (None, now_s))
+            since_s = since_s if phase is pool.phase else now_s
+            self._entered[pool.name] = (pool.phase, since_s)
+            self._phase_since.labels(pool.name).set(since_s)
             self._wanted.labels(pool.name).set(pool.wanted_bytes)
             self._ready.labels(pool.name).set(pool.ready_bytes)
             self._leased.labels(pool.name).set(pool.regions_leased)

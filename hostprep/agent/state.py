@@ -118,7 +118,7 @@ class AgentState:
     def status(self, previous: NodeStatus, *, wall_s: float) -> NodeStatus | None:
         """Return what to report; None before the worker answered for the desired state."""
         if self.desired.source is Source.NOTHING:
-            self.metrics.show_status(NodeStatus())
+            self.metrics.show_status(NodeStatus(), now_s=wall_s)
             return None
         if self.observation is None or not self._answered:
             return None
@@ -132,7 +132,7 @@ class AgentState:
             given_up=self._given_up,
         )
         status = node_status(context, previous, now_s=wall_s)
-        self.metrics.show_status(status)
+        self.metrics.show_status(status, now_s=wall_s)
         return status
 
     def device_pools(self) -> dict[str, DevicePool] | None:

@@ -26,6 +26,7 @@ RULES_TEST = ROOT / "observability/rules_test.yaml"
 DASHBOARD = ROOT / "observability/dashboard.json"
 METRICS_PAGE = ROOT / "docs/metrics.md"
 RUNBOOK = ROOT / "docs/runbooks/alerts.md"
+VALUES = ROOT / "charts/hostprep/values.yaml"
 
 AGENT_JOB = "hostprep-agent"
 """Value of the label `job` that the scrape configuration gives the agents."""

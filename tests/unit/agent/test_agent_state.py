@@ -211,6 +211,24 @@ def test_metrics_count_a_problem_once_and_forget_pools_that_went() -> None:
     assert "hostprep_pool_phase{" not in metrics.text().decode()
 
 
+def test_metrics_say_since_when_a_pool_is_in_its_phase() -> None:
+    metrics = Metrics()
+    state = AgentState(metrics)
+    state.set_desired(desired_state_of(KV))
+    damaged = observation_of(pool_observation(region(state="Damaged", problem="RegionResized")))
+    since: list[float | None] = []
+    for at_s, look in ((10, READY), (20, READY), (30, damaged), (40, damaged), (50, READY)):
+        _answer(state, look, result_of(KV))
+        state.status(NodeStatus(), wall_s=at_s)
+        name = "hostprep_pool_phase_since_timestamp_seconds"
+        since.append(metrics._registry.get_sample_value(name, {"pool": "kv"}))
+    assert since == [10, 10, 30, 30, 50]
+
+    state.set_desired(DesiredState())
+    state.status(NodeStatus(), wall_s=60)
+    assert "phase_since_timestamp_seconds{" not in metrics.text().decode()
+
+
 def test_an_absent_pool_is_not_called_gone_while_the_work_of_before_may_still_make_it() -> None:
     state = _state()
     _answer(state, EMPTY, result_of(KV, pending=True))

@@ -15,6 +15,7 @@ from tests.support.observability import (
     OPERATOR_METRICS,
     RULES,
     RUNBOOK,
+    VALUES,
     Metric,
     alerts,
     board,
@@ -50,6 +51,29 @@ def test_rules_and_dashboard_read_metrics_that_agent_or_operator_export(expressi
     assert families_in(expression) <= _NAMES
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     assert set(re.findall(r"\w+:hostprep_\w+:\w+", expression)) <= recorded
+
+
+def test_rules_and_dashboard_compare_with_thresholds_that_the_rules_record() -> None:
+    used = {name for expr in _EXPRESSIONS for name in re.findall(r"hostprep_threshold:\w+", expr)}
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    assert used == {name for name in recorded if name.startswith("hostprep_threshold:")}
+
+
+def test_the_charts_values_are_the_thresholds_of_the_rules() -> None:
+    values = yaml.safe_load(VALUES.read_text(encoding="utf-8"))["prometheusRule"]["thresholds"]
+    snake = {re.sub("[A-Z]", lambda m: f"_{m[0].lower()}", name): v for name, v in values.items()}
+    recorded = {
+        rule["record"].removeprefix("hostprep_threshold:"): rule["expr"]
+        for rule in rules()
+        if rule.get("record", "").startswith("hostprep_threshold:")
+    }
+    assert {name: f"vector({value})" for name, value in snake.items()} == recorded
+
+
+def test_the_metrics_page_lists_every_threshold_with_its_default() -> None:
+    values = yaml.safe_load(VALUES.read_text(encoding="utf-8"))["prometheusRule"]["thresholds"]
+    rows = re.findall(r"^\| `(\w+)` \| ([\d.]+) \| [^|]+\. \|$", _page(), re.MULTILINE)
+    assert rows == [(name, str(value)) for name, value in values.items()]
 
 
 def test_every_metric_is_shown_on_the_dashboard() -> None:
