@@ -68,6 +68,8 @@ _AT_ONCE = 8
 _SHOWN = 5
 _ROUNDS = 10
 """So often a pool may change between its backup and its deletion."""
+_RIGHTS_WITHIN_S = 10.0
+"""Argo CD creates the hook's Job and its rights at once, in no order."""
 _RUNNING_SHOWS_WITHIN_S = 3.0
 """A running operator creates a HostMemoryNode again at once."""
 _AGENT_SELECTOR = f"app.kubernetes.io/name=hostprep,{COMPONENT_LABEL}={AGENT_COMPONENT}"
@@ -226,10 +228,12 @@ class _Cleanup:
     async def run(self) -> None:
         """Clean up; the result says what was done. Raises BadInputError, ApiError, FailedError."""
         if not self._options.keep_memory:
-            missing = check_rights(await self._missing_rights())
-            if missing is not None:
-                self.result.refused = [missing]
-                return
+            ends_s = time.monotonic() + _RIGHTS_WITHIN_S
+            while missing := check_rights(await self._missing_rights()):
+                if time.monotonic() >= ends_s:
+                    self.result.refused = [missing]
+                    return
+                await asyncio.sleep(_POLL_S)
         pools = await self._pools()
         found = await self._backup_to_go_on_with()
         self._kept_pools = _retained([*found.manifests.values(), *map(manifest_of, pools)])

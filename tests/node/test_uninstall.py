@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hostprep.node.boot.install import UNIT
+from hostprep_operator.pools_backup import BACKUP_NAME
 from testbed.chart import NAMESPACE, RELEASE, install_chart, wait_for_chart
 from testbed.control_plane import ClientError, ControlPlane
 from testbed.engine_pods import EnginePods, documents
@@ -18,6 +19,8 @@ from testbed.processes import wait_for
 pytestmark = pytest.mark.node
 JsonObject = dict[str, Any]
 _WANTS = "/etc/systemd/system/multi-user.target.wants"
+_API = "/apis/hostprep.dev/v1alpha1"
+_HMNS, _POOLS = f"{_API}/hostmemorynodes", f"{_API}/hostmemorypools"
 _CRDS = ("hostmemorypools.hostprep.dev", "hostmemorynodes.hostprep.dev")
 
 
@@ -36,17 +39,22 @@ def test_uninstalling_leaves_the_node_as_it_was(
         pods = engines.some("engine", 2)
         for pod in pods:
             engines.wait_line(pod, "attached")
-        # A short patience, or the test waits for the usual one; the Job says who holds what.
-        values = ("--reset-then-reuse-values", "--set=cleanup.timeoutSeconds=20")
-        cluster.helm("upgrade", RELEASE, "charts/hostprep", "--namespace", NAMESPACE, *values)
+        wait_for(lambda: _leased(cluster) == 2, 60, every_s=1, why="no lease is reported")
+        before = _written_by_people(cluster)
         with pytest.raises(ClientError):
             _uninstall(cluster)
         said = cluster.kubectl("-n", NAMESPACE, "logs", "job/hostprep-cleanup", "--tail=20")
-        assert NODE in said, said
+        assert f"leased: engines use the memory of 1 node: {NODE}" in said, said
+        assert "nothing was changed" in said, said
+        assert _written_by_people(cluster) == before
+        assert RELEASE in cluster.helm("list", "--short", "--namespace", NAMESPACE), "still there"
         for pod in pods:
             assert engines.reports(pod), "an engine was disturbed"
+    wait_for(lambda: _leased(cluster) == 0, 120, every_s=1, why="leases outlive their engines")
     _uninstall(cluster)
     _node_is_as_it_was(cluster, node)
+    backup = cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{BACKUP_NAME}")
+    assert json.loads(backup["data"]["kv.json"])["spec"].items() >= KV["spec"].items()
 
 
 @pytest.mark.long
@@ -60,6 +68,22 @@ def test_the_next_release_may_have_another_name(cluster: ControlPlane, node: Vir
     wait_open(cluster, node)
     _uninstall(cluster, "second")
     _node_is_as_it_was(cluster, node)
+
+
+def _leased(cluster: ControlPlane) -> int:
+    """How many regions the agent says are leased."""
+    pools = cluster.api.get(f"{_HMNS}/{NODE}")["status"].get("pools", ())
+    return sum(pool["regionsLeased"] for pool in pools)
+
+
+def _written_by_people(cluster: ControlPlane) -> list[JsonObject]:
+    """What the pools and the node's entries say, and the objects' identity."""
+    objects = [cluster.api.get(_POOLS)["items"], cluster.api.get(_HMNS)["items"]]
+    return [
+        {"uid": item["metadata"]["uid"], "spec": item["spec"]}
+        for items in objects
+        for item in items
+    ]
 
 
 def _uninstall(cluster: ControlPlane, release: str = RELEASE) -> None:
