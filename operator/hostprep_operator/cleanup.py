@@ -346,7 +346,8 @@ class _Cleanup:
         await self._store.keep(backup, map(manifest_of, pools))
         self.result.backup = f"{self._options.namespace}/{BACKUP_NAME}"
         self.result.pools_kept = sorted(backup.manifests)
-        self._progress(f"{len(pools)} pools are kept in ConfigMap {self.result.backup}")
+        names = listed(self.result.pools_kept, _SHOWN)
+        self._progress(f"kept in ConfigMap {self.result.backup}: {names}")
         for pool in pools:
             if await self._delete_pool(backup, pool):
                 self.result.pools_deleted.append(pool["metadata"]["name"])
