@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from testbed.chart import IMAGE
 from testbed.control_plane import ClientError, ControlPlane
 from testbed.nodes import create_node, node_object
+from testbed.operator_process import OperatorProcess
 from testbed.processes import wait_for
 from tests.cluster.charts import (
     CHART,
@@ -25,6 +27,7 @@ from tests.cluster.charts import (
     foreign_crds,
     give_cleanup_its_rights,
     load_crds,
+    render,
     render_text,
 )
 
@@ -40,6 +43,8 @@ _APPS = f"/apis/apps/v1/namespaces/{NAMESPACE}"
 def cluster() -> Iterator[ControlPlane]:
     with cluster_with_the_chart() as cluster:
         load_crds(cluster, foreign_crds())
+        # A dry run creates nothing, and the API server looks a pod's account up.
+        cluster.kubectl("-n", NAMESPACE, "create", "serviceaccount", "hostprep-test")
         yield cluster
 
 
@@ -162,6 +167,45 @@ def _pool(name: str) -> dict[str, Any]:
         "metadata": {"name": name},
         "spec": {"size": "1Gi"},
     }
+
+
+def test_the_attaching_test_says_what_it_lacks(cluster: ControlPlane, tmp_path: Path) -> None:
+    """The program of `helm test`, with a real operator; on a real node it attaches: tests/node."""
+    for pool in cluster.api.get(_POOLS)["items"]:
+        cluster.api.delete(f"{_POOLS}/{pool['metadata']['name']}")
+    operator = OperatorProcess(cluster, "--agent-liveness=off")
+    operator.wait_ready()
+
+    def said(pool: str) -> tuple[int, str]:
+        (document,) = (
+            d
+            for d in render("--set", f"test.attach.pool={pool},test.attach.timeoutSeconds=1")
+            if d["metadata"]["name"] == "hostprep-test-attach"
+        )
+        (container,) = document["spec"]["containers"]
+        script, _, *arguments = container["args"]
+        url = f"http://127.0.0.1:{operator.port}/metrics"
+        done = subprocess.run(
+            [sys.executable, "-c", script, url, *arguments],
+            env={"PATH": str(Path(sys.executable).parent), "HOSTPREP_ROOT": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    code, text = said("")
+    assert (code, text.startswith("skipped: there is no pool.")) == (0, True), text
+    cluster.api.create(_POOLS, _pool("kv"))
+    wait_for(lambda: "kv (ready on 0 nodes)" in said("")[1])
+    assert said("")[0] == 0
+    code, text = said("other")
+    assert (code, "there is no pool other; kv (ready on 0" in text) == (1, True), text
+    code, text = said("kv")
+    assert (code, "failed: hostprep wait kv" in text) == (1, True), text
+    operator.child.kill()
+    cluster.api.delete(f"{_POOLS}/kv")
 
 
 def test_uninstalling_keeps_the_custom_resources_and_the_pools(cluster: ControlPlane) -> None:

@@ -434,6 +434,27 @@ def test_the_agents_context_can_be_given_field_by_field() -> None:
     assert spec["securityContext"] == {"supplementalGroups": [42]}
 
 
+def test_the_pod_that_attaches_has_the_pools_group_and_no_other_right() -> None:
+    def spec(*options: str) -> Document:
+        found: Document = find(render(*options), "Pod", "hostprep-test-attach")["spec"]
+        return found
+
+    assert "volumes" not in spec()
+    attaching = spec("--set", "test.attach.pool=kv,test.attach.gid=4242,agent.root=/run/x")
+    assert attaching["securityContext"]["supplementalGroups"] == [4242]
+    assert attaching["securityContext"]["runAsNonRoot"] is True
+    assert attaching["automountServiceAccountToken"] is False
+    (container,) = attaching["containers"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    root = {"name": "root", "mountPath": "/run/x", "mountPropagation": "HostToContainer"}
+    assert root in container["volumeMounts"]
+    openshift = render("--set", "openshift.enabled=true,test.attach.pool=kv")
+    account = find(openshift, "Pod", "hostprep-test-attach")["spec"]["serviceAccountName"]
+    constraints = find(openshift, "SecurityContextConstraints", "hostprep-system-hostprep-test")
+    assert constraints["users"] == [f"system:serviceaccount:hostprep-system:{account}"]
+    assert constraints["allowPrivilegedContainer"] is False
+
+
 def test_agents_stay_off_nodes_that_are_no_machines() -> None:
     spec = pod(render(), "DaemonSet", "hostprep-agent")
     required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]

@@ -27,6 +27,16 @@ _CRDS = ("hostmemorypools.hostprep.dev", "hostmemorynodes.hostprep.dev")
 def test_helm_test_asks_the_operator_by_its_name(cluster: ControlPlane, kv: JsonObject) -> None:
     said = cluster.helm("test", RELEASE, "--namespace", NAMESPACE, "--logs")
     assert "/readyz 200" in said, said
+    assert "skipped: test.attach.pool names none of kv" in said, said
+
+
+def test_helm_test_attaches_as_an_engine_does(cluster: ControlPlane, kv: JsonObject) -> None:
+    gid = kv["spec"]["access"]["gid"]
+    values = ("--reset-then-reuse-values", f"--set=test.attach.pool=kv,test.attach.gid={gid}")
+    cluster.helm("upgrade", RELEASE, "charts/hostprep", "--namespace", NAMESPACE, *values)
+    said = cluster.helm("test", RELEASE, "--namespace", NAMESPACE, "--logs")
+    assert "pool kv is ready" in said, said
+    assert "attached in" in said, said
 
 
 @pytest.mark.timeout(1200)
