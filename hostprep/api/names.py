@@ -19,6 +19,8 @@ MEMORY_ACCOUNTED = "hostprep.dev/MemoryAccounted"
 """Node condition: whether the scheduler knows that the pools' memory is taken."""
 HUGE_PAGES_ACCOUNTED = "hostprep.dev/HugePagesAccounted"
 """Node condition: whether kubelet offers the pools' huge pages to other pods (then False)."""
+HOST_MEMORY_RELEASING = "hostprep.dev/HostMemoryReleasing"
+"""Node condition: True while memory that no pool asks for any more is kept, or given back."""
 
 READY_LABEL_PREFIX = "ready.hostprep.dev/"
 """Dynamic label, set by the operator: for people. In an engine's nodeSelector it would break

@@ -33,6 +33,14 @@ class PoolEntry(JsonObject):
         ),
     )
     """`state: Absent`: the only instruction that releases memory."""
+    release_after_s: float | None = field(
+        default=None,
+        metadata=json_field(
+            key="releaseAfter", omit_empty=True, encode=format_time, decode=parse_time
+        ),
+    )
+    """The pool asks for the node no more: not before this, in whole seconds since the epoch, it
+    becomes Absent. Until then it is Present as any other, for the agent too."""
     policy: Mapping[str, Any] = field(default_factory=dict, metadata=json_field(omit_empty=True))
 
     @property
@@ -70,10 +78,15 @@ POLICY_FIELDS = (
     "retention",
     "attach",
     "boot",
+    "release",
     "deletionPolicy",
 )
 """Fields of a HostMemoryPool's spec that a node needs: copied verbatim. Others, such as readiness
 and rollout, are the operator's own: changing them rewrites no HostMemoryNode."""
+
+OPERATORS_FIELDS = ("release", "deletionPolicy")
+"""Those of them that only the operator reads, when the pool is gone: changing them changes no
+memory, and takes no turn."""
 
 
 def policy_of(pool_spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,6 +104,8 @@ class Phase(StrEnum):
     """All that is asked for is populated, resident, published and verified in the last round."""
     RESIZING = "Resizing"
     """Sound and published in part while regions are added, removed or rebuilt, or wait to be."""
+    BLOCKED = "Blocked"
+    """Sound and published as before: a change waits for leases, and for nothing else."""
     DEGRADED = "Degraded"
     """Some regions are damaged, gone or shrunk; the sound ones are published."""
     FAILED = "Failed"

@@ -15,6 +15,7 @@ from hostprep_operator.metrics import Metrics
 from hostprep_operator.queue import KeyedQueue, QueueClosed
 from hostprep_operator.reconcile.changes import (
     EventNote,
+    Grants,
     NodeChanges,
     NodeFacts,
     NodeView,
@@ -26,7 +27,13 @@ from hostprep_operator.reconcile.changes import (
 from hostprep_operator.reconcile.kept import KeptNews
 from hostprep_operator.reconcile.node import reconcile_node
 from hostprep_operator.reconcile.pool import reconcile_pool
-from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord, Record
+from hostprep_operator.records import (
+    AgentRecord,
+    HostMemoryNodeRecord,
+    NodeRecord,
+    PoolRecord,
+    Record,
+)
 from hostprep_operator.resync import DeletionCheck
 from hostprep_operator.store import Cache, EventHandler, Key, Kind
 from hostprep_operator.writer import Writer
@@ -61,8 +68,10 @@ class Controller:
         self._settings = settings
         self._writer = Writer(kube, handler)
         self._deletion_check = DeletionCheck(kube, handler)
-        self._grants: dict[str, frozenset[str]] = {}
-        """Pool to the nodes that its rollout lets change now."""
+        self._grants: dict[str, Grants] = {}
+        """Pool to the nodes on which its rollout lets something begin now."""
+        self._last_seen: dict[str, PoolRecord] = {}
+        """Pools as they were last: what is left to go by when one is deleted."""
         self._kept_news: dict[str, KeptNews] = {}
         """By node."""
         metrics.queue_depth.set_function(lambda: float(len(queue)))
@@ -131,7 +140,11 @@ class Controller:
             gone_pools=frozenset(self._handler.gone_pools),
             agent=_current_agent(self._cache.agents_of(name)),
             agent_missing_since_s=self._handler.agent_gone_s.get(name),
-            granted=frozenset(p for p, nodes in self._grants.items() if name in nodes),
+            granted=frozenset(
+                pool
+                for pool, grants in self._grants.items()
+                if name in grants.nodes and grants.hold(self._cache.pools.get(pool))
+            ),
             settings=self._settings,
             now_s=time.time(),
         )
@@ -142,6 +155,8 @@ class Controller:
             wait_s = await self._deletion_check.check(pool)
             if wait_s > 0.0:
                 self._queue.add_after(key, wait_s)
+            elif pool in self._handler.gone_pools:
+                self._handler.enqueue_pool(pool)  # it gives the turns to release
         return pools <= self._handler.gone_pools | self._cache.pools.keys()
 
     async def _refresh(self, name: str) -> None:
@@ -216,25 +231,39 @@ class Controller:
     async def _pool(self, key: Key) -> None:
         name = key.name
         pool = self._cache.pools.get(name)
-        if pool is None:
+        if pool is not None:
+            self._last_seen[name] = pool
+        elif name not in self._handler.gone_pools:
+            return  # missed by the cache alone: whoever needs it asks the API server
+        else:
+            pool = self._last_seen.get(name, PoolRecord(name=name, uid="")).as_gone()
+        members = list(self._members(name))
+        if pool.gone and not members:
+            self._last_seen.pop(name, None)
             self._grants.pop(name, None)
             self._metrics.drop_pool(name)
             return
         began_s = time.perf_counter()
+        former = self._grants.get(name, Grants())
         changes = reconcile_pool(
             pool,
-            self._members(name),
+            members,
             pools=tuple(self._cache.pools.values()),
-            grants=self._grants.get(name, frozenset()),
+            grants=former if former.hold(pool) else Grants(),
             settings=self._settings,
             now_s=time.time(),
         )
         self._handler.pool_reconciled(name, time.perf_counter() - began_s)
-        self._metrics.pool_counts(name, changes.counts)
-        granted = changes.grants - self._grants.get(name, frozenset())
+        self._metrics.show_pool(name, changes.counts, changes.since_s, paused=pool.rollout.paused)
         self._grants[name] = changes.grants
-        for node in granted:
+        is_same = (former.uid, former.generation) == (
+            changes.grants.uid,
+            changes.grants.generation,
+        )
+        for node in changes.grants.nodes - (former.nodes if is_same else frozenset()):
             self._queue.add(Key("node", node))
+        if changes.recheck_at_s is not None:
+            self._queue.add_after(key, max(changes.recheck_at_s - time.time(), _SOONEST_RECHECK_S))
         if changes.status_patch is not None:
             answer = await self._kube.patch(POOLS, name, changes.status_patch, subresource="status")
             if answer is not None:

@@ -5,14 +5,17 @@ It makes removal exact and reboots visible: no state of the operator's own survi
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hostprep.api.codec import JsonObject, json_field
 from hostprep.api.conditions import format_time, parse_time
 from hostprep.api.names import READY_LABEL_PREFIX
+from hostprep.api.node_resource import OPERATORS_FIELDS
 
 _VERSION = 1
 _OURS = re.compile(re.escape(READY_LABEL_PREFIX) + "[a-z0-9-]{1,63}", re.ASCII)
@@ -22,6 +25,18 @@ def _ours(labels: object) -> tuple[str, ...]:
     """Return the keys of ready labels: any other label there is not ours to remove."""
     keys = labels if isinstance(labels, list) else ()
     return tuple(sorted(key for key in keys if isinstance(key, str) and _OURS.fullmatch(key)))
+
+
+def _texts(value: object) -> Mapping[str, str]:
+    items = value.items() if isinstance(value, dict) else ()
+    return {key: text for key, text in items if isinstance(key, str) and isinstance(text, str)}
+
+
+def policy_mark(policy: Mapping[str, Any]) -> str:
+    """Return a short text that differs where the memory that a policy asks for does."""
+    asked = {name: policy[name] for name in policy if name not in OPERATORS_FIELDS}
+    text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _time(key: str) -> dict[str, Any]:
@@ -48,6 +63,11 @@ class Marks(JsonObject):
     opened_boot: str = field(default="", metadata=_TEXT)
     hmn: str = field(default="", metadata=_TEXT)
     """`<uid>/<resourceVersion>` of the HostMemoryNode that the opening rested on."""
+    policies: Mapping[str, str] = field(
+        default_factory=dict, metadata=json_field(decode=_texts, omit_empty=True)
+    )
+    """Pool to `policy_mark` of what the opening rested on. Where the HostMemoryNode is lost, one
+    with exactly these policies is made again at once: the memory is still there."""
     deadline: bool = field(default=False, metadata=json_field(decode=lambda value: value is True))
     """The deadline passed in this closing, and was reported."""
 

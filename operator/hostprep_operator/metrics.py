@@ -15,7 +15,7 @@ import hostprep
 from hostprep_operator.reconcile.changes import Cause, NodeState
 from hostprep_operator.records import POOL_COUNTS
 
-_POOL_STATES = tuple(name for name in POOL_COUNTS if name != "updated")
+_AGED_STATES = ("preparing", "degraded", "failed", "leaving", "releasing", "unavailable")
 _RECONCILE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 _READY_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900)
 
@@ -43,9 +43,20 @@ class Metrics:
         self._pool_nodes = gauge(
             "operator_pool_nodes", "Nodes of a pool, by where they stand.", "pool", "state"
         )
+        self._pool_since_s: dict[str, Mapping[str, float]] = {}
+        self._pool_oldest = gauge(
+            "operator_pool_oldest_seconds",
+            "For how long the node that is longest in a state has been in it; 0 where none is.",
+            "pool",
+            "state",
+        )
+        self._pool_paused = gauge(
+            "operator_pool_paused", "1 while spec.rollout.paused holds the pool, else 0.", "pool"
+        )
         self._nodes = gauge(
             "operator_nodes",
-            "Nodes with a required pool, by their HostMemoryReady condition.",
+            "Nodes with a required pool, by their HostMemoryReady condition; releasing: those that "
+            "no required pool asks for any more, with memory left.",
             "state",
         )
         oldest = gauge(
@@ -94,16 +105,23 @@ class Metrics:
         """Count a write to the API server."""
         self._writes.labels(kind, result).inc()
 
-    def pool_counts(self, pool: str, counts: Mapping[str, int]) -> None:
-        """Show where a pool's nodes stand."""
-        for state in _POOL_STATES:
+    def show_pool(
+        self, pool: str, counts: Mapping[str, int], since_s: Mapping[str, float], *, paused: bool
+    ) -> None:
+        """Show where a pool's nodes stand, and since when the longest there does."""
+        for state in POOL_COUNTS:
             self._pool_nodes.labels(pool, state).set(counts.get(state, 0))
+        self._pool_since_s[pool] = since_s
+        self._pool_paused.labels(pool).set(float(paused))
 
     def drop_pool(self, pool: str) -> None:
-        """Drop the series of a pool that is gone."""
-        for state in _POOL_STATES:
+        """Drop the series of a pool that is gone, and of which no node has anything left."""
+        self._pool_since_s.pop(pool, None)
+        series = [(self._pool_nodes, (pool, state)) for state in POOL_COUNTS]
+        series += [(self._pool_oldest, (pool, state)) for state in _AGED_STATES]
+        for metric, labels in (*series, (self._pool_paused, (pool,))):
             with contextlib.suppress(KeyError):  # older libraries raise for one that is not there
-                self._pool_nodes.remove(pool, state)
+                metric.remove(*labels)
 
     def node_state(self, node: str, state: str | None, closed_since_s: float | None) -> None:
         """Remember where a node stands (`ready`, `closed`, `unknown`); None when not managed."""
@@ -117,6 +135,11 @@ class Metrics:
         counts = Counts(state for state, _ in self._node_states.values())
         for state in get_args(NodeState):
             self._nodes.labels(state).set(counts[state])
+        now_s = self._wall_clock()
+        for pool, since_s in self._pool_since_s.items():
+            for state in _AGED_STATES:
+                age_s = max(0.0, now_s - since_s.get(state, now_s))
+                self._pool_oldest.labels(pool, state).set(age_s)
         return generate_latest(self.registry)
 
     def _oldest_closed_s(self) -> float:

@@ -20,6 +20,7 @@ from hostprep.api.names import (
     CLUSTER_AUTOSCALER_TAINT,
     DEVICE_RESOURCE_PREFIX,
     HOST_MEMORY_READY,
+    HOST_MEMORY_RELEASING,
     HUGE_PAGES_ACCOUNTED,
     MARKS_ANNOTATION,
     MEMORY_ACCOUNTED,
@@ -32,9 +33,15 @@ from hostprep.api.node_resource import (
     entries_of,
     policy_of,
 )
+from hostprep.api.selector import NodeSelection
 from hostprep.units import parse_capacity
 
-OUR_CONDITIONS = (HOST_MEMORY_READY, MEMORY_ACCOUNTED, HUGE_PAGES_ACCOUNTED)
+OUR_CONDITIONS = (
+    HOST_MEMORY_READY,
+    MEMORY_ACCOUNTED,
+    HUGE_PAGES_ACCOUNTED,
+    HOST_MEMORY_RELEASING,
+)
 """Node conditions that the operator writes, in the order in which it writes them."""
 _QUIET_PHASES = (Phase.PENDING, Phase.PREPARING, Phase.READY)
 """Phases whose message is progress at most: it would wake the operator for nothing."""
@@ -43,12 +50,25 @@ POOL_COUNTS = (
     "ready",
     "updated",
     "preparing",
+    "blocked",
     "degraded",
     "failed",
+    "leaving",
     "releasing",
     "unavailable",
+    "leased",
 )
 """Whole numbers in a HostMemoryPool's status."""
+DEFAULT_GRACE_S = 600.0
+"""As the CustomResourceDefinition has it: for entries that were written before it had any."""
+DEFAULT_MAX_UNAVAILABLE = "10%"
+GONE = -1
+"""Generation of a pool that is gone: what was granted while it was there holds no more."""
+_VIRTUAL_NODES = (
+    ("eks.amazonaws.com/compute-type", "fargate"),
+    ("type", "virtual-kubelet"),
+)
+"""Labels of nodes that are no machines: a pool of all nodes does not mean them."""
 _MAX_SHARED = 1024
 _shared_policies: dict[str, Mapping[str, Any]] = {}
 
@@ -87,6 +107,62 @@ class Readiness(JsonObject):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """`spec.rollout.partition`: the nodes that alone begin anything; one of the two is set."""
+
+    nodes: int | str | None = None
+    """So many, or a share such as 10%, in the order of their names."""
+    selection: NodeSelection | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """`spec.rollout`: how what the pool asks for reaches its nodes."""
+
+    max_unavailable: int | str = DEFAULT_MAX_UNAVAILABLE
+    """A number of nodes, or a share such as 10%."""
+    paused: bool = False
+    partition: Partition | None = None
+
+    @classmethod
+    def from_spec(cls, document: Mapping[str, Any] | None) -> Rollout:
+        """Read `spec.rollout` of a pool."""
+        rollout = document or {}
+        given = rollout.get("partition")
+        partition = None
+        if given:
+            labels = given.get("nodeSelector")
+            partition = Partition(
+                nodes=given.get("nodes"),
+                selection=NodeSelection.from_spec({"nodeSelector": labels}) if labels else None,
+            )
+        return cls(
+            max_unavailable=rollout.get("maxUnavailable") or DEFAULT_MAX_UNAVAILABLE,
+            paused=bool(rollout.get("paused")),
+            partition=partition,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseRules:
+    """`spec.release`: when memory goes that is no longer asked for."""
+
+    grace_s: float = DEFAULT_GRACE_S
+    """For how long it is kept; 0: by the explicit word Immediately."""
+
+    @classmethod
+    def from_policy(cls, policy: Mapping[str, Any]) -> ReleaseRules:
+        """Read a pool's spec, or an entry's copy of it; what cannot be read is the default."""
+        release = policy.get("release") or {}
+        if release.get("when") == "Immediately":
+            return cls(grace_s=0.0)
+        grace_s = release.get("gracePeriodSeconds")
+        if isinstance(grace_s, int) and not isinstance(grace_s, bool) and grace_s > 0:
+            return cls(grace_s=float(grace_s))
+        return cls()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """What is known of every object. Times are seconds since the epoch."""
 
@@ -103,15 +179,16 @@ class PoolRecord(Record):
     """A HostMemoryPool."""
 
     priority: int = 0
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    """Empty selects every node."""
+    selection: NodeSelection = field(default_factory=lambda: NodeSelection.from_spec({}))
     policy: Mapping[str, Any] = field(default_factory=dict)
     """The fields that nodes get, verbatim."""
     readiness: Readiness = field(default_factory=Readiness)
     accounting_require: bool = False
-    max_unavailable: int | str = 1
-    """A number of nodes, or a share such as 10%."""
+    rollout: Rollout = field(default_factory=Rollout)
+    release: ReleaseRules = field(default_factory=ReleaseRules)
     deletion_policy: str = "Release"
+    gone: bool = False
+    """Deleted, by a read of the API server, while nodes still have entries of it."""
     observed_generation: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
     """Of the status, by the names in POOL_COUNTS."""
@@ -125,11 +202,12 @@ class PoolRecord(Record):
         return cls(
             **_common(document),
             priority=int(spec.get("priority") or 0),
-            node_selector=dict(spec.get("nodeSelector") or {}),
+            selection=NodeSelection.from_spec(spec),
             policy=_shared_policy(policy_of(spec)),
             readiness=Readiness.from_json(spec.get("readiness")),
             accounting_require=bool((spec.get("accounting") or {}).get("require")),
-            max_unavailable=(spec.get("rollout") or {}).get("maxUnavailable") or 1,
+            rollout=Rollout.from_spec(spec.get("rollout")),
+            release=ReleaseRules.from_policy(spec),
             deletion_policy=spec.get("deletionPolicy") or "Release",
             observed_generation=int(status.get("observedGeneration") or 0),
             counts={name: int(status[name]) for name in POOL_COUNTS if name in status},
@@ -143,8 +221,17 @@ class PoolRecord(Record):
         return (-self.priority, self.created_s, self.name)
 
     def selects(self, labels: Mapping[str, str]) -> bool:
-        """Whether every pair of the selector stands among a node's labels."""
-        return all(labels.get(key) == value for key, value in self.node_selector.items())
+        """Whether a node with these labels is to hold the pool."""
+        if self.gone or not self.selection.matches(labels):
+            return False
+        return not self.selection.selects_all or not any(
+            labels.get(key) == value for key, value in _VIRTUAL_NODES
+        )
+
+    def as_gone(self) -> PoolRecord:
+        """Return what is left to go by once the pool was deleted: nobody can pause it any more."""
+        rollout = Rollout(max_unavailable=self.rollout.max_unavailable)
+        return replace(self, gone=True, generation=GONE, rollout=rollout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +380,10 @@ def _entry(read: PoolEntry) -> PoolEntry:
 
 
 _STATUS_KEYS = ("observedGeneration", "bootID", "hugePages")
-_POOL_KEYS = ("name", "uid", "generation", "phase", "reason", "message", "backing", "readyBytes")
+_POOL_KEYS = (
+    *("name", "uid", "generation", "phase", "reason", "message", "backing", "readyBytes"),
+    "regionsLeased",
+)
 
 
 def _of_interest(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,6 +418,7 @@ def _report(read: PoolStatus) -> PoolStatus:
         reason="" if quiet else intern(read.reason),
         message="" if quiet else read.message,
         backing=intern(read.backing),
+        regions_leased=min(read.regions_leased, 1),  # how many is no news
         regions=tuple(replace(it, backing=intern(it.backing)) for it in read.regions),
     )
 

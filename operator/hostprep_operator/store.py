@@ -178,7 +178,7 @@ class Cache:
         old, new = change.old, change.new
         if new is None:
             return self._selected.pop(old.name, set()) if old else set()
-        if old is not None and old.node_selector == new.node_selector:
+        if old is not None and old.selection == new.selection:
             return set()
         before = self._selected.get(new.name, set())
         now = {node.name for node in self.nodes.values() if new.selects(node.labels)}
@@ -332,7 +332,7 @@ class EventHandler:
             self._queue.add(Key("node", name), urgent=urgent)
 
     def _enqueue_pools(self, names: set[str]) -> None:
-        for name in names & self._cache.pools.keys():
+        for name in names:  # of pools that are gone too: they give turns to release
             self.enqueue_pool(name)
 
     def _is_known_to_lack_an_agent(self, name: str) -> bool:

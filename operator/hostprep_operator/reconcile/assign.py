@@ -1,7 +1,8 @@
 """Pools × node × entries → entries: what one node must hold, and what it must give back.
 
 Only an `Absent` entry releases memory, so it is made only of what is certain: labels that no
-longer match, or a pool that is gone by a read of the API server.
+longer match, or a pool that is gone by a read of the API server; and only when the entry's grace
+period is over and the pool's rollout lets this node go.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from hostprep.api.names import API_VERSION, NODE_KIND
-from hostprep.api.node_resource import Phase, PoolEntry, PoolStatus
+from hostprep.api.node_resource import OPERATORS_FIELDS, Phase, PoolEntry, PoolStatus
+from hostprep_operator.marks import Marks, policy_mark
 from hostprep_operator.reconcile.changes import (
     CreateHostMemoryNode,
     DeleteHostMemoryNode,
@@ -18,7 +20,14 @@ from hostprep_operator.reconcile.changes import (
     PatchHostMemoryNodeSpec,
     Write,
 )
+from hostprep_operator.reconcile.release import absent, is_due, is_retained, leaving
 from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord
+
+SERVING = (Phase.READY, Phase.BLOCKED)
+WAITING_REASONS = ("WaitingForTurn", "Paused", "Partitioned")
+"""Of HostMemoryReady where a node's pools all wait for a turn that its rollouts give."""
+JOINING_S = 900.0
+"""For so long after its creation a node is joining: as long as autoscalers wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,21 +59,21 @@ def usable(node: NodeRecord, hmn: HostMemoryNodeRecord | None) -> HostMemoryNode
 
 
 def is_current(entry: PoolEntry | None, pool: PoolRecord) -> bool:
-    """Whether the entry is the pool's as it is now."""
-    return (
-        entry is not None
-        and not entry.absent
-        and entry.uid == pool.uid
-        and entry.policy == pool.policy
-    )
+    """Whether the entry asks for the memory that the pool asks for now."""
+    if entry is None or entry.absent or entry.uid != pool.uid:
+        return False
+    return entry.policy == pool.policy or _memory(entry.policy) == _memory(pool.policy)
 
 
 def pool_ready(node: NodeRecord, hmn: HostMemoryNodeRecord | None, entry: PoolEntry | None) -> bool:
-    """Whether the status, of this boot, says that exactly this entry is Ready."""
+    """Whether the status, of this boot, says that exactly this entry serves.
+
+    Blocked is serving: all regions are there, as they were before a change that waits for leases.
+    """
     if entry is None or entry.absent or not node.boot_id:
         return False
     report = report_of(node, hmn, entry)
-    return report is not None and report.phase is Phase.READY
+    return report is not None and report.phase in SERVING
 
 
 def report_of(
@@ -79,6 +88,27 @@ def report_of(
     return report
 
 
+def is_joining(pool: PoolRecord, node: NodeRecord, now_s: float) -> bool:
+    """Whether the node came no sooner than the pool, and so lately that it serves nothing yet.
+
+    Its first preparation takes nothing from anybody, and a burst waits for it: no turn is needed.
+    """
+    return node.created_s >= pool.created_s and now_s - node.created_s < JOINING_S
+
+
+def may_begin(pool: PoolRecord, node: NodeRecord) -> bool:
+    """Whether the rollout holds nothing back on this node, as far as one node can tell.
+
+    A partition by number takes the order of all nodes: there only a grant lets anything begin.
+    """
+    if pool.rollout.paused:
+        return False
+    partition = pool.rollout.partition
+    if partition is None:
+        return True
+    return partition.selection is not None and partition.selection.matches(node.labels)
+
+
 def assign(view: NodeView, node: NodeRecord) -> Assignment:
     """Return the entries that the node is to have, and the write that they need."""
     hmn = usable(node, view.hmn)
@@ -90,8 +120,7 @@ def assign(view: NodeView, node: NodeRecord) -> Assignment:
     for entry in hmn.entries if hmn else ():
         pool = existing.get(entry.name)
         if entry.name in chosen:
-            granted = entry.name in view.granted
-            entries.append(_updated(node, hmn, entry, chosen[entry.name], granted=granted))
+            entries.append(_kept(view, node, hmn, entry, chosen[entry.name]))
         elif entry.absent:
             if _has_released(hmn, entry):
                 released.append(entry.name)
@@ -100,10 +129,14 @@ def assign(view: NodeView, node: NodeRecord) -> Assignment:
         elif pool is None and entry.name not in view.gone_pools:
             unknown.add(entry.name)
             entries.append(entry)
-        elif not _retained(entry, pool):
-            entries.append(replace(entry, absent=True, policy={}))
+        elif not is_retained(entry, pool):
+            entries.append(_given_up(view, entry, pool))
     names = {entry.name for entry in entries}
-    entries += [_present(pool) for name, pool in sorted(chosen.items()) if name not in names]
+    entries += [
+        _present(pool)
+        for name, pool in sorted(chosen.items())
+        if name not in names and _may_have_entry(view, node, pool)
+    ]
     return Assignment(
         entries=tuple(entries),
         unknown=frozenset(unknown),
@@ -112,22 +145,66 @@ def assign(view: NodeView, node: NodeRecord) -> Assignment:
     )
 
 
-def _updated(
+def is_restored(pool: PoolRecord, node: NodeRecord, marks: Marks) -> bool:
+    """Whether the node was opened in this boot with exactly what the pool asks for.
+
+    Then its HostMemoryNode was lost while the memory is there: to write the entry again is
+    no beginning, and takes no turn.
+    """
+    is_opened = marks.opened_s is not None and marks.opened_boot == node.boot_id
+    return is_opened and marks.policies.get(pool.name) == policy_mark(pool.policy)
+
+
+def _may_have_entry(view: NodeView, node: NodeRecord, pool: PoolRecord) -> bool:
+    """Whether a pool that selects the node may get its first entry there now."""
+    if pool.name in view.granted:
+        return True
+    if may_begin(pool, node) and is_joining(pool, node, view.now_s):
+        return True
+    return usable(node, view.hmn) is None and is_restored(pool, node, Marks.parse(node.marks))
+
+
+def _kept(
+    view: NodeView,
     node: NodeRecord,
     hmn: HostMemoryNodeRecord | None,
     entry: PoolEntry,
     pool: PoolRecord,
-    *,
-    granted: bool,
 ) -> PoolEntry:
-    """Return the entry: a change waits for its turn where the pool serves, and only there."""
-    if is_current(entry, pool) or (pool_ready(node, hmn, entry) and not granted):
-        return entry
+    """Return the entry of a pool that selects the node.
+
+    What comes back to a pool is kept at once. A change waits for its turn where the pool serves;
+    elsewhere for nothing but a rollout that is paused, or keeps to other nodes.
+    """
+    if entry.absent:
+        return _present(pool)
+    kept = entry if entry.release_after_s is None else replace(entry, release_after_s=None)
+    if is_current(kept, pool):
+        return kept if kept.policy == pool.policy else replace(kept, policy=pool.policy)
+    if pool.name in view.granted:
+        return _present(pool)
+    if pool_ready(node, hmn, entry) or not may_begin(pool, node):
+        return kept
     return _present(pool)
+
+
+def _given_up(view: NodeView, entry: PoolEntry, pool: PoolRecord | None) -> PoolEntry:
+    """Return the entry of a pool that does not ask for this node, by all that is known."""
+    after = leaving(entry, pool, view.now_s)
+    if entry.name in view.granted and is_due(entry, view.now_s):
+        return absent(entry)
+    return after
 
 
 def _present(pool: PoolRecord) -> PoolEntry:
     return PoolEntry(name=pool.name, uid=pool.uid, generation=pool.generation, policy=pool.policy)
+
+
+def _memory(policy: object) -> object:
+    """Return the part of a policy that memory depends on."""
+    if not isinstance(policy, dict):
+        return policy
+    return {name: policy[name] for name in policy if name not in OPERATORS_FIELDS}
 
 
 def _has_released(hmn: HostMemoryNodeRecord | None, entry: PoolEntry) -> bool:
@@ -137,13 +214,6 @@ def _has_released(hmn: HostMemoryNodeRecord | None, entry: PoolEntry) -> bool:
         and hmn.status.observed_generation >= hmn.generation
         and hmn.status.pool(entry.name) is None
     )
-
-
-def _retained(entry: PoolEntry, pool: PoolRecord | None) -> bool:
-    """Return what the pool says while it exists (the same, by UID), else what the entry says."""
-    if pool is not None and pool.uid == entry.uid:
-        return pool.deletion_policy == "Retain"
-    return entry.policy.get("deletionPolicy") == "Retain"
 
 
 def _write(

@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from hostprep_operator.records import AgentRecord, HostMemoryNodeRecord, NodeRecord, PoolRecord
+from hostprep_operator.records import (
+    GONE,
+    AgentRecord,
+    HostMemoryNodeRecord,
+    NodeRecord,
+    PoolRecord,
+)
 
-NodeState: TypeAlias = Literal["ready", "closed", "unknown"]
-"""By the status of HostMemoryReady."""
+NodeState: TypeAlias = Literal["ready", "closed", "unknown", "releasing"]
+"""By the status of HostMemoryReady; releasing: no required pool asks for the node any more, and it
+has not given all memory back."""
 Cause: TypeAlias = Literal["join", "reboot", "repair", "resize"]
 """Why a node was closed."""
 
@@ -31,6 +38,24 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grants:
+    """The nodes on which one pool lets something begin, by the pool as it was then."""
+
+    uid: str = ""
+    generation: int = 0
+    nodes: frozenset[str] = frozenset()
+
+    def hold(self, pool: PoolRecord | None) -> bool:
+        """Whether they hold for the pool as it is now, None where it is gone.
+
+        It may have been paused since, or deleted.
+        """
+        if pool is None:
+            return self.generation == GONE
+        return (pool.uid, pool.generation) == (self.uid, self.generation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     """The input of one reconcile of a node.
 
@@ -48,7 +73,7 @@ class NodeView:
     agent_missing_since_s: float | None = None
     """Since when no agent Pod is on the node; None: since the node joined."""
     granted: frozenset[str] = frozenset()
-    """Pools whose rollout lets this node change now."""
+    """Pools whose rollout lets something begin on this node now."""
     settings: Settings = field(default_factory=Settings)
     now_s: float = 0.0
 
@@ -152,8 +177,12 @@ class PoolChanges:
 
     status_patch: Mapping[str, Any] | None = None
     """Merge patch of the status subresource; None where it says all already."""
-    grants: frozenset[str] = frozenset()
-    """All nodes that may change now. Those that were not in it before need a reconcile."""
+    grants: Grants = field(default_factory=Grants)
+    """Nodes that were not among them before need a reconcile."""
+    recheck_at_s: float | None = None
+    """When time alone changes the answer: the next grace period is over."""
     events: tuple[EventNote, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     """By the names in POOL_COUNTS."""
+    since_s: Mapping[str, float] = field(default_factory=dict)
+    """State to when the node that has been in it longest came into it, by what objects say."""

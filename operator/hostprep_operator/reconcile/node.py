@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hostprep.api.conditions import ConditionStatus
+from hostprep.api.conditions import ConditionStatus, format_time
 from hostprep.api.names import READY_LABEL_PREFIX
 from hostprep_operator.marks import Marks
 from hostprep_operator.reconcile.assign import Assignment, assign, selecting, usable
@@ -21,13 +21,16 @@ from hostprep_operator.reconcile.changes import (
     NodeView,
 )
 from hostprep_operator.reconcile.node_conditions import NodeContext, detect_reboot, unreachable_at_s
+from hostprep_operator.reconcile.release import releasing_condition
 from hostprep_operator.reconcile.taint_and_labels import (
     Marking,
     closed_since_s,
     mark,
     mark_labels_only,
+    mark_waiting,
     strip_node,
 )
+from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord
 
 _STATES: Mapping[ConditionStatus, NodeState] = {
     "True": "ready",
@@ -50,31 +53,63 @@ def reconcile_node(view: NodeView) -> NodeChanges:
     if unknown:
         return NodeChanges(unknown_pools=unknown)
     write = () if assignment.write is None else (assignment.write,)
-    chosen, released = selecting(view.pools, node), _released(assignment)
+    hmn, news = usable(node, view.hmn), _release_events(view.hmn, assignment)
+    facts = NodeFacts(state="releasing" if _is_releasing(assignment) else None)
+    chosen = _marked_by(view, node, assignment)
     if not chosen:
-        return NodeChanges(writes=(*strip_node(node, view.settings), *write), events=released)
+        releasing = releasing_condition(
+            assignment.entries, pools=view.pools, hmn=hmn, now_s=view.now_s
+        )
+        left = () if releasing is None else (releasing,)
+        stripped = strip_node(node, view.settings, left=left, now_s=view.now_s)
+        return NodeChanges(writes=(*stripped, *write), events=news, facts=facts)
+    required = tuple(pool for pool in chosen if pool.readiness.required)
     context = NodeContext(
         view=view,
         node=node,
-        hmn=usable(node, view.hmn),
+        hmn=hmn,
         assignment=assignment,
         chosen=chosen,
-        required=tuple(pool for pool in chosen if pool.readiness.required),
+        required=tuple(pool for pool in required if assignment.entry(pool.name)),
         marks=marks,
+        waiting=tuple(pool for pool in required if not assignment.entry(pool.name)),
     )
     if not context.required:
+        marked = mark_waiting(context) if context.waiting else mark_labels_only(context)
         return NodeChanges(
-            writes=(*mark_labels_only(context), *write),
-            events=released,
+            writes=(*marked, *write),
+            events=news,
             recheck_at_s=unreachable_at_s(context),
+            facts=NodeFacts(state="closed") if context.waiting else facts,
         )
     marking = mark(context)
     return NodeChanges(
         writes=(*marking.writes, *write),
-        events=(*released, *_events(context, marking)),
+        events=(*news, *_events(context, marking)),
         recheck_at_s=_recheck_at_s(context, marking),
         facts=_facts(context, marking),
     )
+
+
+def _marked_by(view: NodeView, node: NodeRecord, assignment: Assignment) -> tuple[PoolRecord, ...]:
+    """Return the pools that the node is marked by, the ruling first.
+
+    Those that select it, and those that do so no more while their memory is kept: a label that
+    comes back within the grace period finds the node as it was, open and labelled.
+    """
+    chosen = selecting(view.pools, node)
+    kept = {
+        (entry.name, entry.uid)
+        for entry in assignment.entries
+        if entry.release_after_s is not None and not entry.absent
+    }
+    leaving = [pool for pool in view.pools if (pool.name, pool.uid) in kept]
+    return tuple(sorted((*chosen, *leaving), key=lambda pool: pool.rank))
+
+
+def _is_releasing(assignment: Assignment) -> bool:
+    """Whether memory is there that nothing asks for."""
+    return any(entry.absent or entry.release_after_s is not None for entry in assignment.entries)
 
 
 def _unknown_labels(view: NodeView, marks: Marks) -> frozenset[str]:
@@ -111,12 +146,30 @@ def _facts(context: NodeContext, marking: Marking) -> NodeFacts:
     )
 
 
-def _released(assignment: Assignment) -> tuple[EventNote, ...]:
-    if not assignment.released:
-        return ()
-    names = ", ".join(assignment.released)
-    message = f"The memory of {names} was given back to the node."
-    return (EventNote("Normal", "MemoryReleased", message),)
+def _release_events(
+    hmn: HostMemoryNodeRecord | None, assignment: Assignment
+) -> tuple[EventNote, ...]:
+    """Return what becomes of memory that nothing asks for: kept, given back, or wanted again."""
+    notes: list[EventNote] = []
+    if assignment.released:
+        message = f"The memory of {', '.join(assignment.released)} was given back to the node."
+        notes.append(EventNote("Normal", "MemoryReleased", message))
+    for before in hmn.entries if hmn else ():
+        entry = assignment.entry(before.name)
+        if entry is None or entry == before:
+            continue
+        left, leaves = before.release_after_s is not None, entry.release_after_s is not None
+        if leaves and not left and entry.release_after_s is not None:
+            after = format_time(entry.release_after_s)
+            message = f"No pool asks for the memory of {entry.name} any more: kept until {after}."
+            notes.append(EventNote("Warning", "ReleaseScheduled", message))
+        elif entry.absent and not before.absent:
+            message = f"The memory of {entry.name} is given back: the agent was told to."
+            notes.append(EventNote("Normal", "ReleaseStarted", message))
+        elif (left or before.absent) and not leaves and not entry.absent:
+            message = f"{entry.name} is asked for again: its memory stays."
+            notes.append(EventNote("Normal", "ReleaseCancelled", message))
+    return tuple(notes)
 
 
 def _events(context: NodeContext, marking: Marking) -> tuple[EventNote, ...]:
@@ -124,18 +177,24 @@ def _events(context: NodeContext, marking: Marking) -> tuple[EventNote, ...]:
     if move.opened:
         return (EventNote("Normal", "MemoryReady", f"Host memory is ready: {message}"),)
     if move.cause is not None:
-        key = context.readiness.taint
-        tainted = any(taint.get("key") == key for taint in context.node.taints)
-        closed = move.taint == "add" or tainted
+        closed = move.taint == "add" or _is_tainted(context)
         reason = "MemoryClosed" if closed else "MemoryNotReady"
         message = f"{_why(move.cause, closed=closed)} {message}"
         return (EventNote("Normal" if move.cause == "join" else "Warning", reason, message),)
     if move.deadline:
         within_s = context.readiness.deadline_s
-        late = f"Host memory is not ready after {within_s:.0f} s; the node stays closed."
+        late = f"Host memory is not ready after {within_s:.0f} s."
+        if _is_tainted(context):
+            late = f"Host memory is not ready after {within_s:.0f} s; the node stays closed."
         state = "Opened without host memory." if move.without else late
         return (EventNote("Warning", "DeadlineExceeded", f"{state} {message}"),)
     return ()
+
+
+def _is_tainted(context: NodeContext) -> bool:
+    """Whether the taint that the ruling pool names keeps pods away."""
+    key = context.readiness.taint
+    return any(taint.get("key") == key for taint in context.node.taints)
 
 
 def _why(cause: Cause, *, closed: bool) -> str:

@@ -23,7 +23,13 @@ from hostprep.api.names import (
 from hostprep.api.node_resource import HugePageStatus, NodeStatus, Phase, PoolStatus
 from hostprep.units import format_bytes, format_quantity
 from hostprep_operator.marks import Marks
-from hostprep_operator.reconcile.assign import Assignment, pool_ready, report_of
+from hostprep_operator.reconcile.assign import (
+    SERVING,
+    Assignment,
+    may_begin,
+    pool_ready,
+    report_of,
+)
 from hostprep_operator.reconcile.changes import NodeView
 from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord, Readiness
 
@@ -45,8 +51,10 @@ class NodeContext:
     chosen: tuple[PoolRecord, ...]
     """Pools that select the node, the ruling first; never empty."""
     required: tuple[PoolRecord, ...]
-    """Those of them that are required."""
+    """Those of them that are required, and have their entry or what is left of it."""
     marks: Marks
+    waiting: tuple[PoolRecord, ...] = ()
+    """Those that are required and wait for their turn, without an entry so far."""
 
     @property
     def readiness(self) -> Readiness:
@@ -91,8 +99,28 @@ class NodeContext:
         A status older than the spec is believed only of pools that were found ready before: one
         that was given up and is wanted again may be on its way out, and reports nothing yet.
         """
-        known = self.is_observed or ready_label(pool.name) in self.marks.labels
-        return known and pool_ready(self.node, self.hmn, self.assignment.entry(pool.name))
+        labelled = ready_label(pool.name) in self.marks.labels
+        if pool_ready(self.node, self.hmn, self.assignment.entry(pool.name)):
+            return self.is_observed or labelled
+        return labelled and self.is_open_this_boot and self._is_held_as_it_was(pool.name)
+
+    def _is_held_as_it_was(self, pool: str) -> bool:
+        """Whether engines hold what a change is about that the agent has not read yet.
+
+        It answers that the change is blocked, mostly: to close the node for that second would
+        take the ready labels off a whole fleet, and put them back.
+        """
+        hmn, entry = self.hmn, self.assignment.entry(pool)
+        if hmn is None or entry is None or entry.absent or self.is_observed:
+            return False
+        report = hmn.status.pool(pool)
+        return (
+            hmn.status.boot_id == self.node.boot_id
+            and report is not None
+            and report.phase in SERVING
+            and report.uid == entry.uid
+            and report.regions_leased > 0
+        )
 
     def report(self, pool: str) -> PoolStatus | None:
         """Return what the agent reports in this boot of exactly the pool's entry."""
@@ -115,6 +143,29 @@ def derive_ready(context: NodeContext, accounting: Iterable[Condition]) -> Condi
     if unaccounted and any(pool.accounting_require for pool in context.required):
         return _ready("False", "NotAccounted", unaccounted[0].message)
     return _ready("True", "Ready", _sizes(context))
+
+
+def waiting_condition(context: NodeContext) -> Condition:
+    """Return HostMemoryReady of a node whose pools all wait for their turn.
+
+    Unknown where the node is open: it lost its HostMemoryNode, and the agent keeps what it has.
+    """
+    status: ConditionStatus = "Unknown" if context.is_open_this_boot else "False"
+    names = listed([pool.name for pool in context.waiting], _SHOWN)
+    paused = [pool.name for pool in context.waiting if pool.rollout.paused]
+    if paused:
+        message = f"{names}: nothing begins while spec.rollout.paused of {listed(paused, _SHOWN)}."
+        return _ready(status, "Paused", message)
+    outside = [
+        pool.name
+        for pool in context.waiting
+        if pool.rollout.partition is not None and not may_begin(pool, context.node)
+    ]
+    if outside:
+        message = f"{names}: only nodes of spec.rollout.partition of {listed(outside, _SHOWN)}."
+        return _ready(status, "Partitioned", message)
+    message = f"{names}: prepared when its turn comes within spec.rollout.maxUnavailable."
+    return _ready(status, "WaitingForTurn", message)
 
 
 def unreachable(context: NodeContext) -> Condition | None:
@@ -228,7 +279,8 @@ def _sizes(context: NodeContext) -> str:
         report = context.report(pool.name)
         if report is not None:
             backing = f" in {report.backing}" if report.backing else ""
-            parts.append(f"{pool.name} {format_bytes(report.ready_bytes)}{backing}")
+            blocked = " (a change waits for leases)" if report.phase is Phase.BLOCKED else ""
+            parts.append(f"{pool.name} {format_bytes(report.ready_bytes)}{backing}{blocked}")
     return listed(parts, _SHOWN) + "."
 
 

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hostprep.api.conditions import Condition, merged
+from hostprep.api.conditions import Condition, ConditionStatus, format_time, merged
+from hostprep.api.names import HOST_MEMORY_READY, HOST_MEMORY_RELEASING
 from hostprep.api.node_resource import Phase
 from hostprep.units import format_quantity
-from hostprep_operator.reconcile.assign import usable
-from hostprep_operator.reconcile.changes import EventNote, PoolChanges, Settings
+from hostprep_operator.reconcile.changes import EventNote, Grants, PoolChanges, Settings
 from hostprep_operator.reconcile.node_conditions import listed, nodes_of
-from hostprep_operator.reconcile.rollout import Member, grant, member_of, waits
-from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord
+from hostprep_operator.reconcile.rollout import Member, Turns, member_of, turns
+from hostprep_operator.records import (
+    POOL_COUNTS,
+    HostMemoryNodeRecord,
+    NodeRecord,
+    PoolRecord,
+)
 
 _NOT_ALLOWED = "TaintKeyNotAllowed"
 _TROUBLE = {Phase.DEGRADED: "degraded", Phase.FAILED: "failed"}
+_STATES = ("ready", "preparing", "blocked", "degraded", "failed", "leaving", "releasing")
+"""Where a node stands: one of these, or unknown."""
+_HELD = ("Paused", "Partitioned", "Blocked")
+_PROGRESSING = ("RollingOut", *_HELD)
+"""Reasons of Progressing while a change is not everywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +35,14 @@ class Counters:
     """Counts over a pool's nodes."""
 
     counts: Mapping[str, int]
+    turns: Turns
     ready_bytes: int = 0
-    rolling: int = 0
-    """Nodes that change now, or wait for their turn to."""
     reasons: Counter[str] = field(default_factory=Counter)
     """Of degraded and failed nodes."""
     ruled_by: Counter[str] = field(default_factory=Counter)
     """Pools that mark nodes in another way than this one asks for, with the number of nodes."""
+    kept_until_s: float | None = None
+    """When the first of the grace periods that run ends."""
 
 
 def reconcile_pool(
@@ -39,71 +50,102 @@ def reconcile_pool(
     members: Iterable[tuple[NodeRecord, HostMemoryNodeRecord | None]],
     *,
     pools: Iterable[PoolRecord],
-    grants: frozenset[str],
+    grants: Grants,
     settings: Settings,
     now_s: float,
 ) -> PoolChanges:
-    """Return the pool's status, if it changed, and the nodes that may change now.
+    """Return the pool's status, if it changed, and the nodes on which something may begin.
 
     `members` are the nodes that the pool selects and those with an entry of its name; others
-    are skipped. `pools` are all pools, this one among them or not.
+    are skipped. `pools` are all pools, this one among them or not. A pool that is gone has no
+    status any more, and still gives turns to the nodes that release its memory.
     """
-    selected: list[Member] = []
-    releasing = 0
-    for node, hmn in members:
-        if node.deleting:
-            continue
-        if pool.selects(node.labels):
-            selected.append(member_of(pool, node, hmn))
-        elif _is_releasing(pool, node, hmn):
-            releasing += 1
-    granted = grant(pool, selected, grants)
-    counters = _counters_of(selected, granted, releasing)
-    counters.ruled_by.update(_ruled_by(pool, selected, pools))
-    conditions = _conditions_of(counters, refused_key(pool, settings), settings)
-    patch = None if pool.deleting else _status_patch(pool, counters, conditions, now_s=now_s)
-    return PoolChanges(
-        status_patch=patch,
-        grants=granted,
-        events=() if patch is None else _events(pool, counters, conditions),
+    known = [
+        member
+        for node, hmn in members
+        if not node.deleting and (member := member_of(pool, node, hmn, now_s=now_s)) is not None
+    ]
+    granted = turns(pool, known, grants, now_s=now_s)
+    states = {member.name: _state(member) for member in known}
+    counters = _counters_of(known, states, granted, now_s)
+    result = PoolChanges(
+        grants=granted.grants,
+        recheck_at_s=counters.kept_until_s,
         counts=counters.counts,
+        since_s=_since_s(known, states),
     )
+    if pool.gone:
+        return result
+    selected = [member for member in known if member.selected]
+    counters.ruled_by.update(_ruled_by(pool, selected, pools))
+    conditions = _conditions_of(pool, counters, refused_key(pool, settings), settings)
+    patch = None if pool.deleting else _status_patch(pool, counters, conditions, now_s=now_s)
+    events = () if patch is None else _events(pool, counters, conditions)
+    return replace(result, status_patch=patch, events=events)
 
 
-def _is_releasing(pool: PoolRecord, node: NodeRecord, hmn: HostMemoryNodeRecord | None) -> bool:
-    hmn = usable(node, hmn)
-    entry = hmn.entry(pool.name) if hmn else None
-    return entry is not None and entry.absent
-
-
-def _counters_of(selected: list[Member], granted: frozenset[str], releasing: int) -> Counters:
-    states: Counter[str] = Counter()
+def _counters_of(
+    members: list[Member], states: Mapping[str, str], granted: Turns, now_s: float
+) -> Counters:
+    found = Counter(states.values())
     reasons: Counter[str] = Counter()
-    ready_bytes = 0
-    for member in selected:
-        state = _state(member)
-        states[state] += 1
-        if member.report is not None:
-            ready_bytes += member.report.ready_bytes
-            if state in _TROUBLE.values():
-                reasons[member.report.reason or member.report.phase.value] += 1
+    for member in members:
+        if member.report is not None and states[member.name] in _TROUBLE.values():
+            reasons[member.report.reason or member.report.phase.value] += 1
+    selected = [member for member in members if member.selected]
     counts = {
-        **{state: states[state] for state in ("ready", "preparing", "degraded", "failed")},
+        **{state: found[state] for state in _STATES},
         "updated": sum(member.current for member in selected),
         "selected": len(selected),
-        "releasing": releasing,
-        "unavailable": len(selected) - states["ready"],
+        "unavailable": sum(
+            m.entry is not None and states[m.name] not in ("ready", "blocked") for m in selected
+        ),
+        "leased": sum(member.leased for member in members),
     }
-    rolling = sum(member.name in granted or waits(member) for member in selected)
-    return Counters(counts=counts, ready_bytes=ready_bytes, rolling=rolling, reasons=reasons)
+    ends_s = [
+        m.entry.release_after_s
+        for m in members
+        if m.leaving and m.entry is not None and m.entry.release_after_s is not None
+    ]
+    return Counters(
+        counts=counts,
+        turns=granted,
+        ready_bytes=sum(m.report.ready_bytes for m in selected if m.report is not None),
+        reasons=reasons,
+        kept_until_s=min((end_s for end_s in ends_s if end_s > now_s), default=None),
+    )
 
 
 def _state(member: Member) -> str:
     """Return the count that the node belongs to; `unknown` is only unavailable."""
+    if not member.selected:
+        return "leaving" if member.leaving else "releasing"
     if member.ready:
-        return "ready" if member.known else "unknown"
+        if not member.known:
+            return "unknown"
+        return "blocked" if member.blocked else "ready"
     phase = member.report.phase if member.report else Phase.PENDING
     return _TROUBLE.get(phase, "preparing")
+
+
+def _since_s(members: list[Member], states: Mapping[str, str]) -> dict[str, float]:
+    """Return since when the longest in each state is in it, by its node's own conditions.
+
+    So a restarted operator says the same. A node that serves has no condition that tells since
+    when it is blocked: the agent's metrics do.
+    """
+    since_s: dict[str, float] = {}
+    for member in members:
+        state = states[member.name]
+        kind = HOST_MEMORY_RELEASING if not member.selected else HOST_MEMORY_READY
+        condition = member.node.conditions.get(kind)
+        if condition is None or condition.since_s is None:
+            continue
+        if member.selected and condition.status == "True":
+            continue
+        for name in (state, "unavailable") if member.selected else (state,):
+            since_s[name] = min(since_s.get(name, condition.since_s), condition.since_s)
+    return {name: at_s for name, at_s in since_s.items() if name in POOL_COUNTS}
 
 
 def _ruled_by(pool: PoolRecord, members: list[Member], pools: Iterable[PoolRecord]) -> Counter[str]:
@@ -129,14 +171,19 @@ def _events(
     ready, progressing, degraded, conflicted = conditions
     reasons = {name: condition.reason for name, condition in pool.conditions.items()}
     notes: list[EventNote] = []
-    was_rolling = reasons.get("Progressing") == "RollingOut"
-    if progressing.reason == "RollingOut" and not was_rolling:
+    was = reasons.get("Progressing")
+    if progressing.reason == "RollingOut" and was not in _PROGRESSING:
         message = f"A change is rolled out: {progressing.message}"
         notes.append(EventNote("Normal", "RolloutStarted", message))
-    elif was_rolling and progressing.reason != "RollingOut":
+    elif was in _PROGRESSING and progressing.reason not in _PROGRESSING:
         updated, selected = counters.counts["updated"], counters.counts["selected"]
         message = f"{updated} of {selected} nodes are updated."
         notes.append(EventNote("Normal", "RolloutFinished", message))
+    if progressing.reason in _HELD and was != progressing.reason:
+        notes.append(EventNote("Normal", f"Rollout{progressing.reason}", progressing.message))
+    leaving = counters.counts["leaving"]
+    if leaving and leaving >= 2 * pool.counts.get("leaving", 0):
+        notes.append(EventNote("Warning", "ReleaseScheduled", _leaving(counters)))
     if ready.reason == "NothingSelected" and reasons.get("Ready") != "NothingSelected":
         notes.append(EventNote("Warning", "NothingSelected", ready.message))
     if conflicted.reason == _NOT_ALLOWED and reasons.get("Conflicted") != _NOT_ALLOWED:
@@ -150,10 +197,12 @@ def _events(
 # --- the status
 
 
-def _conditions_of(counters: Counters, refused: str, settings: Settings) -> tuple[Condition, ...]:
+def _conditions_of(
+    pool: PoolRecord, counters: Counters, refused: str, settings: Settings
+) -> tuple[Condition, ...]:
     """Return the pool's conditions, without their times."""
     conflicted = _not_allowed(refused, settings) if refused else _conflicted(counters)
-    return (_ready(counters), _progressing(counters), _degraded(counters), conflicted)
+    return (_ready(counters), _progressing(pool, counters), _degraded(counters), conflicted)
 
 
 def _status_patch(
@@ -184,27 +233,72 @@ def _ready(counters: Counters) -> Condition:
     counts = counters.counts
     ready, selected = counts["ready"], counts["selected"]
     if selected == 0:
-        return Condition("Ready", "False", "NothingSelected", "No node has the pool's labels.")
+        message = "No node has the pool's labels."
+        if counts["leaving"]:
+            message = f"{message} {_leaving(counters)}"
+        return Condition("Ready", "False", "NothingSelected", message)
     message = f"{ready} of {nodes_of(selected)} ready."
     if ready == selected and counts["updated"] == selected:
         return Condition("Ready", "True", "AllReady", message)
     if ready == selected:  # as the pool was: `kubectl wait` after a change must not return yet
         message = f"{ready} of {nodes_of(selected)} ready, {counts['updated']} of them up to date."
         return Condition("Ready", "False", "RollingOut", message)
-    reason = "SomeFailed" if counts["failed"] else "Preparing"
-    return Condition("Ready", "False", reason, message)
+    if counts["failed"]:
+        return Condition("Ready", "False", "SomeFailed", message)
+    if ready + counts["blocked"] == selected:
+        message = f"{message[:-1]}, {counts['blocked']} as before: a change waits for leases there."
+        return Condition("Ready", "False", "Blocked", message)
+    return Condition("Ready", "False", "Preparing", message)
 
 
-def _progressing(counters: Counters) -> Condition:
-    counts = counters.counts
-    updated, selected = counts["updated"], counts["selected"]
-    if counters.rolling:
-        message = f"{updated} of {nodes_of(selected)} updated; {counters.rolling} to go."
-        return Condition("Progressing", "True", "RollingOut", message)
-    if counts["preparing"] or updated < selected:
-        message = f"{nodes_of(counts['preparing'])} being prepared."
-        return Condition("Progressing", "True", "Preparing", message)
-    return Condition("Progressing", "False", "Settled", "Nothing is being changed.")
+def _progressing(pool: PoolRecord, counters: Counters) -> Condition:
+    """Return what is going on. It is False while nothing moves, with what that waits for."""
+    counts, granted = counters.counts, counters.turns
+    selected, preparing = counts["selected"], counts["preparing"] - granted.held["prepare"]
+    changing = granted.changing + granted.waiting["change"]
+    held, unbegun = granted.held.total(), granted.waiting["prepare"]
+    updated = f"{counts['updated']} of {nodes_of(selected)} updated"
+    later = f", {unbegun} of them when their turn comes" if unbegun else ""
+    rows: tuple[tuple[object, ConditionStatus, str, str], ...] = (
+        (
+            held and pool.rollout.paused,
+            "False",
+            "Paused",
+            f"Paused: {nodes_of(held)} wait until spec.rollout.paused is false.",
+        ),
+        (changing, "True", "RollingOut", f"{updated}; {changing} to go."),
+        (preparing > 0, "True", "Preparing", f"{nodes_of(preparing)} being prepared{later}."),
+        (counts["releasing"], "True", "Releasing", f"{_releasing(counts)}."),
+        (counts["leaving"], "True", "Leaving", _leaving(counters)),
+        (held, "False", "Partitioned", f"{updated}; {held} lie outside of rollout.partition."),
+        (
+            counts["blocked"],
+            "False",
+            "Blocked",
+            f"{updated}; on {nodes_of(counts['blocked'])} the change waits for leases.",
+        ),
+        (counts["updated"] < selected, "True", "Preparing", f"{updated}."),
+        (True, "False", "Settled", "Nothing is being changed."),
+    )
+    return next(
+        Condition("Progressing", status, reason, message)
+        for holds, status, reason, message in rows
+        if holds
+    )
+
+
+def _releasing(counts: Mapping[str, int]) -> str:
+    leaving = f", {counts['leaving']} more will" if counts["leaving"] else ""
+    return f"{nodes_of(counts['releasing'])} give memory back{leaving}"
+
+
+def _leaving(counters: Counters) -> str:
+    """Return what becomes of memory that is not asked for any more."""
+    count, until_s = nodes_of(counters.counts["leaving"]), counters.kept_until_s
+    until = (
+        "until their turn comes" if until_s is None else f"at least until {format_time(until_s)}"
+    )
+    return f"{count} no longer selected: memory is kept {until}, then released."
 
 
 def _degraded(counters: Counters) -> Condition:

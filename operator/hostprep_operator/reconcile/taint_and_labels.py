@@ -21,7 +21,7 @@ from hostprep.api.names import (
     ready_label,
 )
 from hostprep.api.node_resource import Phase
-from hostprep_operator.marks import Marks
+from hostprep_operator.marks import Marks, policy_mark
 from hostprep_operator.reconcile.changes import (
     Cause,
     PatchNode,
@@ -35,7 +35,9 @@ from hostprep_operator.reconcile.node_conditions import (
     derive_ready,
     detect_reboot,
     unreachable,
+    waiting_condition,
 )
+from hostprep_operator.reconcile.release import releasing_condition
 from hostprep_operator.records import OUR_CONDITIONS, NodeRecord
 
 _NUMBER = re.compile(r"\b\d+(?:\.\d+)?\b", re.ASCII)
@@ -74,6 +76,7 @@ class Marking:
 
 def mark(context: NodeContext) -> Marking:
     """Mark a node with required pools."""
+    releasing, now_s = _releasing(context), context.view.now_s
     accounting = accounting_conditions(context)
     condition = unreachable(context) or derive_ready(context, accounting)
     move = transition(context, condition)
@@ -87,17 +90,48 @@ def mark(context: NodeContext) -> Marking:
     taints, key = _taints(context, move)
     marks = replace(move.marks, labels=keys, taint=key)
     patch = _node_patch(context.node, labels=labels, taints=taints, marks=marks.to_text())
-    conditions = _changed_conditions(context, (condition, *accounting))
+    conditions = _changed_conditions(context.node, (condition, *accounting, *releasing), now_s)
     status = _status_patch(context.node, conditions)
     condition_first = condition.status == "True" or move.without
     writes = _writes(status, patch) if condition_first else _writes(patch, status)
     return Marking(writes=writes, condition=condition, transition=move)
 
 
-def mark_labels_only(context: NodeContext) -> tuple[Write, ...]:
-    """Mark a node whose pools are all not required: ready labels, and nothing else of ours."""
+def mark_waiting(context: NodeContext) -> tuple[Write, ...]:
+    """Mark a node whose required pools all wait for their turn: why, and nothing to hold it by.
+
+    Its taint stays as it is: what joined tainted goes on waiting, what serves goes on serving.
+    """
     labels, keys = _labels(context, "leave" if unreachable(context) else "set")
-    return _strip(context.node, context.view.settings, labels=labels, kept=Marks(labels=keys))
+    marks = replace(context.marks, labels=keys)
+    if not context.is_open_this_boot:
+        marks = Marks(labels=keys, taint=context.marks.taint)
+    node = context.node
+    patch = _node_patch(node, labels=labels, taints=node.taints, marks=marks.to_text())
+    wanted = (waiting_condition(context), *_releasing(context))
+    conditions = _changed_conditions(node, wanted, context.view.now_s)
+    return _writes(patch, _status_patch(node, conditions))
+
+
+def mark_labels_only(context: NodeContext) -> tuple[Write, ...]:
+    """Mark a node whose pools are all not required: ready labels, and no more than those."""
+    labels, keys = _labels(context, "leave" if unreachable(context) else "set")
+    return _strip(
+        context.node,
+        context.view.settings,
+        labels=labels,
+        kept=Marks(labels=keys),
+        conditions=_changed_conditions(context.node, _releasing(context), context.view.now_s),
+    )
+
+
+def _releasing(context: NodeContext) -> tuple[Condition, ...]:
+    """Return HostMemoryReleasing where memory is on its way out; nothing elsewhere."""
+    view = context.view
+    condition = releasing_condition(
+        context.assignment.entries, pools=view.pools, hmn=context.hmn, now_s=view.now_s
+    )
+    return () if condition is None else (condition,)
 
 
 def _labels(context: NodeContext, move: LabelMove) -> tuple[dict[str, str | None], tuple[str, ...]]:
@@ -146,15 +180,17 @@ def _taints(context: NodeContext, move: Transition) -> tuple[tuple[Mapping[str, 
 
 
 def _changed_conditions(
-    context: NodeContext, wanted: tuple[Condition, ...]
+    node: NodeRecord, wanted: tuple[Condition, ...], now_s: float
 ) -> list[dict[str, Any]]:
-    """Return the conditions that the node does not have yet."""
-    before, now_s = context.node.conditions, context.view.now_s
-    return [
+    """Return the conditions that the node does not have yet, and the ends of those it has."""
+    before, types = node.conditions, {condition.type for condition in wanted}
+    changed = [
         condition.to_json() | {"lastHeartbeatTime": format_time(now_s)}
         for condition in merged(before.values(), wanted, now_s=now_s)
         if not _is_said(before.get(condition.type), condition)
     ]
+    ended = [name for name in OUR_CONDITIONS if name in before and name not in types]
+    return changed + [{"type": name, "$patch": "delete"} for name in ended]
 
 
 def _is_said(before: Condition | None, now: Condition) -> bool:
@@ -205,6 +241,11 @@ def _open(context: NodeContext) -> Transition:
         opened_s=context.view.now_s,
         opened_boot=node.boot_id,
         hmn=f"{hmn.uid}/{hmn.resource_version}",
+        policies={
+            entry.name: policy_mark(entry.policy)
+            for entry in context.assignment.entries
+            if not entry.absent
+        },
     )
     return Transition(marks=opened, taint="remove", labels="set", opened=True)
 
@@ -288,18 +329,26 @@ def _stay_closed(context: NodeContext, condition: Condition) -> Transition:
 # --- patches, and taking everything away
 
 
-def strip_node(node: NodeRecord, settings: Settings) -> tuple[Write, ...]:
-    """Return the writes that leave no trace of ours on the node; none where there is none.
+def strip_node(
+    node: NodeRecord, settings: Settings, *, left: tuple[Condition, ...] = (), now_s: float = 0.0
+) -> tuple[Write, ...]:
+    """Return the writes that leave no trace of ours on the node but the conditions `left`.
 
-    But a taint that may not be written stays.
+    None where there is none. And a taint that may not be written stays.
     """
     ours = Marks.parse(node.marks).labels
     labels = {key: None for key in ours if key in node.labels}
-    return _strip(node, settings, labels=labels, kept=Marks())
+    conditions = _changed_conditions(node, left, now_s)
+    return _strip(node, settings, labels=labels, kept=Marks(), conditions=conditions)
 
 
 def _strip(
-    node: NodeRecord, settings: Settings, *, labels: Mapping[str, str | None], kept: Marks
+    node: NodeRecord,
+    settings: Settings,
+    *,
+    labels: Mapping[str, str | None],
+    kept: Marks,
+    conditions: list[dict[str, Any]],
 ) -> tuple[Write, ...]:
     """Return the writes that leave no more than those marks, changing these labels.
 
@@ -307,9 +356,6 @@ def _strip(
     """
     taints = without_taints(node, managed_taint(node, Marks.parse(node.marks), settings))
     patch = _node_patch(node, labels=labels, taints=taints, marks=kept.to_text())
-    conditions = [
-        {"type": name, "$patch": "delete"} for name in OUR_CONDITIONS if name in node.conditions
-    ]
     return _writes(patch, _status_patch(node, conditions))
 
 
@@ -324,7 +370,9 @@ def managed_taint(node: NodeRecord, marks: Marks, settings: Settings) -> str | N
     if marks.taint:
         return marks.taint if settings.may_write_taint(marks.taint) else None
     never_marked = marks.opened_s is None and marks.closed_s is None
-    if never_marked and HOST_MEMORY_READY in node.conditions:
+    condition = node.conditions.get(HOST_MEMORY_READY)
+    # True: it was opened, and its marks went a moment ago.
+    if never_marked and condition is not None and condition.status != "True":
         return CLUSTER_AUTOSCALER_TAINT
     return None
 

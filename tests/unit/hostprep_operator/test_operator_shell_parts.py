@@ -40,7 +40,7 @@ def test_the_folder_operator_never_shadows_the_standard_library() -> None:
 
 def test_a_pool_that_is_gone_leaves_no_series() -> None:
     metrics = Metrics()
-    metrics.pool_counts("kv", {"selected": 3, "ready": 2})
+    metrics.show_pool("kv", {"selected": 3, "ready": 2}, {}, paused=False)
     text = metrics.text().decode()
     assert 'hostprep_operator_pool_nodes{pool="kv",state="ready"} 2.0' in text
     metrics.drop_pool("kv")

@@ -15,6 +15,7 @@ from hostprep.api.conditions import format_time
 from hostprep_operator.reconcile.changes import (
     CreateHostMemoryNode,
     DeleteHostMemoryNode,
+    Grants,
     NodeChanges,
     NodeView,
     PatchHostMemoryNodeSpec,
@@ -75,7 +76,9 @@ class Cluster:
     unseen_pools: set[str] = field(default_factory=set)
     """Pools that the operator's cache does not have (yet)."""
     confirmed_gone: set[str] = field(default_factory=set)
-    grants: dict[str, frozenset[str]] = field(default_factory=dict)
+    grants: dict[str, Grants] = field(default_factory=dict)
+    former: dict[str, PoolRecord] = field(default_factory=dict)
+    """Pools as the operator saw them last."""
     settings: Settings = field(default_factory=Settings)
     version: int = 0
     writes: list[tuple[str, Write]] = field(default_factory=list)
@@ -197,9 +200,18 @@ class Cluster:
             pools=tuple(PoolRecord.from_json(doc) for doc in seen),
             gone_pools=frozenset(self.confirmed_gone),
             agent=AgentRecord.from_json(pod) if pod else None,
-            granted=frozenset(p for p, nodes in self.grants.items() if name in nodes),
+            granted=self.granted(name),
             settings=self.settings,
             now_s=self.now_s,
+        )
+
+    def granted(self, name: str) -> frozenset[str]:
+        """Pools that let something begin on the node, as the operator remembers it."""
+        records = {key: PoolRecord.from_json(document) for key, document in self.pools.items()}
+        return frozenset(
+            pool
+            for pool, grants in self.grants.items()
+            if name in grants.nodes and grants.hold(records.get(pool))
         )
 
     def look(self, name: str) -> NodeChanges:
@@ -227,12 +239,17 @@ class Cluster:
         return changes
 
     def reconcile_pool(self, name: str) -> PoolChanges:
-        pool = PoolRecord.from_json(self.pools[name])
+        """Reconcile a pool, or what is left of one that is gone, as the shell would."""
+        if name in self.pools:
+            pool = self.former[name] = PoolRecord.from_json(self.pools[name])
+        else:
+            pool = self.former.get(name, PoolRecord(name=name, uid="")).as_gone()
+        former = self.grants.get(name, Grants())
         changes = reconcile_pool(
             pool,
             [(view.node, view.hmn) for view in map(self.view, self.nodes) if view.node],
             pools=[PoolRecord.from_json(document) for document in self.pools.values()],
-            grants=self.grants.get(name, frozenset()),
+            grants=former if former.hold(pool) else Grants(),
             settings=self.settings,
             now_s=self.now_s,
         )
@@ -240,6 +257,11 @@ class Cluster:
         if changes.status_patch is not None:
             self.pools[name] = merge(self.pools[name], changes.status_patch)
         return changes
+
+    def reconcile_pools(self) -> int:
+        """Reconcile all pools and those that are proven gone; returns the statuses written."""
+        names = (*self.pools, *sorted(self.confirmed_gone))
+        return sum(self.reconcile_pool(name).status_patch is not None for name in names)
 
     def carry_out(self, name: str, write: Write) -> None:
         if self.check is not None:
@@ -292,10 +314,10 @@ class Cluster:
         before = len(self.writes)
         for _ in range(rounds):
             count = len(self.writes)
-            statuses = [self.reconcile_pool(name).status_patch for name in self.pools]
+            statuses = self.reconcile_pools()
             for name in self.nodes:
                 self.reconcile(name)
-            if len(self.writes) == count and not any(statuses):
+            if len(self.writes) == count and not statuses:
                 return count - before
         raise AssertionError(f"never at rest: {self.writes[-4:]}")
 

@@ -12,6 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from tests.unit.hostprep_operator.reconcile.cluster_model import TAINT, Cluster
 from tests.unit.hostprep_operator.reconcile.write_checks import (
     check_write,
+    entries_of,
+    is_kept,
+    may_wait,
     required_pools,
     selects,
     why_not_ready,
@@ -20,7 +23,10 @@ from tests.unit.hostprep_operator.reconcile.write_checks import (
 NODES = st.sampled_from(["n1", "n2"])
 POOLS = st.sampled_from(["kv", "tier"])
 PHASES = st.sampled_from(
-    ["Ready", "Ready", "Ready", "Preparing", "Degraded", "Failed", "Resizing", "Releasing"]
+    [
+        *("Ready", "Ready", "Ready", "Preparing", "Degraded", "Failed", "Resizing", "Releasing"),
+        "Blocked",
+    ]
 )
 SELECTORS = st.sampled_from([{}, {}, {"gpu": "a"}, {"gpu": "b"}])
 LABELS = st.sampled_from([{}, {"gpu": "a"}, {"gpu": "b"}])
@@ -46,6 +52,15 @@ SPECS = st.fixed_dictionaries(
         "readiness": READINESS,
         "accounting": st.fixed_dictionaries({"require": st.booleans()}),
         "priority": st.integers(0, 2),
+        "rollout": st.sampled_from(
+            [
+                {"paused": True},
+                {"paused": False},
+                {"partition": {"nodes": 1}},
+                {"partition": {"nodeSelector": {"gpu": "a"}}},
+            ]
+        ),
+        "release": st.sampled_from([{"when": "Immediately"}, {"gracePeriodSeconds": 40}]),
     },
 )
 
@@ -82,8 +97,7 @@ class Life(RuleBasedStateMachine):
         if then == "nothing":
             return
         if then == "pools":
-            for pool in self.cluster.pools:
-                self.cluster.reconcile_pool(pool)
+            self.cluster.reconcile_pools()
         for name in self.cluster.nodes:
             if not (self.cluster.hmns.get(name) or {}).get("spec", {}).get("pools"):
                 # Nothing tells of a pool that the cache lacks: see NodeView.
@@ -92,6 +106,7 @@ class Life(RuleBasedStateMachine):
         if then == "kill":
             self.cluster.grants.clear()
             self.cluster.confirmed_gone.clear()
+            self.cluster.former.clear()
 
     @rule(name=NODES, labels=LABELS, tainted=st.booleans(), collected=st.booleans(), then=THEN)
     def node_is_made_anew(
@@ -146,15 +161,16 @@ class Life(RuleBasedStateMachine):
 
     @rule(name=POOLS, again=st.booleans(), then=THEN)
     def pool_is_deleted(self, name: str, again: bool, then: str) -> None:
-        if pool := self.cluster.pools.pop(name, None):
-            self.cluster.grants.pop(name, None)
-            if again:
-                self.cluster.add_pool(name, **pool["spec"])
+        pool = self.cluster.pools.pop(name, None)
+        if pool is not None and again:
+            self.cluster.add_pool(name, **pool["spec"])
         self.operator(then)
 
-    @rule(name=NODES, phases=st.dictionaries(POOLS, PHASES), then=THEN)
-    def agent_reports(self, name: str, phases: dict[str, str], then: str) -> None:
-        self.cluster.agent_reports(name, phases)
+    @rule(
+        name=NODES, phases=st.dictionaries(POOLS, PHASES), leased=st.sampled_from([0, 1]), then=THEN
+    )
+    def agent_reports(self, name: str, phases: dict[str, str], leased: int, then: str) -> None:
+        self.cluster.agent_reports(name, phases, regionsLeased=leased)
         self.operator(then)
 
     @rule(then=THEN)
@@ -229,20 +245,29 @@ def end_of(cluster: Cluster, name: str) -> str:
 def check_rest(cluster: Cluster, name: str) -> None:
     """What a node at rest must look like."""
     node, condition = cluster.nodes[name], cluster.condition(name)
-    required = required_pools(cluster, name)
+    entries, required = entries_of(cluster, name), required_pools(cluster, name)
     chosen = [key for key, pool in cluster.pools.items() if selects(pool, node)]
+    kept = [key for key, entry in entries.items() if is_kept(cluster.pools.get(key), entry)]
     labels = {k for k in node["metadata"]["labels"] if k.startswith("ready.hostprep.dev/")}
     assert labels == set(cluster.marks(name).get("labels", []))
-    assert (name in cluster.hmns) >= bool(chosen)
+    for key in chosen:
+        assert key in entries or may_wait(cluster, name, cluster.pools[key])
     assert (condition is not None) == bool(required)
-    if not chosen:
+    if not chosen and not kept:
         assert labels == set()
         assert cluster.marks(name) == {}
+    going = [e for e in entries.values() if e["state"] == "Absent" or "releaseAfter" in e]
+    assert (cluster.condition(name, "hostprep.dev/HostMemoryReleasing") is not None) == bool(going)
     if condition is not None and condition["status"] == "True":
-        assert not why_not_ready(cluster, name, required)
+        assert not why_not_ready(cluster, name, required, was_open=True)
         assert not cluster.has_taint(name, "example.com/memory")
-        ready = {key for key in chosen if not why_not_ready(cluster, name, {key: None})}
-        assert labels == {f"ready.hostprep.dev/{key}" for key in ready}
+        marked = {*chosen, *kept} & entries.keys()
+        ready = {
+            f"ready.hostprep.dev/{key}"
+            for key in marked
+            if not why_not_ready(cluster, name, {key: None}, was_open=True)
+        }
+        assert labels == ready
     if condition is not None and condition["status"] == "False":
         asks = any(p["spec"].get("accounting", {}).get("require") for p in required.values())
         assert asks or why_not_ready(cluster, name, required) or unobserved(cluster, name)

@@ -83,10 +83,18 @@ def test_a_pool_whose_label_alone_is_left_is_asked_for_too() -> None:
     assert changes.writes == ()
 
 
+def give_up(cluster: Cluster, pool: str = "kv") -> None:
+    """Let the grace period pass, and the pool give the node its turn."""
+    cluster.reconcile("n1")
+    cluster.now_s += 600
+    cluster.reconcile_pool(pool)
+    cluster.reconcile("n1")
+
+
 def test_a_confirmed_deletion_becomes_an_absent_entry_without_policy() -> None:
     cluster = cluster_with("kv", "tier")
     uid = cluster.pools.pop("kv")["metadata"]["uid"]
-    cluster.reconcile("n1")
+    give_up(cluster)
     assert entries(cluster)["kv"] == {
         "name": "kv",
         "uid": uid,
@@ -102,7 +110,7 @@ def test_a_confirmed_deletion_becomes_an_absent_entry_without_policy() -> None:
 def test_with_the_agent_away_an_absent_entry_stays_for_as_long_as_it_takes() -> None:
     cluster = cluster_with("kv", ready=False)
     del cluster.pools["kv"]
-    cluster.reconcile("n1")
+    give_up(cluster)
     cluster.now_s += 1e6
     assert cluster.reconcile("n1").writes == ()
     assert entries(cluster)["kv"]["state"] == "Absent"
@@ -119,20 +127,24 @@ def test_retained_memory_is_forgotten_and_not_released() -> None:
     assert cluster.hmns == {}
 
 
-def test_labels_that_no_longer_match_release() -> None:
-    cluster = cluster_with("kv")
-    cluster.nodes["n1"]["metadata"]["labels"]["for"] = "other"
+def relabel(cluster: Cluster, label: str) -> None:
+    cluster.nodes["n1"]["metadata"]["labels"]["for"] = label
     cluster.touch(cluster.nodes["n1"])
     cluster.reconcile("n1")
+
+
+def test_labels_that_no_longer_match_release() -> None:
+    cluster = cluster_with("kv")
+    relabel(cluster, "other")
+    give_up(cluster)
     assert entries(cluster)["kv"]["state"] == "Absent"
 
 
 def test_a_pool_selected_again_while_it_is_being_released_is_wanted_again() -> None:
     cluster = cluster_with("kv")
-    for label in ("other", "memory"):
-        cluster.nodes["n1"]["metadata"]["labels"]["for"] = label
-        cluster.touch(cluster.nodes["n1"])
-        cluster.reconcile("n1")
+    relabel(cluster, "other")
+    give_up(cluster)
+    relabel(cluster, "memory")
     assert entries(cluster)["kv"]["state"] == "Present"
 
 
@@ -215,13 +227,12 @@ def test_nothing_opens_before_the_agent_has_read_the_newest_spec() -> None:
 def test_a_pool_given_up_and_wanted_again_is_not_believed_before_the_agent_has_read_it() -> None:
     cluster = cluster_with("kv")
     cluster.add_pool("tier")
-    cluster.reconcile("n1")
+    cluster.settle()
     cluster.agent_reports("n1")
     cluster.reconcile("n1")
-    for label in ("other", "memory"):
-        cluster.nodes["n1"]["metadata"]["labels"]["for"] = label
-        cluster.touch(cluster.nodes["n1"])
-        cluster.reconcile("n1")
+    relabel(cluster, "other")
+    give_up(cluster)
+    relabel(cluster, "memory")
     cluster.reconcile("n1")
     assert "ready.hostprep.dev/kv" not in cluster.nodes["n1"]["metadata"]["labels"]
     assert (cluster.condition("n1") or {})["status"] == "False"

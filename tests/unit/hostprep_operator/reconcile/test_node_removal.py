@@ -21,6 +21,11 @@ from tests.unit.hostprep_operator.reconcile.write_checks import joining, labels,
 pytestmark = pytest.mark.unit
 
 
+def releasing(cluster: Cluster) -> str:
+    condition = cluster.condition("n1", "hostprep.dev/HostMemoryReleasing")
+    return condition["reason"] if condition else ""
+
+
 def test_deleting_the_pool_releases_the_memory_and_leaves_no_trace() -> None:
     cluster = joining()
     before = cluster.nodes["n1"]["metadata"]["labels"], cluster.nodes["n1"]["status"]["conditions"]
@@ -30,15 +35,20 @@ def test_deleting_the_pool_releases_the_memory_and_leaves_no_trace() -> None:
     del cluster.pools["kv"]
     writes = cluster.reconcile("n1").writes
     assert [type(w) for w in writes] == [PatchNode, PatchNodeStatus, PatchHostMemoryNodeSpec]
-    metadata, status = cluster.nodes["n1"]["metadata"], cluster.nodes["n1"]["status"]
-    assert (metadata["labels"], status["conditions"]) == before
-    assert metadata.get("annotations", {}) == {}
+    assert releasing(cluster) == "GracePeriod"
+    cluster.now_s += 600
+    cluster.reconcile_pool("kv")
+    assert cluster.reconcile("n1").events[0].reason == "ReleaseStarted"
+    assert releasing(cluster) == "Releasing"
+    assert cluster.nodes["n1"]["metadata"].get("annotations", {}) == {}
     assert cluster.reconcile("n1").writes == ()  # the agent is away, or still at it
     cluster.agent_reports("n1", {"kv": "Releasing"})
     assert cluster.reconcile("n1").writes == ()
     cluster.agent_reports("n1")
     changes = cluster.reconcile("n1")
-    assert [type(write) for write in changes.writes] == [DeleteHostMemoryNode]
+    assert isinstance(changes.writes[-1], DeleteHostMemoryNode)
+    metadata, status = cluster.nodes["n1"]["metadata"], cluster.nodes["n1"]["status"]
+    assert (metadata["labels"], status["conditions"]) == before
     assert [event.reason for event in changes.events] == ["MemoryReleased"]
     assert cluster.reconcile("n1").writes == ()
 

@@ -16,7 +16,14 @@ from hypothesis.stateful import run_state_machine_as_test
 from hostprep.api.conditions import Condition
 from hostprep.api.names import HOST_MEMORY_READY
 from hostprep.api.node_resource import Phase as PoolPhase
-from hostprep_operator.reconcile import assign, node, node_conditions, rollout, taint_and_labels
+from hostprep_operator.reconcile import (
+    assign,
+    node,
+    node_conditions,
+    release,
+    rollout,
+    taint_and_labels,
+)
 from tests.unit.hostprep_operator.reconcile.operator_life import Life
 
 pytestmark = pytest.mark.unit
@@ -69,7 +76,7 @@ def _drops_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assign, "_updated", lambda *args, **_: assign._present(args[3]))
+    monkeypatch.setattr(assign, "_kept", lambda *args: assign._present(args[4]))
 
 
 def _all_taints(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +89,34 @@ def _forgets_labels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _retains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assign, "_retained", lambda entry, pool: True)
+    monkeypatch.setattr(assign, "is_retained", lambda entry, pool: True)
+
+
+def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assign, "_given_up", lambda view, entry, pool: release.absent(entry))
+
+
+def _released_out_of_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def impatient(view: Any, entry: Any, pool: Any) -> Any:
+        due = release.is_due(entry, view.now_s)
+        return release.absent(entry) if due else release.leaving(entry, pool, view.now_s)
+
+    monkeypatch.setattr(assign, "_given_up", impatient)
+
+
+def _prepares_out_of_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assign, "_may_have_entry", lambda view, node, pool: True)
+
+
+def _restores_what_was_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def any_policy(pool: Any, node: Any, marks: Any) -> bool:
+        return marks.opened_s is not None
+
+    monkeypatch.setattr(assign, "is_restored", any_policy)
+
+
+def _ignores_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assign, "may_begin", lambda pool, node: True)
 
 
 def _opens_when_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +136,11 @@ def _opens_when_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
         _all_taints,
         _forgets_labels,
         _retains_nothing,
+        _no_grace,
+        _released_out_of_turn,
+        _prepares_out_of_turn,
+        _restores_what_was_changed,
+        _ignores_pauses,
         _opens_when_unknown,
     ],
 )

@@ -97,8 +97,13 @@ def pool_never_heard_of(cluster: Cluster) -> None:
     cluster.hmns["n1"]["status"]["pools"] = []
 
 
-def second_pool(cluster: Cluster) -> None:
+def second_pool_that_waits_for_its_turn(cluster: Cluster) -> None:
     cluster.add_pool("tier")
+
+
+def second_pool_in_its_turn(cluster: Cluster) -> None:
+    cluster.add_pool("tier")
+    cluster.reconcile_pool("tier")
 
 
 def second_pool_that_is_not_required(cluster: Cluster) -> None:
@@ -136,7 +141,8 @@ TABLE: list[tuple[Story, float, str, str]] = [
     (generation_of_a_former_entry, 0, "False", "Preparing"),
     (another_pool_of_that_name, 0, "False", "Preparing"),
     (pool_never_heard_of, 0, "False", "Preparing"),
-    (second_pool, 0, "False", "Preparing"),
+    (second_pool_that_waits_for_its_turn, 0, "True", "Ready"),
+    (second_pool_in_its_turn, 0, "False", "Preparing"),
     (second_pool_that_is_not_required, 0, "True", "Ready"),
     (other_owner, 0, "False", "Preparing"),
     (hmn_gone, 0, "False", "Preparing"),

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from hostprep.api.conditions import parse_time
 from hostprep_operator.reconcile.changes import (
     CreateHostMemoryNode,
     DeleteHostMemoryNode,
@@ -17,6 +18,9 @@ from hostprep_operator.reconcile.changes import (
 from tests.unit.hostprep_operator.reconcile.cluster_model import Cluster, Document
 
 READY = "hostprep.dev/HostMemoryReady"
+SERVING = ("Ready", "Blocked")
+OPERATORS_FIELDS = ("release", "deletionPolicy")
+JOINING_S = 900
 KEYS = (
     "startup-taint.cluster-autoscaler.kubernetes.io/hostprep",
     "example.com/memory",
@@ -39,6 +43,8 @@ def check_write(cluster: Cluster, name: str, write: Write) -> None:
         case CreateHostMemoryNode(body):
             assert all(entry["state"] == "Present" for entry in body["spec"]["pools"])
             assert body["metadata"]["name"] == name
+            for entry in body["spec"]["pools"]:
+                _check_first_entry(cluster, name, entry)
 
 
 def selects(pool: Document, node: Document) -> bool:
@@ -47,20 +53,64 @@ def selects(pool: Document, node: Document) -> bool:
 
 
 def required_pools(cluster: Cluster, name: str) -> dict[str, Document]:
-    """Pools that the operator can know of: in its cache, or in an entry."""
-    node, hmn = cluster.nodes[name], cluster.hmns.get(name)
-    entries = {entry["name"] for entry in hmn["spec"]["pools"]} if hmn else set()
-    return {
+    """Pools that the node is marked by, of those that the operator can know of.
+
+    It knows what is in its cache, or in an entry. One that waits for its turn has no entry and
+    marks no node that others mark; one that the node left marks it while its memory is kept.
+    """
+    node, entries = cluster.nodes[name], entries_of(cluster, name)
+    granted = cluster.granted(name)
+    wanted = {
         key: pool
         for key, pool in cluster.pools.items()
-        if selects(pool, node)
-        and (pool["spec"].get("readiness") or {}).get("required", True)
+        if (pool["spec"].get("readiness") or {}).get("required", True)
         and (key not in cluster.unseen_pools or key in entries)
+        and (selects(pool, node) or is_kept(pool, entries.get(key)))
     }
+    begun = {
+        key: pool
+        for key, pool in wanted.items()
+        if key in entries or key in granted or not may_wait(cluster, name, pool)
+    }
+    return begun or wanted
 
 
-def why_not_ready(cluster: Cluster, name: str, pools: Mapping[str, Any]) -> str:
-    """Say why the memory of these pools is not verified for this boot; nothing where it is."""
+def entries_of(cluster: Cluster, name: str) -> dict[str, Document]:
+    node, hmn = cluster.nodes[name], cluster.hmns.get(name)
+    if hmn is None or hmn["metadata"]["ownerReferences"][0]["uid"] != node["metadata"]["uid"]:
+        return {}
+    return {entry["name"]: entry for entry in hmn["spec"]["pools"]}
+
+
+def is_kept(pool: Document | None, entry: Document | None) -> bool:
+    """Whether the node left the pool, and keeps its memory for now."""
+    if pool is None or entry is None or entry["uid"] != pool["metadata"]["uid"]:
+        return False
+    return entry["state"] == "Present" and "releaseAfter" in entry
+
+
+def may_wait(cluster: Cluster, name: str, pool: Document) -> bool:
+    """Whether a rollout may keep the pool's first preparation from the node."""
+    rollout = pool["spec"].get("rollout") or {}
+    partition = rollout.get("partition") or {}
+    chosen = partition.get("nodeSelector") or {}
+    labels = cluster.nodes[name]["metadata"]["labels"]
+    outside = any(labels.get(key) != value for key, value in chosen.items())
+    if rollout.get("paused") or "nodes" in partition or outside:
+        return True
+    created_s = parse_time(cluster.nodes[name]["metadata"]["creationTimestamp"]) or 0
+    is_new = created_s >= (parse_time(pool["metadata"]["creationTimestamp"]) or 0)
+    return not (is_new and cluster.now_s - created_s < JOINING_S)
+
+
+def why_not_ready(
+    cluster: Cluster, name: str, pools: Mapping[str, Any], *, was_open: bool = False
+) -> str:
+    """Say why the memory of these pools is not verified for this boot; nothing where it is.
+
+    `was_open`: a node that is open stays so where engines hold what a change is about, until its
+    agent has read it.
+    """
     node, hmn = cluster.nodes[name], cluster.hmns.get(name)
     if hmn is None or hmn["metadata"]["ownerReferences"][0]["uid"] != node["metadata"]["uid"]:
         return "it has no HostMemoryNode"
@@ -73,8 +123,11 @@ def why_not_ready(cluster: Cluster, name: str, pools: Mapping[str, Any]) -> str:
         entry, report = entries.get(pool), reports.get(pool)
         if entry is None or entry["state"] != "Present":
             return f"{pool} has no entry"
-        if report is None or report["phase"] != "Ready":
+        if report is None or report["phase"] not in SERVING:
             return f"{pool} is not Ready"
+        unread = status["observedGeneration"] < hmn["metadata"]["generation"]
+        if was_open and unread and report.get("regionsLeased") and report["uid"] == entry["uid"]:
+            continue
         if any(report[key] != entry[key] for key in ("uid", "generation")):
             return f"{pool}'s report answers another entry"
     return ""
@@ -98,7 +151,9 @@ def _check_node_patch(cluster: Cluster, name: str, patch: Mapping[str, Any]) -> 
     if marks.get("openedAt") and marks.get("openedBoot") != marks_before.get("openedBoot"):
         _check_opening(cluster, name, marks)
     gone = {t["key"] for t in before} - {t["key"] for t in after}
-    if gone and not _may_lose_taint(cluster, name, marks, gone):
+    # One key in the place of another, as the ruling pool changes, keeps pods away as before.
+    stays = any(key in KEYS for key in {t["key"] for t in after})
+    if gone and not stays and not _may_lose_taint(cluster, name, marks, gone):
         raise AssertionError(f"{gone} removed: {why_not_ready(cluster, name, cluster.pools)}")
 
 
@@ -151,7 +206,9 @@ def _check_conditions(cluster: Cluster, name: str, patch: Mapping[str, Any]) -> 
             continue
         if condition["status"] == "True":
             required = required_pools(cluster, name)
-            why = why_not_ready(cluster, name, required)
+            marks = cluster.marks(name)
+            was_open = bool(marks.get("openedAt") and not marks.get("closedAt"))
+            why = why_not_ready(cluster, name, required, was_open=was_open)
             assert required
             assert not why, f"True, but {why}"
         elif condition["status"] == "False":
@@ -161,19 +218,20 @@ def _check_conditions(cluster: Cluster, name: str, patch: Mapping[str, Any]) -> 
 
 
 def _check_entries(cluster: Cluster, name: str, after: list[Document]) -> None:
-    """Memory is released only of pools that are gone or select the node no more."""
+    """Memory is released only of what nothing asks for, after its grace period, in its turn."""
     hmn, node = cluster.hmns[name], cluster.nodes[name]
     kept = {entry["name"]: entry for entry in after}
+    before = {entry["name"]: entry for entry in hmn["spec"]["pools"]}
     status = hmn.get("status") or {}
-    for entry in hmn["spec"]["pools"]:
-        key, now = entry["name"], kept.get(entry["name"])
-        pool = cluster.pools.get(key)
+    for key, entry in before.items():
+        now, pool = kept.get(key), cluster.pools.get(key)
         wanted = pool is not None and selects(pool, node)
         if entry["state"] == "Absent" and key in cluster.unseen_pools:
             wanted = False  # being released already, and the operator cannot know of its return
         if wanted:
             assert now is not None, f"{key} is wanted"
             assert now["state"] == "Present", f"{key} is wanted"
+            assert "releaseAfter" not in now, f"{key} is wanted"
             _check_change(cluster, name, entry, now)
         elif now is None and entry["state"] == "Absent":
             assert key not in {report["name"] for report in status["pools"]}, "not released yet"
@@ -181,12 +239,50 @@ def _check_entries(cluster: Cluster, name: str, after: list[Document]) -> None:
         elif now is None:
             retained = (entry.get("policy") or {}).get("deletionPolicy") == "Retain"
             assert retained or (pool and pool["spec"].get("deletionPolicy") == "Retain")
+        elif entry["state"] == "Present" and now["state"] == "Absent":
+            _check_release(cluster, name, entry)
+    for key in kept.keys() - before.keys():
+        _check_first_entry(cluster, name, kept[key])
+
+
+def _check_release(cluster: Cluster, name: str, entry: Document) -> None:
+    key = entry["name"]
+    assert "releaseAfter" in entry, f"{key} released without a grace period"
+    assert (parse_time(entry["releaseAfter"]) or 0) <= cluster.now_s, f"{key} released too early"
+    assert key in cluster.granted(name), f"{key} released out of turn"
+    assert not _is_paused(cluster, key), "released while paused"
 
 
 def _check_change(cluster: Cluster, name: str, entry: Document, now: Document) -> None:
-    """What serves changes only in its turn."""
-    if now != entry and not why_not_ready(cluster, name, {entry["name"]: None}):
-        assert name in cluster.grants.get(entry["name"], ()), "changed without a grant"
+    """What serves changes only in its turn; while a pool is paused nothing does."""
+    if entry["state"] == "Absent" or _memory(entry) == _memory(now):
+        return
+    assert not _is_paused(cluster, entry["name"]), "begun while paused"
+    if not why_not_ready(cluster, name, {entry["name"]: None}):
+        assert entry["name"] in cluster.granted(name), "changed without a grant"
+
+
+def _check_first_entry(cluster: Cluster, name: str, entry: Document) -> None:
+    """A node gets its first entry when it joins, in its turn, or when it had it and lost it."""
+    key, pool = entry["name"], cluster.pools[entry["name"]]
+    marks = cluster.marks(name)
+    boot_id = cluster.nodes[name]["status"]["nodeInfo"]["bootID"]
+    if key in marks.get("policies", {}) and marks.get("openedBoot") == boot_id:
+        return
+    assert not _is_paused(cluster, key), "begun while paused"
+    waits = may_wait(cluster, name, pool)
+    assert not waits or key in cluster.granted(name), "prepared out of turn"
+
+
+def _memory(entry: Document) -> Document:
+    policy = entry.get("policy") or {}
+    asked = {key: value for key, value in policy.items() if key not in OPERATORS_FIELDS}
+    return {"uid": entry["uid"], "generation": entry["generation"], "policy": asked}
+
+
+def _is_paused(cluster: Cluster, pool: str) -> bool:
+    document = cluster.pools.get(pool)
+    return bool(document and (document["spec"].get("rollout") or {}).get("paused"))
 
 
 LABEL = "ready.hostprep.dev/kv"

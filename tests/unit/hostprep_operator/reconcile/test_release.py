@@ -1,0 +1,183 @@
+"""Nothing is lost by a slip: what nothing asks for is kept for a while, and then goes in turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hostprep_operator.reconcile.assign import JOINING_S
+from tests.unit.hostprep_operator.reconcile.cluster_model import Cluster
+from tests.unit.hostprep_operator.reconcile.test_rollout import (
+    answer,
+    entry,
+    progress,
+    ready,
+    serving_fleet,
+)
+
+pytestmark = pytest.mark.unit
+
+
+def unlabel(cluster: Cluster, *names: str, label: str = "other") -> None:
+    for name in names or cluster.nodes:
+        cluster.nodes[name]["metadata"]["labels"]["for"] = label
+        cluster.touch(cluster.nodes[name])
+
+
+def absent(cluster: Cluster) -> set[str]:
+    return {name for name in cluster.nodes if entry(cluster, name).get("state") == "Absent"}
+
+
+def releasing(cluster: Cluster, name: str) -> str:
+    condition = cluster.condition(name, "hostprep.dev/HostMemoryReleasing")
+    return condition["reason"] if condition else ""
+
+
+def test_a_label_that_flaps_costs_nothing_and_finds_the_node_as_it_was() -> None:
+    cluster = serving_fleet(20, nodeSelector={"for": "kv"})
+    before = {name: cluster.nodes[name]["metadata"]["labels"].copy() for name in cluster.nodes}
+    unlabel(cluster)
+    cluster.settle()
+    assert ready(cluster) == set(cluster.nodes), "open, and labelled, while memory is kept"
+    assert {releasing(cluster, name) for name in cluster.nodes} == {"GracePeriod"}
+    cluster.now_s += 599
+    unlabel(cluster, label="kv")
+    cluster.settle()
+    cluster.now_s += 10_000
+    cluster.settle()
+    assert absent(cluster) == set()
+    assert {n: cluster.nodes[n]["metadata"]["labels"] for n in cluster.nodes} == before
+    assert {releasing(cluster, name) for name in cluster.nodes} == {""}
+
+
+@pytest.mark.parametrize("slip", ["selector", "labels", "deleted"])
+def test_after_the_grace_period_memory_goes_within_the_budget(slip: str) -> None:
+    cluster = serving_fleet(20, nodeSelector={"for": "kv"}, rollout={"maxUnavailable": "10%"})
+    if slip == "selector":
+        cluster.change_pool("kv", nodeSelector={"for": "typo"})
+    elif slip == "labels":
+        unlabel(cluster)
+    else:
+        del cluster.pools["kv"]
+    cluster.settle()
+    cluster.now_s += 599
+    cluster.settle()
+    assert absent(cluster) == set()
+    cluster.now_s += 1
+    cluster.settle()
+    if slip == "deleted":
+        cluster.reconcile_pools()
+        cluster.settle()
+    most, rounds = 0, 0
+    while cluster.hmns and rounds < 60:
+        most, rounds = max(most, len(absent(cluster))), rounds + 1
+        answer(cluster)
+        cluster.reconcile_pools()
+    assert most == 2
+    assert not cluster.hmns
+
+
+def test_zero_grace_takes_the_explicit_word() -> None:
+    cluster = serving_fleet(1, nodeSelector={"for": "kv"}, release={"when": "Immediately"})
+    unlabel(cluster)
+    cluster.settle()
+    assert absent(cluster) == {"n0"}
+
+
+def test_a_grace_period_that_is_shortened_holds_for_those_who_are_leaving() -> None:
+    cluster = serving_fleet(1, nodeSelector={"for": "kv"})
+    unlabel(cluster)
+    cluster.settle()
+    cluster.change_pool("kv", release={"gracePeriodSeconds": 30})
+    cluster.settle()
+    cluster.now_s += 31
+    cluster.settle()
+    assert absent(cluster) == {"n0"}
+
+
+def test_a_restarted_operator_keeps_the_grace_of_a_pool_that_was_deleted() -> None:
+    cluster = serving_fleet(3, release={"gracePeriodSeconds": 5000})
+    del cluster.pools["kv"]
+    cluster.former.clear()
+    cluster.grants.clear()
+    cluster.settle()
+    cluster.now_s += 4000
+    cluster.confirmed_gone.clear()
+    cluster.settle()
+    cluster.reconcile_pools()
+    assert absent(cluster) == set()
+    cluster.now_s += 1001
+    cluster.reconcile_pools()
+    cluster.settle()
+    assert absent(cluster)
+
+
+def test_a_paused_pool_releases_nothing_and_a_deleted_one_cannot_be_paused() -> None:
+    cluster = serving_fleet(3, nodeSelector={"for": "kv"}, rollout={"paused": False})
+    cluster.change_pool("kv", rollout={"paused": True})
+    unlabel(cluster)
+    cluster.settle()
+    cluster.now_s += 10_000
+    cluster.settle()
+    assert absent(cluster) == set()
+    assert progress(cluster) == "Paused"
+    del cluster.pools["kv"]
+    cluster.settle()
+    cluster.reconcile_pools()
+    cluster.settle()
+    assert absent(cluster)
+
+
+def test_leases_hold_up_their_own_node_and_no_other() -> None:
+    cluster = serving_fleet(6, nodeSelector={"for": "kv"}, rollout={"maxUnavailable": 1})
+    answer(cluster, "n0", "n1", regionsLeased=1)
+    unlabel(cluster)
+    cluster.settle()
+    cluster.now_s += 600
+    for _ in range(8):
+        cluster.settle()
+        for name in list(cluster.hmns):
+            leased = name in ("n0", "n1")
+            cluster.agent_reports(name, {"kv": "Releasing"} if leased else {}, regionsLeased=1)
+    cluster.settle()
+    assert set(cluster.hmns) == {"n0", "n1"}
+    assert releasing(cluster, "n0") == "Leased"
+
+
+def test_the_pool_and_the_node_say_what_leaves_and_until_when() -> None:
+    cluster = serving_fleet(4, nodeSelector={"for": "kv"})
+    unlabel(cluster, "n0", "n1")
+    events = [event.reason for name in ("n0", "n1") for event in cluster.reconcile(name).events]
+    assert events == ["ReleaseScheduled", "ReleaseScheduled"]
+    changes = cluster.reconcile_pool("kv")
+    assert [event.reason for event in changes.events] == ["ReleaseScheduled"]
+    assert changes.counts["leaving"] == 2
+    assert changes.recheck_at_s == cluster.now_s + 600
+    assert cluster.reconcile("n0").facts.state == "ready"
+    cluster.now_s += 600
+    cluster.reconcile_pool("kv")
+    assert cluster.reconcile("n0").facts.state == "releasing"
+    assert cluster.reconcile_pool("kv").since_s["releasing"] <= cluster.now_s
+
+
+def test_a_pool_made_again_within_the_grace_period_finds_its_memory() -> None:
+    cluster = serving_fleet(2)
+    spec: dict[str, Any] = cluster.pools.pop("kv")["spec"]
+    cluster.settle()
+    assert {releasing(cluster, name) for name in cluster.nodes} == {"GracePeriod"}
+    cluster.now_s += 300
+    cluster.add_pool("kv", **spec)
+    cluster.settle()
+    answer(cluster)
+    cluster.now_s += JOINING_S
+    cluster.settle()
+    assert absent(cluster) == set()
+    assert ready(cluster) == set(cluster.nodes)
+
+
+def test_a_pool_of_all_nodes_means_no_virtual_ones() -> None:
+    cluster = serving_fleet(1)
+    cluster.add_node("fargate", labels={"eks.amazonaws.com/compute-type": "fargate"})
+    cluster.settle()
+    assert "fargate" not in cluster.hmns
