@@ -328,7 +328,14 @@ def test_what_force_unreachable_gives_up_is_named_and_not_waited_for(
     assert code == 0, printed
     assert "given up, their memory stays taken: n3" in printed
     assert [h["metadata"]["name"] for h in api.get(HMNS)["items"]] == ["n3"], "still told to"
+    assert [traceless(api.get(f"{NODES}/{name}")) for name in NAMES[:2]] == [
+        traceless(node) for node in before[:2]
+    ]
+    assert _labels(api, "n3") == set()
+    operator.child.stop()
+    assert _cleanup(cluster, "--keep-memory")[0] == 0, "it never comes back"
     assert _is_as_before(api, before)
+    assert api.get(HMNS)["items"] == []
 
 
 def test_a_pool_that_is_always_protected_takes_a_word_of_its_own(
