@@ -16,7 +16,11 @@ from hostprep.kube.backoff import Backoff, wait_for_event
 from hostprep.kube.errors import ApiError, ConflictError, NotFoundError
 from hostprep.kube.logs import Logger
 
+PROGRESS_STEP_PERCENT = 10
 PROGRESS_EVERY_S = 10.0
+"""At most so often, however quick the steps are: each report costs the operator a millisecond."""
+PROGRESS_AT_LEAST_S = 60.0
+"""And so often without a step, lest what is slow looks dead."""
 _MOVING = (Phase.PREPARING, Phase.RESIZING, Phase.DEGRADED, Phase.RELEASING)
 _NOT_YET = ("", "Unfinished", "Unpublished")
 
@@ -138,9 +142,23 @@ def due_at(
     if server == wanted:
         return None
     is_progress_only = _essence(server, wanted) == _essence(wanted, server)
-    if last_write_s is not None and is_progress_only:
-        return max(now_s, last_write_s + PROGRESS_EVERY_S)
-    return now_s
+    if last_write_s is None or not is_progress_only:
+        return now_s
+    every_s = PROGRESS_EVERY_S if _is_step(server, wanted) else PROGRESS_AT_LEAST_S
+    return max(now_s, last_write_s + every_s)
+
+
+def _is_step(server: NodeStatus, wanted: NodeStatus) -> bool:
+    """Whether a pool came to the next step, or one that shows no share of its work changed."""
+    for pool in wanted.pools:
+        before = server.pool(pool.name)
+        was, now = (before.progress_percent if before else None), pool.progress_percent
+        if was is None or now is None:
+            if before != pool:
+                return True
+        elif now // PROGRESS_STEP_PERCENT != was // PROGRESS_STEP_PERCENT:
+            return True
+    return False
 
 
 def _essence(status: NodeStatus, other: NodeStatus) -> NodeStatus:

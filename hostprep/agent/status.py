@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import hostprep
 from hostprep.agent.desired import DesiredState, Instruction, entry_key
@@ -43,7 +43,8 @@ _MAX_MESSAGE = 2000
 _LAST_S = 253402300799
 """The end of year 9999."""
 _NUMBER = re.compile(r"\d[\d.,]*")
-_STEADY = (Phase.READY, Phase.DEGRADED)
+_SERVING = (Phase.READY, Phase.BLOCKED)
+_STEADY = (*_SERVING, Phase.DEGRADED)
 _WORST_FIRST = (
     Phase.FAILED,
     Phase.DEGRADED,
@@ -51,6 +52,7 @@ _WORST_FIRST = (
     Phase.PREPARING,
     Phase.RESIZING,
     Phase.RELEASING,
+    Phase.BLOCKED,
 )
 
 
@@ -110,6 +112,11 @@ def _pool_status(
         boot_failure=dict(node.boot.failures).get(entry.name, ""),
         previous=before,
     )
+    regions = tuple(_region_statuses(observation, before, node.given_up)) if observation else ()
+    leased = sum(region.state == "Leased" for region in context.regions)
+    if before is not None and context.serves_as_before:
+        # Of the former version: what the new one takes is not planned yet, and nothing begun.
+        return replace(before, regions_leased=leased, regions=regions)
     derived = derive_phase(context)
     if derived is None:
         return None
@@ -120,7 +127,6 @@ def _pool_status(
     if result and result.steps:
         steps = tuple(Step(name, seconds) for name, seconds in result.steps)
     backings = {region.backing: None for region in context.regions if region.sound}
-    regions = tuple(_region_statuses(observation, before, node.given_up)) if observation else ()
     return PoolStatus(
         name=entry.name,
         uid=entry.uid,
@@ -132,7 +138,7 @@ def _pool_status(
         wanted_bytes=result.wanted_bytes if result else wanted_bytes,
         ready_bytes=context.sound_bytes,
         progress_percent=_percent(result, derived, node.progress.get(entry.name)),
-        regions_leased=sum(region.state == "Leased" for region in context.regions),
+        regions_leased=leased,
         blocked=result.blocked if result else (),
         handoff_generation=observation.generation if observation else 0,
         ready_since_s=_ready_since(derived, before, now_s),
@@ -169,9 +175,9 @@ def _percent(
 
 
 def _ready_since(derived: DerivedPhase, before: PoolStatus | None, now_s: float) -> float | None:
-    if derived.phase is not Phase.READY:
+    if derived.phase not in _SERVING:
         return None
-    if before is not None and before.phase is Phase.READY and before.ready_since_s is not None:
+    if before is not None and before.phase in _SERVING and before.ready_since_s is not None:
         return before.ready_since_s
     return float(int(now_s))
 
@@ -242,6 +248,7 @@ def _conditions(pools: list[PoolStatus], present: set[str], boot: BootUnit) -> I
         for region in pool.regions
         if region.state == "Damaged"
     ]
+    releasing = [pool for pool in pools if pool.name not in present]
     yield _ready([pool for pool in pools if pool.name in present])
     yield _condition(
         "ResizeBlocked", bool(waiting), "Leased" if waiting else "NothingWaits", "; ".join(waiting)
@@ -249,6 +256,10 @@ def _conditions(pools: list[PoolStatus], present: set[str], boot: BootUnit) -> I
     yield _condition(
         "Damaged", bool(damaged), "RegionsDamaged" if damaged else "AllSound", ", ".join(damaged)
     )
+    if releasing:
+        reason = next((pool.reason for pool in releasing if pool.reason == "Leased"), "Releasing")
+        said = "; ".join(f"{pool.name}: {pool.message}" for pool in releasing)
+        yield _condition("Releasing", True, reason, said)
     if boot.failures:
         said = "; ".join(f"{pool}: {why}" for pool, why in boot.failures)
         yield _condition("BootUnit", False, "BootUnitNotInstalled", said)
@@ -258,9 +269,12 @@ def _conditions(pools: list[PoolStatus], present: set[str], boot: BootUnit) -> I
 
 
 def _ready(pools: list[PoolStatus]) -> Condition:
-    off = [pool for pool in pools if pool.phase is not Phase.READY]
+    off = [pool for pool in pools if pool.phase not in _SERVING]
     if not off:
         said = f"{len(pools)} of {len(pools)} pools are ready" if pools else "no pool is asked for"
+        blocked = [pool.name for pool in pools if pool.phase is Phase.BLOCKED]
+        if blocked:
+            said = f"{said}; a change of {', '.join(blocked)} waits for leases"
         return _condition("Ready", True, "Ready", said)
     worst = min(off, key=lambda pool: _WORST_FIRST.index(pool.phase))
     common = worst.phase in (Phase.PREPARING, Phase.RESIZING, Phase.DEGRADED)
@@ -332,6 +346,20 @@ class PoolContext:
         return pool is not None and pool.published and all(r.sound for r in pool.regions)
 
     @property
+    def serves_as_before(self) -> bool:
+        """Whether a former version of the entry serves while this one is not planned yet."""
+        before, entry = self.previous, self.entry
+        return (
+            before is not None
+            and before.phase in _SERVING
+            and (before.uid, before.generation) != (entry.uid, entry.generation)
+            and not entry.absent
+            and self.is_unanswered
+            and self.is_whole
+            and self.sound_bytes >= before.ready_bytes
+        )
+
+    @property
     def was_ready_for_this(self) -> bool:
         """Whether the very same pool was ready before: then what is missing was lost."""
         before, entry = self.previous, self.entry
@@ -385,13 +413,13 @@ def _derive_absent(context: PoolContext) -> DerivedPhase | None:
 
 
 def _still_ready(context: PoolContext) -> DerivedPhase | None:
-    """Ready as before while a restarted agent has yet to plan, if all of it is there."""
+    """Return the state as before while a restarted agent has yet to plan, if all is there."""
     before = context.previous
-    if before is None or not context.was_ready_for_this or before.phase is not Phase.READY:
+    if before is None or not context.was_ready_for_this or before.phase not in _SERVING:
         return None
     if not context.is_whole or context.sound_bytes < before.ready_bytes:
         return None
-    return DerivedPhase(Phase.READY, before.reason, before.message)
+    return DerivedPhase(before.phase, before.reason, before.message)
 
 
 def _underway(context: PoolContext) -> DerivedPhase:
@@ -428,8 +456,9 @@ def _blocked(context: PoolContext, result: PoolResult) -> DerivedPhase:
             "Damaged",
             f"{_damage(context)}; rebuilt after the release of {holders}: end its users",
         )
+    serves = context.is_whole and context.sound_bytes > 0
     return DerivedPhase(
-        Phase.RESIZING,
+        Phase.BLOCKED if serves else Phase.RESIZING,
         "ResizeBlocked",
         f"waits for the release of {holders} to change it: end its users",
     )

@@ -105,13 +105,13 @@ class NodeContext:
         return labelled and self.is_open_this_boot and self._is_held_as_it_was(pool.name)
 
     def _is_held_as_it_was(self, pool: str) -> bool:
-        """Whether engines hold what a change is about that the agent has not read yet.
+        """Whether engines hold what a change is about that the agent has not answered yet.
 
         It answers that the change is blocked, mostly: to close the node for that second would
         take the ready labels off a whole fleet, and put them back.
         """
         hmn, entry = self.hmn, self.assignment.entry(pool)
-        if hmn is None or entry is None or entry.absent or self.is_observed:
+        if hmn is None or entry is None or entry.absent:
             return False
         report = hmn.status.pool(pool)
         return (
@@ -119,6 +119,7 @@ class NodeContext:
             and report is not None
             and report.phase in SERVING
             and report.uid == entry.uid
+            and report.generation != entry.generation
             and report.regions_leased > 0
         )
 

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.agent.reporter import PROGRESS_EVERY_S, due_at, merge_patch
+from hostprep.agent.reporter import (
+    PROGRESS_AT_LEAST_S,
+    PROGRESS_EVERY_S,
+    PROGRESS_STEP_PERCENT,
+    due_at,
+    merge_patch,
+)
 from hostprep.api.conditions import Condition
 from hostprep.api.node_resource import HugePageStatus, NodeStatus, Phase, PoolStatus, RegionStatus
 from hostprep.kube.backoff import Backoff
@@ -49,8 +55,28 @@ def test_what_is_there_already_is_never_written() -> None:
         _status(replace(PREPARING, regions=(_region("Free"),), ready_bytes=1)),
     ],
 )
-def test_progress_is_written_at_most_every_ten_seconds(new: NodeStatus) -> None:
+def test_progress_without_a_step_is_written_once_a_minute(new: NodeStatus) -> None:
+    assert _due(_status(PREPARING), new) == 99.0 + PROGRESS_AT_LEAST_S
+
+
+@pytest.mark.parametrize("percent", [10, 99, None])
+def test_a_step_of_ten_percent_is_written_at_most_every_ten_seconds(percent: int | None) -> None:
+    new = _status(replace(PREPARING, progress_percent=percent))
     assert _due(_status(PREPARING), new) == 99.0 + PROGRESS_EVERY_S
+
+
+@given(st.lists(st.floats(0.1, 30.0), min_size=1, max_size=200))
+def test_a_preparation_costs_few_reports_however_long_it_takes(pauses_s: list[float]) -> None:
+    now_s, last_s, server, written = 0.0, 0.0, _status(PREPARING), 0
+    for number, pause_s in enumerate(pauses_s):
+        now_s += pause_s
+        percent = 1 + 98 * number // len(pauses_s)
+        wanted = _status(replace(PREPARING, progress_percent=percent))
+        due_s = due_at(server, wanted, now_s=now_s, last_write_s=last_s)
+        if due_s is not None and due_s <= now_s:
+            server, last_s, written = wanted, now_s, written + 1
+    steps = 100 / PROGRESS_STEP_PERCENT
+    assert written <= min(steps + now_s / PROGRESS_AT_LEAST_S, now_s / PROGRESS_EVERY_S)
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,16 @@ def test_a_changed_pool_with_sound_memory_is_resizing() -> None:
     assert pool.message == "has 8 GiB ready, on the way to 16 GiB"
 
 
+def test_a_change_that_is_not_planned_yet_leaves_the_pool_as_it_was_reported() -> None:
+    before = _ready()
+    changed = entry_of(generation=2)
+    status = _status(context_of(changed, observation=READY_LOOK), before)
+
+    assert (_pool(status).phase, _pool(status).generation) == (Phase.READY, 1)
+    gone = _status(context_of(changed, observation=observation_of()), before)
+    assert _pool(gone).generation == 2, "but not where its memory is gone"
+
+
 def test_a_change_that_waits_for_a_lease_names_the_holder() -> None:
     held = region(state="Leased", holder="process 12, vllm serve")
     status = _status(
@@ -175,9 +185,27 @@ def test_a_change_that_waits_for_a_lease_names_the_holder() -> None:
         )
     )
 
-    assert (_pool(status).phase, _pool(status).reason) == (Phase.RESIZING, "ResizeBlocked")
+    assert (_pool(status).phase, _pool(status).reason) == (Phase.BLOCKED, "ResizeBlocked")
     assert "node0-0 (process 12, vllm serve)" in _pool(status).message
+    assert status.conditions[0].status == "True", "it serves as before"
+    assert "a change of kv waits for leases" in status.conditions[0].message
     assert status.conditions[1].status == "True"
+    again = context_of(KV, observation=observation_of(pool_observation(held)), results=())
+    assert _pool(_status(again, status)).phase is Phase.BLOCKED, "a restarted agent knows it"
+
+
+def test_a_change_that_waits_for_a_lease_and_has_taken_all_else_is_no_state_to_serve_in() -> None:
+    held = region(state="Leased", holder="process 12, vllm serve")
+    unfinished = region("node0-1", state="Unfinished")
+    status = _status(
+        context_of(
+            KV,
+            observation=observation_of(pool_observation(held, unfinished)),
+            results=(result_of(KV, blocked=("node0-0",)),),
+        )
+    )
+
+    assert (_pool(status).phase, _pool(status).reason) == (Phase.RESIZING, "ResizeBlocked")
 
 
 def test_a_damaged_region_that_is_leased_is_shown_and_waits() -> None:
@@ -225,6 +253,9 @@ def test_an_absent_pool_that_is_leased_says_who_holds_it() -> None:
 
     assert (pool.phase, pool.reason) == (Phase.RELEASING, "Leased")
     assert "process 12, vllm" in pool.message
+    (condition,) = [one for one in _status(view).conditions if one.type == "Releasing"]
+    assert (condition.status, condition.reason) == ("True", "Leased")
+    assert "process 12, vllm" in condition.message
 
 
 def test_an_absent_pool_that_could_not_be_looked_at_is_not_taken_for_gone() -> None:
@@ -312,7 +343,7 @@ def test_ready_is_said_only_of_what_is_wholly_sound(view: NodeContext) -> None:
             else []
         )
         assert pool.ready_bytes == sum(one.size_bytes for one in sound)
-        if pool.phase is Phase.READY:
+        if pool.phase in (Phase.READY, Phase.BLOCKED):
             assert view.observation.pools[0].published
             assert len(sound) == len(view.observation.pools[0].regions)
         assert pool.reason

@@ -125,8 +125,7 @@ def why_not_ready(
             return f"{pool} has no entry"
         if report is None or report["phase"] not in SERVING:
             return f"{pool} is not Ready"
-        unread = status["observedGeneration"] < hmn["metadata"]["generation"]
-        if was_open and unread and report.get("regionsLeased") and report["uid"] == entry["uid"]:
+        if was_open and report.get("regionsLeased") and report["uid"] == entry["uid"]:
             continue
         if any(report[key] != entry[key] for key in ("uid", "generation")):
             return f"{pool}'s report answers another entry"
