@@ -20,12 +20,13 @@ HMNS = "/apis/hostprep.dev/v1alpha1/hostmemorynodes"
 
 
 def pool_object(name: str = "kv", *, uid_label: str = "", **spec: Any) -> JsonObject:
-    """A HostMemoryPool of 64 MiB; keywords are fields of its spec."""
+    """A HostMemoryPool of 64 MiB on every node; keywords are fields of its spec."""
+    selection = {} if spec.get("nodeSelector") else {"allNodes": True}
     return {
         "apiVersion": "hostprep.dev/v1alpha1",
         "kind": "HostMemoryPool",
         "metadata": {"name": name},
-        "spec": {"size": "64Mi", "backings": ["Base"], **spec},
+        "spec": {"size": "64Mi", "backings": ["Base"], **selection, **spec},
     }
 
 

@@ -13,10 +13,13 @@ HELM_OLDEST_VERSION = "3.14.0"
 """The oldest that docs/install.md names; program `helm-3`."""
 KUBECTL_VERSION = "1.37.1"
 KARPENTER_VERSION = "1.14.0"
-KUBERNETES_VERSIONS = ("1.36.3", "1.33.13")
+KUBERNETES_VERSIONS = ("1.37.2", "1.36.3", "1.33.13")
 """Newest first: the oldest is the oldest whose modules the Go module proxy has in full."""
+DEFAULT_KUBERNETES = "1.36.3"
+"""What tests and playgrounds run, the node's kubelet among them; `test_newest_kubernetes` runs a
+selection beside it on the newest one."""
 
-KUBELET_VERSION = "1.36.3"
+KUBELET_VERSION = DEFAULT_KUBERNETES
 """One for all API servers: no older kubelet is of interest here."""
 CONTAINERD_VERSION = "2.4.2"
 RUNC_VERSION = "1.5.2"
@@ -56,11 +59,13 @@ class GoProgram:
 
 
 def kubernetes_version(wanted: str | None) -> str:
-    """The pinned patch release for `1.36`, `1.36.3`, `newest` or `oldest`; none means the newest.
+    """The pinned patch release for `1.36`, `1.36.3`, `newest` or `oldest`; none means the default.
 
     Raises BadInputError for one that is not pinned here.
     """
-    if not wanted or wanted == "newest":
+    if not wanted:
+        return DEFAULT_KUBERNETES
+    if wanted == "newest":
         return KUBERNETES_VERSIONS[0]
     if wanted == "oldest":
         return KUBERNETES_VERSIONS[-1]

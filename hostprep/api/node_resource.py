@@ -9,6 +9,7 @@ from typing import Any
 
 from hostprep.api.codec import JsonObject, json_field
 from hostprep.api.conditions import Condition, format_time, parse_time
+from hostprep.api.versions import choice
 
 # What another agent's status lacks reads as nothing, and is no error.
 _TEXT = json_field(fallback="")
@@ -45,17 +46,18 @@ class PoolEntry(JsonObject):
 
     @property
     def uses_devices(self) -> bool:
-        """Whether the regions are kubelet's to hand out (`attach.mode: devicePlugin`)."""
-        return not self.absent and self._setting("attach", "mode") == "devicePlugin"
+        """Whether the regions are kubelet's to hand out (`attach.mode: DevicePlugin`)."""
+        return not self.absent and choice(self.policy, "attach", "mode") == "DevicePlugin"
+
+    @property
+    def reserved_at_boot(self) -> bool:
+        """Whether the agent installs a unit for the next boots (`boot: Systemd`)."""
+        return not self.absent and choice(self.policy, "boot") == "Systemd"
 
     @property
     def scrubbed_on_claim(self) -> bool:
         """Whether regions stay dirty until the next claim (`scrub.when: OnClaim`)."""
-        return self._setting("scrub", "when") == "OnClaim"
-
-    def _setting(self, block: str, name: str) -> object:
-        found = self.policy.get(block)
-        return found.get(name) if isinstance(found, Mapping) else None
+        return choice(self.policy, "scrub", "when") == "OnClaim"
 
 
 def entries_of(document: Mapping[str, Any]) -> tuple[PoolEntry, ...]:
@@ -67,6 +69,7 @@ def entries_of(document: Mapping[str, Any]) -> tuple[PoolEntry, ...]:
 POLICY_FIELDS = (
     "size",
     "percent",
+    "regionSize",
     "sizing",
     "backings",
     "regions",
@@ -78,8 +81,8 @@ POLICY_FIELDS = (
     "retention",
     "attach",
     "boot",
-    "release",
     "deletionPolicy",
+    "release",
 )
 """Fields of a HostMemoryPool's spec that a node needs: copied verbatim. Others, such as readiness
 and rollout, are the operator's own: changing them rewrites no HostMemoryNode."""

@@ -34,6 +34,8 @@ _PERCENTAGE = re.compile(r"(100|[1-9][0-9]?)%", re.ASCII)
 _MAX_PREFIX_CHARS = 253
 _MAX_LABEL_CHARS = 63
 _MAX_SELECTOR_KEYS: int = pool_schema("spec.nodeSelector")["maxProperties"]
+_MAX_TERMS: int = pool_schema("spec.nodeSelectorTerms")["maxItems"]
+_MAX_VALUES: int = pool_schema("spec.nodeSelectorTerms[].matchExpressions[].values")["maxItems"]
 _MAX_GROUPS: int = pool_schema("spec.sizing.groups")["maxItems"]
 _MAX_ANNOTATION_BYTES = 256 << 10
 _MAX_INT32 = (1 << 31) - 1
@@ -43,6 +45,8 @@ _OTHERS_TAINTS = (
     "node-role.kubernetes.io/",
     "node.cloudprovider.kubernetes.io/",
 )
+OUR_TAINTS = ("hostprep", "host-memory")
+"""One of these words stands in every taint's key that is taken off nodes."""
 _KEY_RULE = (
     "write a name of at most 63 letters, digits, hyphens, dots and underscores, with or without "
     "a DNS domain and a slash before it"
@@ -70,6 +74,13 @@ def whole(value: object) -> object:
     """Take 1.0 for 1, as JSON and the API server do; leave all else to the field's own type."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
         return int(value)
+    return value
+
+
+def whole_percent(value: float | None) -> float | None:
+    """Return the share if it is a whole number."""
+    if value is not None and not value.is_integer():
+        raise fail(f"{value} is not a whole number of percent", f"write {round(value) or 1}")
     return value
 
 
@@ -177,6 +188,18 @@ def max_unavailable(value: object) -> object:
     )
 
 
+def partition_nodes(value: object) -> object:
+    """Return a number of nodes, 0 included, or a percentage from "0%" to "100%"."""
+    if value == "0%" or (type(value) is int and value == 0):
+        return value
+    if _is_count(value, _MAX_INT32) or (isinstance(value, str) and _PERCENTAGE.fullmatch(value)):
+        return value
+    raise fail(
+        f"{_shown(value)} is neither a number of nodes nor a percentage",
+        'write a number from 0, or a percentage from "0%" to "100%"',
+    )
+
+
 def _is_count(value: object, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
@@ -186,6 +209,43 @@ def selector(value: Mapping[str, str]) -> Mapping[str, str]:
     if len(value) > _MAX_SELECTOR_KEYS:
         raise fail(f"has more than {_MAX_SELECTOR_KEYS} labels", "select by fewer")
     return labels(value)
+
+
+def canaries(value: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """Return the labels of a partition: there is at least one, and nodes can have them."""
+    if value is not None and not value:
+        raise fail("is empty", "name the label of the nodes that come first, or give nodes")
+    return value if value is None else selector(value)
+
+
+def term_key(value: str) -> str:
+    """Return the key of an expression if a label may have it."""
+    if not _is_key(value):
+        raise fail(f"{_shown(value)} is no label's key", _KEY_RULE)
+    return value
+
+
+def term_values(value: object) -> object:
+    """Refuse a list of more values than the schema takes; its items are checked after."""
+    if isinstance(value, list) and len(value) > _MAX_VALUES:
+        raise fail(f"has more than {_MAX_VALUES} values", "select by fewer")
+    return tuple(value) if isinstance(value, list) else value
+
+
+def term_value(value: str) -> str:
+    """Return the value of an expression if a label may have it."""
+    if len(value) > _MAX_LABEL_CHARS or _VALUE.fullmatch(value) is None:
+        raise fail(f"{_shown(value)} is no label's value", _VALUE_RULE)
+    return value
+
+
+def terms(value: object) -> object:
+    """Refuse a list of terms, or of expressions, that is empty or too long."""
+    if not isinstance(value, list):
+        return value
+    if not 1 <= len(value) <= _MAX_TERMS:
+        raise fail(f"has {len(value)} items", f"give 1 to {_MAX_TERMS}")
+    return tuple(value)
 
 
 def labels(value: Mapping[str, str]) -> Mapping[str, str]:
@@ -216,6 +276,12 @@ def taint_key(value: str) -> str:
     if value.startswith(_OTHERS_TAINTS):
         raise fail(
             f"{_shown(value)} is one of Kubernetes' own taints, and would be taken off ready nodes",
+            "write one such as example.com/host-memory",
+        )
+    if not any(word in value for word in OUR_TAINTS):
+        raise fail(
+            f"{_shown(value)} has neither {' nor '.join(OUR_TAINTS)} in it, and another program's "
+            "taint would be taken off ready nodes",
             "write one such as example.com/host-memory",
         )
     return value

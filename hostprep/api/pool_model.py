@@ -15,13 +15,15 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     field_validator,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 
 from hostprep.api import pool_checks as check
-from hostprep.api.schema import constraints, default
+from hostprep.api.schema import Choices, constraints, default
+from hostprep.api.versions import SERVED_API_VERSIONS
 from hostprep.backing import Backing
 
 _Whole = Annotated[int, BeforeValidator(check.whole)]
@@ -91,7 +93,7 @@ class Retention(_Model):
 class Attach(_Model):
     """How pods reach the regions. Used by the cluster only."""
 
-    mode: Annotated[str, constraints("spec.attach.mode")]
+    mode: Annotated[str | None, constraints("spec.attach.mode")]
 
 
 class Reclose(_Model):
@@ -131,13 +133,79 @@ class Accounting(_Model):
     require: Annotated[bool, constraints("spec.accounting.require")]
 
 
+class Partition(_Model):
+    """The nodes that a roll-out reaches for now. Used by the cluster only."""
+
+    nodes: Annotated[
+        int | str | None,
+        BeforeValidator(check.partition_nodes),
+        default("spec.rollout.partition.nodes"),
+    ]
+    node_selector: Annotated[
+        dict[str, str] | None,
+        AfterValidator(check.canaries),
+        default("spec.rollout.partition.nodeSelector"),
+    ]
+
+    @model_validator(mode="after")
+    def _check_that_it_is_one(self) -> Self:
+        if (self.nodes is None) == (self.node_selector is None):
+            raise check.fail(
+                "has both nodes and nodeSelector, or neither of them",
+                'give one of nodes (1 or "10%") and nodeSelector',
+            )
+        return self
+
+
 class Rollout(_Model):
-    """How many nodes may change at once. Used by the cluster only."""
+    """Which nodes may change, and how many at once. Used by the cluster only."""
 
     max_unavailable: Annotated[
         int | str,
         BeforeValidator(check.max_unavailable),
         default("spec.rollout.maxUnavailable"),
+    ]
+    paused: Annotated[bool, constraints("spec.rollout.paused")]
+    partition: Annotated[Partition | None, default("spec.rollout.partition")]
+
+
+class Release(_Model):
+    """When memory goes back that the pool no longer wants. Used by the cluster only."""
+
+    when: Annotated[str, constraints("spec.release.when")]
+    grace_period_seconds: Annotated[_Whole, constraints("spec.release.gracePeriodSeconds")]
+
+
+class Expression(_Model):
+    """One requirement of a node's labels. Used by the cluster only."""
+
+    key: Annotated[
+        str,
+        constraints("spec.nodeSelectorTerms[].matchExpressions[].key"),
+        AfterValidator(check.term_key),
+    ]
+    operator: Annotated[str, constraints("spec.nodeSelectorTerms[].matchExpressions[].operator")]
+    values: Annotated[
+        tuple[Annotated[str, AfterValidator(check.term_value)], ...] | None,
+        BeforeValidator(check.term_values),
+        default("spec.nodeSelectorTerms[].matchExpressions[].values"),
+    ]
+
+    @model_validator(mode="after")
+    def _check_values(self) -> Self:
+        if (self.operator in ("In", "NotIn")) != bool(self.values):
+            why = "are given with In and NotIn, and with no other operator"
+            raise check.fail(why, "give at least one with In, and none with Exists", field="values")
+        return self
+
+
+class Term(_Model):
+    """Requirements that must all hold. Used by the cluster only."""
+
+    match_expressions: Annotated[
+        tuple[Expression, ...],
+        BeforeValidator(check.terms),
+        default("spec.nodeSelectorTerms[].matchExpressions"),
     ]
 
 
@@ -186,7 +254,10 @@ class PolicyModel(_Model):
     """What a node needs to know of a pool: copied verbatim into its HostMemoryNode."""
 
     size: Annotated[int | None, BeforeValidator(check.quantity), default("spec.size")]
-    percent: Annotated[float | None, constraints("spec.percent"), AllowInfNan(allow_inf_nan=False)]
+    percent: Annotated[
+        float | None, constraints("spec.percent"), AfterValidator(check.whole_percent)
+    ]
+    region_size: Annotated[int | None, BeforeValidator(check.quantity), default("spec.regionSize")]
     sizing: Annotated[Sizing | None, default("spec.sizing")]
     backings: Annotated[
         tuple[Annotated[Backing, BeforeValidator(check.backing)], ...],
@@ -205,8 +276,9 @@ class PolicyModel(_Model):
     scrub: Annotated[Scrub, default("spec.scrub")]
     retention: Annotated[Retention | None, default("spec.retention")]
     attach: Annotated[Attach, default("spec.attach")]
-    boot: Annotated[str, constraints("spec.boot")]
+    boot: Annotated[str | None, constraints("spec.boot")]
     deletion_policy: Annotated[str, constraints("spec.deletionPolicy")]
+    release: Annotated[Release, default("spec.release")]
 
     @model_validator(mode="after")
     def _check_handoff(self) -> Self:
@@ -224,26 +296,56 @@ class PolicyModel(_Model):
     def _check_sizes(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        given = [field for field in ("size", "percent", "sizing") if value.get(field) is not None]
+        sizes = ("size", "percent", "regionSize", "sizing")
+        given = [field for field in sizes if value.get(field) is not None]
         if len(given) != 1:
             why = f"{' and '.join(given)} exclude each other" if given else "there is no size"
-            raise check.fail(why, "give one of size (8Gi), percent (50) and sizing")
+            remedy = "give one of size (8Gi), percent (50), regionSize (8Gi) and sizing"
+            raise check.fail(why, remedy)
         return value
 
 
-class SpecModel(PolicyModel):
-    """What is asked for: the node's part, and what the operator keeps to itself."""
+class StoredPolicyModel(PolicyModel):
+    """A policy as nodes have it, which may be that of a pool that an earlier version took."""
 
+    percent: Annotated[float | None, Field(gt=0, le=100), AllowInfNan(allow_inf_nan=False)] = None
+    """A fraction too."""
+
+
+class SpecModel(PolicyModel):
+    """What is asked for: the node's part, and what the operator keeps to itself.
+
+    Without a cluster nobody selects nodes: so a file without any selection is taken here, which the
+    API server refuses.
+    """
+
+    all_nodes: Annotated[bool | None, constraints("spec.allNodes")]
     node_selector: Annotated[dict[str, str], AfterValidator(check.selector)] = {}
+    node_selector_terms: Annotated[
+        tuple[Term, ...] | None,
+        BeforeValidator(check.terms),
+        default("spec.nodeSelectorTerms"),
+    ]
     readiness: Annotated[Readiness, default("spec.readiness")]
     accounting: Annotated[Accounting, default("spec.accounting")]
     rollout: Annotated[Rollout, default("spec.rollout")]
+    deletion_protection: Annotated[str, constraints("spec.deletionProtection")]
+
+    @model_validator(mode="after")
+    def _check_selection(self) -> Self:
+        if self.all_nodes and (self.node_selector or self.node_selector_terms is not None):
+            raise check.fail(
+                "excludes nodeSelector and nodeSelectorTerms",
+                "remove it, or remove them",
+                field="allNodes",
+            )
+        return self
 
 
 class PoolResource(_Model):
     """A whole HostMemoryPool. `status` is the cluster's and ignored."""
 
-    api_version: Literal["hostprep.dev/v1alpha1"]
+    api_version: Annotated[str, Choices(SERVED_API_VERSIONS)]
     kind: Literal["HostMemoryPool"]
     metadata: Metadata
     spec: SpecModel

@@ -11,10 +11,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from hostprep.api.names import API_VERSION, POOL_KIND
-from hostprep.api.pool_model import PolicyModel, PoolResource, Sizing
+from hostprep.api.pool_model import PolicyModel, PoolResource, Sizing, StoredPolicyModel
 from hostprep.api.pool_spec import PoolSpec, PoolState, RegionLayout
 from hostprep.api.schema import Loader
 from hostprep.api.slot_layout import SlotLayout
+from hostprep.api.versions import SERVED_API_VERSIONS, WRITTEN_API_VERSION, respelled
 from hostprep.errors import BadInputError
 from hostprep.layout import Group
 from hostprep.paths import check_pool_name
@@ -65,7 +66,8 @@ def load_pools(text: str, *, source: str, options: Mapping[str, str] = {}) -> tu
     documents = [document for document in _documents(text, source) if document is not None]
     if not documents:
         raise BadInputError(
-            f"{source}: holds no {POOL_KIND}", remedy=f"start it with apiVersion: {API_VERSION}"
+            f"{source}: holds no {POOL_KIND}",
+            remedy=f"start it with apiVersion: {WRITTEN_API_VERSION}",
         )
     specs: list[PoolSpec] = []
     for number, document in enumerate(documents, start=1):
@@ -92,7 +94,8 @@ def spec_from_options(
 ) -> PoolSpec:
     """Return the spec that the command line's options describe.
 
-    `size` is a quantity such as 8Gi or a share of the machine's memory such as 50%; `backings`
+    `size` is a quantity such as 8Gi or a share of the memory of NUMA nodes with CPUs, in whole
+    percent such as 50%; `backings`
     are names in order, with commas between. Raises BadInputError naming the option.
     """
     if isinstance(regions, str) and regions.isascii() and regions.isdigit() and len(regions) < 10:
@@ -109,7 +112,7 @@ def spec_from_options(
     access = {"gid": gid, "mode": mode}
     spec["access"] = {key: value for key, value in access.items() if value is not None}
     document = {
-        "apiVersion": API_VERSION,
+        "apiVersion": WRITTEN_API_VERSION,
         "kind": POOL_KIND,
         "metadata": {"name": name},
         "spec": spec,
@@ -123,7 +126,8 @@ def spec_from_policy(
     """Return the spec that one item of a HostMemoryNode's `spec.pools` asks for.
 
     `policy` holds a pool's own fields, already resolved by the API server; what is not known is
-    ignored, since the operator may be newer than the agent. An absent pool needs none of it.
+    ignored, since the operator may be newer than the agent, and what an earlier version stored is
+    taken: old spellings and a fractional percent. An absent pool needs none of it.
     Raises BadInputError naming the field.
     """
     where = f"spec.pools[{name[:63]}]"
@@ -131,7 +135,7 @@ def spec_from_policy(
     if absent:
         return PoolSpec(name=name, uid=uid, state=PoolState.ABSENT, size_bytes=1)
     try:
-        model = PolicyModel.model_validate(dict(policy), extra="ignore")
+        model = StoredPolicyModel.model_validate(respelled(policy), extra="ignore")
     except ValidationError as error:
         path, why, remedy = _explain(error)
         shown = f"{where}.policy" if path == _WHOLE else f"{where}.policy.{path}"
@@ -139,13 +143,14 @@ def spec_from_policy(
     return _node_half(name, uid, model)
 
 
-def _percent(size: str) -> float:
-    try:
-        return float(size.strip()[:-1])
-    except ValueError:
-        raise BadInputError(
-            f"command line: --size: {size[:40]!r} is not a share", remedy="write it like 50%"
-        ) from None
+def _percent(size: str) -> int:
+    digits = size.strip()[:-1]
+    if digits.isascii() and digits.isdigit() and len(digits) < 10:
+        return int(digits)
+    raise BadInputError(
+        f"command line: --size: {size[:40]!r} is not a share in whole percent",
+        remedy="write it like 50%, or as a quantity like 96Gi",
+    )
 
 
 def _spec_of(document: object, where: str, options: Mapping[str, str]) -> PoolSpec:
@@ -153,7 +158,7 @@ def _spec_of(document: object, where: str, options: Mapping[str, str]) -> PoolSp
         raise BadInputError(f"{where}: is no mapping", remedy=f"write a {POOL_KIND}")
     _check_identity(document, where)
     try:
-        resource = PoolResource.model_validate(document)
+        resource = PoolResource.model_validate(_in_written_version(document))
     except ValidationError as error:
         path, why, remedy = _explain(error)
         shown = _shown_path(path, options)
@@ -178,10 +183,19 @@ def _shown_path(path: str, options: Mapping[str, str]) -> str:
 
 def _check_identity(document: Mapping[Any, Any], where: str) -> None:
     """Say first that it is another kind of object: its fields would only confuse."""
-    for field, wanted in (("apiVersion", API_VERSION), ("kind", POOL_KIND)):
-        if document.get(field) != wanted:
+    for field, taken in (("apiVersion", SERVED_API_VERSIONS), ("kind", (POOL_KIND,))):
+        if document.get(field) not in taken:
             shown = repr(document[field])[:60] if field in document else "nothing"
-            raise BadInputError(f"{where}: {field}: is {shown}", remedy=f"write {field}: {wanted}")
+            remedy = f"write {field}: {taken[0]}"
+            raise BadInputError(f"{where}: {field}: is {shown}", remedy=remedy)
+
+
+def _in_written_version(document: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return a document of v1alpha1 with the spellings of v1beta1; another one as it is."""
+    spec = document.get("spec")
+    if document.get("apiVersion") == API_VERSION and isinstance(spec, dict):
+        return {**document, "spec": respelled(spec)}
+    return document
 
 
 def _slot_layout(sizing: Sizing) -> SlotLayout:
@@ -213,6 +227,7 @@ def _node_half(name: str, uid: str, policy: PolicyModel) -> PoolSpec:
         uid=uid,
         size_bytes=policy.size,
         percent=policy.percent,
+        region_size_bytes=policy.region_size,
         sizing=_slot_layout(policy.sizing) if policy.sizing else None,
         priority=policy.priority,
         backings=policy.backings,
@@ -346,7 +361,8 @@ def _path(location: tuple[int | str, ...]) -> str:
 def _known_fields(location: tuple[int | str, ...]) -> str:
     model: type[BaseModel] | None = PoolResource
     for step in location[:-1]:
-        model = _model_of(model, str(step))
+        if isinstance(step, str):
+            model = _model_of(model, step)
     if model is None:
         return "remove it"
     fields = [field.alias or name for name, field in model.model_fields.items()]
@@ -356,8 +372,11 @@ def _known_fields(location: tuple[int | str, ...]) -> str:
 
 def _model_of(model: type[BaseModel] | None, field: str) -> type[BaseModel] | None:
     fields = model.model_fields.values() if model else ()
-    annotation = next((known.annotation for known in fields if known.alias == field), None)
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
+    return _model_in(next((known.annotation for known in fields if known.alias == field), None))
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of a field's values, one by one where they are a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)

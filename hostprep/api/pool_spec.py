@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hostprep.api.slot_layout import GROUP_ALIGN_BYTES, SlotLayout
+from hostprep.api.slot_layout import GROUP_ALIGN_BYTES, SlotLayout, round_up
 from hostprep.backing import GIB, MIB, Backing
 
 _NAME = re.compile(r"(?:node(?P<node>\d{1,5})|interleave)-(?P<index>\d{1,5})", re.ASCII)
@@ -129,7 +129,7 @@ class RegionLayout(StrEnum):
 class PoolSpec:
     """One pool as one node must hold it.
 
-    Exactly one of `size_bytes`, `percent` and `sizing` is set.
+    Exactly one of `size_bytes`, `percent`, `region_size_bytes` and `sizing` is set.
     """
 
     name: str
@@ -138,7 +138,9 @@ class PoolSpec:
     state: PoolState = PoolState.PRESENT
     size_bytes: int | None = None
     percent: float | None = None
-    """Of the machine's MemTotal, 0 < percent <= 100."""
+    """Of the memory of NUMA nodes that have CPUs, 0 < percent <= 100."""
+    region_size_bytes: int | None = None
+    """Of each region, not yet rounded up to whole pages: the regions' number makes the size."""
     sizing: SlotLayout | None = None
     """What each region holds, one beside the other: the regions' number makes the size."""
     priority: int = 0
@@ -159,11 +161,13 @@ class PoolSpec:
 
     @property
     def region_bytes(self) -> int | None:
-        """Size of every region of a pool with a sizing, whichever of its backings it gets.
+        """Size of every region where it is given, whichever of its backings the pool gets.
 
         Regions of base pages are cut at 2 MiB as well, so that another backing may follow.
         """
-        if self.sizing is None:
-            return None
-        pages = (backing.page_bytes for backing in self.backings)
-        return self.sizing.region_bytes(max(GROUP_ALIGN_BYTES, *pages))
+        page_bytes = max(GROUP_ALIGN_BYTES, *(backing.page_bytes for backing in self.backings))
+        if self.sizing is not None:
+            return self.sizing.region_bytes(page_bytes)
+        if self.region_size_bytes is not None:
+            return round_up(self.region_size_bytes, page_bytes)
+        return None

@@ -1,7 +1,8 @@
 """Fields of a HostMemoryPool, as the CustomResourceDefinition has them: bounds, choices, defaults.
 
 The YAML is the source: the API server enforces it, `kubectl explain` shows it, models read it. What
-it says in CEL rules stands once more in `pool_checks`, with messages of its own.
+it says in CEL rules stands once more in `pool_checks`, with messages of its own. Models read
+v1beta1, the version that people write; v1alpha1 follows from it (scripts/crd_versions.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pydantic import Field, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
-from hostprep.api.names import POOL_PLURAL
+from hostprep.api.names import POOL_PLURAL, VERSION
 
 _PACKAGED = Path(__file__).parent / "crds"
 _IN_CHECKOUT = Path(__file__).parents[2] / "charts" / "hostprep" / "files" / "crds"
@@ -33,10 +34,25 @@ _CONSTRAINTS = {
 @cache
 def load_crd(plural: str) -> dict[str, Any]:
     """Return a CustomResourceDefinition: a wheel has it in the package, a checkout in the chart."""
-    folder = _PACKAGED if _PACKAGED.is_dir() else _IN_CHECKOUT
-    with (folder / f"{plural}.yaml").open("rb") as file:
-        crd: dict[str, Any] = yaml.load(file, Loader=Loader)  # noqa: S506 - a SafeLoader
+    crd: dict[str, Any] = yaml.load(_text(plural), Loader=Loader)  # noqa: S506 - a SafeLoader
     return crd
+
+
+@cache
+def _pool_root() -> dict[str, Any]:
+    """Return the pool's schema in the version that people write, which comes first in the file.
+
+    The other one is as long, and every start of a program would read it in vain.
+    """
+    written = _text(POOL_PLURAL).partition(f"    - name: {VERSION}\n")[0]
+    crd = yaml.load(written, Loader=Loader)  # noqa: S506 - a SafeLoader
+    root: dict[str, Any] = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return root
+
+
+def _text(plural: str) -> str:
+    folder = _PACKAGED if _PACKAGED.is_dir() else _IN_CHECKOUT
+    return (folder / f"{plural}.yaml").read_text(encoding="utf-8")
 
 
 def pool_schema(path: str) -> dict[str, Any]:
@@ -83,8 +99,7 @@ class Choices:
 
 def _find(path: str) -> tuple[dict[str, Any], bool]:
     """Return the field's schema, and whether it must be given."""
-    (version,) = load_crd(POOL_PLURAL)["spec"]["versions"]
-    schema = version["schema"]["openAPIV3Schema"]
+    schema = _pool_root()
     required = True
     for step in path.split("."):
         name = step.removesuffix("[]")

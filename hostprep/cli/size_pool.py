@@ -8,9 +8,10 @@ from typing import Any
 
 import yaml
 
-from hostprep.api.names import API_VERSION, POOL_KIND
+from hostprep.api.names import POOL_KIND
 from hostprep.api.pool_resource import load_pools
 from hostprep.api.pool_spec import DEFAULT_BACKINGS
+from hostprep.api.versions import WRITTEN_API_VERSION
 from hostprep.backing import Backing
 from hostprep.cli.size_one import Sized
 from hostprep.errors import BadInputError
@@ -84,14 +85,17 @@ def _pool_yaml(
         backings=_backings(options["backing"]),
         regions=options["regions"],
     )
-    spec: dict[str, Any] = {"regions": shape.regions}
+    spec: dict[str, Any] = {
+        "nodeSelector": {f"pool.hostprep.dev/{name}": "true"},
+        "regions": shape.regions,
+    }
     if options["backing"]:
         spec["backings"] = [backing.value for backing in shape.backings]
     if priority is not None:
         spec["priority"] = priority
     spec["sizing"] = shape.sizing
     document = {
-        "apiVersion": API_VERSION,
+        "apiVersion": WRITTEN_API_VERSION,
         "kind": POOL_KIND,
         "metadata": {"name": name},
         "spec": spec,

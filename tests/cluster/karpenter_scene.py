@@ -27,7 +27,7 @@ from tests.cluster.charts import CHART, NAMESPACE, RELEASE
 
 JsonObject = dict[str, Any]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "karpenter.yaml"
-POOLS = "/apis/hostprep.dev/v1alpha1/hostmemorypools"
+POOLS = "/apis/hostprep.dev/v1beta1/hostmemorypools"
 HMNS = "/apis/hostprep.dev/v1alpha1/hostmemorynodes"
 CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
 NODE_POOLS = "/apis/karpenter.sh/v1/nodepools"

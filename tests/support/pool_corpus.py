@@ -79,6 +79,15 @@ _PATHS = (
     *(("spec", name) for name in ("size", "percent", "backings", "regions", "reserve", "boot")),
     *(("spec", name) for name in ("priority", "nodeSelector", "deletionPolicy", "sizing", "x")),
     *(("spec", name) for name in ("access", "lease", "scrub", "attach", "readiness", "rollout")),
+    *(("spec", name) for name in ("allNodes", "nodeSelectorTerms", "regionSize", "release")),
+    ("spec", "deletionProtection"),
+    ("spec", "release", "when"),
+    ("spec", "release", "gracePeriodSeconds"),
+    ("spec", "rollout", "paused"),
+    ("spec", "rollout", "partition"),
+    ("spec", "rollout", "partition", "nodes"),
+    ("spec", "rollout", "partition", "nodeSelector"),
+    ("apiVersion",),
     ("spec", "access", "gid"),
     ("spec", "access", "mode"),
     ("spec", "lease", "maxWaitSeconds"),
@@ -155,15 +164,37 @@ _VALUES = st.one_of(
 _KEYS = st.from_regex(r"\A([a-z0-9.-]{0,6}/)?[A-Za-z0-9_.-]{0,4}\Z")
 _LABELS = st.dictionaries(_KEYS, st.from_regex(r"\A[A-Za-z0-9_.-]{0,4}\Z"), max_size=2)
 _NUMBERS = st.integers(-2, 1100) | st.sampled_from([86400, 86401, 604800, 604801, (1 << 32) - 2])
+_TERMS = st.fixed_dictionaries(
+    {},
+    optional={
+        "matchExpressions": st.lists(
+            st.fixed_dictionaries(
+                {"key": _KEYS, "operator": st.sampled_from(["In", "NotIn", "Exists", "Gt"])},
+                optional={
+                    "values": st.lists(st.sampled_from(["a", "", "8", "a b", 8]), max_size=2)
+                },
+            ),
+            max_size=2,
+        )
+    },
+)
 _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "size": quantities,
     "reserve": quantities,
     "percent": st.floats(0, 101) | _NUMBERS,
+    "allNodes": st.booleans(),
+    "nodeSelectorTerms": st.lists(_TERMS, max_size=2),
+    "regionSize": quantities,
+    "gracePeriodSeconds": _NUMBERS,
+    "paused": st.booleans(),
+    "nodes": _NUMBERS | st.from_regex(r"\A[0-9]{1,3}%\Z"),
+    "deletionProtection": st.sampled_from(["WhileLeased", "Always", "None"]),
+    "apiVersion": st.sampled_from(["hostprep.dev/v1alpha1", "hostprep.dev/v1beta1"]),
     "backings": _BACKINGS,
     "regions": _NUMBERS | st.sampled_from(["PerNUMANode", "PerGPU", "Single"]),
     "priority": _NUMBERS,
     "gid": _NUMBERS,
-    "mode": st.from_regex(r"\A0?[0-7]{2,3}\Z") | st.sampled_from(["hostPath", "devicePlugin"]),
+    "mode": st.from_regex(r"\A0?[0-7]{2,3}\Z") | st.sampled_from(["hostPath", "DevicePlugin"]),
     "maxWaitSeconds": _NUMBERS,
     "deadlineSeconds": _NUMBERS,
     "maxUnavailable": _NUMBERS | st.from_regex(r"\A[0-9]{1,3}%\Z"),
@@ -174,8 +205,8 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "required": st.booleans(),
     "require": st.booleans(),
     "profile": st.sampled_from(["ClusterAutoscaler", "NodeReadinessController", "None"]),
-    "when": st.sampled_from(["OnRelease", "OnClaim"]),
-    "boot": st.sampled_from(["none", "systemd"]),
+    "when": st.sampled_from(["OnRelease", "OnClaim", "AfterGracePeriod", "Immediately"]),
+    "boot": st.sampled_from(["none", "systemd", "None", "Systemd"]),
     "deletionPolicy": st.sampled_from(["Release", "Retain"]),
     "onDeadline": st.sampled_from(["StayClosed", "OpenWithout"]),
     "reboot": st.sampled_from(["Taint", "LabelOnly"]),
@@ -196,9 +227,19 @@ def mutated_pools(draw: st.DrawFn) -> JsonObject:
             inner = place.get(step)
             place[step] = place = inner if isinstance(inner, dict) else {}
         what = draw(st.sampled_from(["remove", "likely", "likely", "likely", "any"]))
-        if what == "remove":
+        if what == "remove" and last != "apiVersion":
             place.pop(last, None)
         else:
             likely = _LIKELY.get(last, st.just({}))
-            place[last] = draw(likely if what == "likely" else _VALUES)
+            place[last] = draw(likely if what == "likely" or last == "apiVersion" else _VALUES)
     return document
+
+
+def selects_nothing(document: JsonObject) -> bool:
+    """Whether the pool's selection is missing, which the API server refuses and a node does not."""
+    spec = document.get("spec")
+    if not isinstance(spec, dict):
+        return False
+    return not (
+        spec.get("allNodes") is True or spec.get("nodeSelector") or spec.get("nodeSelectorTerms")
+    )

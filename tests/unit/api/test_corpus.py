@@ -29,7 +29,8 @@ def test_the_corpus_is_large_enough_to_mean_something() -> None:
 @pytest.mark.parametrize("case", GOOD, ids=lambda case: case.name)
 def test_a_good_pool_is_accepted(case: Case) -> None:
     (spec,) = load_pools(case.text, source="pool.yaml")
-    assert [spec.size_bytes, spec.percent, spec.sizing].count(None) == 2
+    sizes = [spec.size_bytes, spec.percent, spec.region_size_bytes, spec.sizing]
+    assert sizes.count(None) == 3
 
 
 @pytest.mark.parametrize("case", BAD, ids=lambda case: case.name)

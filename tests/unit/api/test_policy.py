@@ -43,6 +43,15 @@ def test_an_absent_pool_needs_no_policy_to_be_released(policy: dict[str, Any]) -
     assert not spec.force
 
 
+def test_what_an_earlier_version_stored_is_taken() -> None:
+    """New pools must have a whole share: stored ones stay what they are."""
+    policy = {"percent": 62.5, "attach": {"mode": "devicePlugin"}, "boot": "systemd"}
+    assert spec_from_policy("kv", "", policy).percent == 62.5
+    assert policy["attach"] == {"mode": "devicePlugin"}
+    for spelling in ({"boot": "None"}, {"boot": "none"}, {"attach": {"mode": "HostPath"}}):
+        assert spec_from_policy("kv", "", {"size": 1, **spelling}).size_bytes == 1
+
+
 def test_what_a_newer_operator_knows_is_ignored() -> None:
     spec = spec_from_policy("kv", "", {"size": "8Gi", "new": 1, "access": {"new": 1}})
     assert spec.backings == DEFAULT_BACKINGS

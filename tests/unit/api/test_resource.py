@@ -27,7 +27,7 @@ metadata:
 spec:
   nodeSelector: {gpu: "true"}
   priority: 7
-  percent: 62.5
+  percent: 62
   backings: [HugeTLB1Gi, Base]
   regions: 16
   reserve: 32Gi
@@ -39,7 +39,7 @@ spec:
   readiness:
     required: true
     profile: Karpenter
-    taintKey: example.com/hold
+    taintKey: example.com/host-memory
     reclose: {reboot: Taint, repair: Taint, resize: LabelOnly}
     deadlineSeconds: 300
     onDeadline: OpenWithout
@@ -69,6 +69,11 @@ def refusal_of(text: str) -> str:
     return message
 
 
+def sizes_of(spec: PoolSpec) -> list[object]:
+    """Return what a size can be given by, of which three are None."""
+    return [spec.size_bytes, spec.percent, spec.region_size_bytes, spec.sizing]
+
+
 def outcome(text: str) -> str:
     """Return the refusal, or nothing; any other exception fails the test."""
     try:
@@ -76,7 +81,7 @@ def outcome(text: str) -> str:
     except BadInputError as error:
         return str(error)
     for spec in specs:
-        assert [spec.size_bytes, spec.percent, spec.sizing].count(None) == 2
+        assert sizes_of(spec).count(None) == 3
     return ""
 
 
@@ -85,7 +90,7 @@ def test_every_field_is_accepted_and_the_node_half_is_kept() -> None:
         PoolSpec(
             name="kv",
             uid="0a1b",
-            percent=62.5,
+            percent=62,
             priority=7,
             backings=(Backing.HUGETLB_1GI, Backing.BASE),
             layout=RegionLayout.COUNT,
@@ -96,6 +101,30 @@ def test_every_field_is_accepted_and_the_node_half_is_kept() -> None:
             max_kept_s=86400,
         ),
     )
+
+
+def test_both_versions_are_read_and_each_has_its_spellings() -> None:
+    beta = FULL.replace("v1alpha1", "v1beta1")
+    assert "spec.attach.mode: 'devicePlugin'" in refusal_of(beta)
+    beta = beta.replace("devicePlugin", "DevicePlugin")
+    assert "spec.boot: 'systemd'" in refusal_of(beta)
+    beta = beta.replace("systemd", "Systemd")
+    assert load_pools(beta, source="beta") == load_pools(FULL, source="alpha")
+    both = f"{FULL}---\n{beta}".replace("name: kv", "name: kv-2", 1)
+    assert [spec.name for spec in load_pools(both, source="both")] == ["kv-2", "kv"]
+
+
+def test_a_region_s_size_is_rounded_up_to_pages_of_every_backing() -> None:
+    assert load("regionSize: 3Gi").region_bytes == 3 * GIB
+    assert load("regionSize: 1").region_bytes == 2 << 20
+    spec = load("regionSize: 1500Mi\n  backings: [HugeTLB1Gi, Base]\n  regions: PerGPU")
+    assert spec.region_bytes == 2 * GIB
+    assert spec.size_bytes is None
+
+
+def test_a_file_needs_no_selection_of_nodes() -> None:
+    assert "nodeSelector" not in HEAD
+    assert load("size: 8Gi").size_bytes == 8 * GIB
 
 
 def test_a_size_alone_gets_the_defaults() -> None:
@@ -135,9 +164,12 @@ def test_two_pools_of_one_name_are_refused() -> None:
         ("priority: 1", ["spec", "no size"]),
         ("size: 8Gi\n  percent: 5", ["spec", "exclude each other"]),
         ("sizing: {model: x}", ["spec.sizing.tokensPerBlock", "is missing"]),
-        ("percent: 0", ["spec.percent", "greater than 0"]),
+        ("percent: 0", ["spec.percent", "greater than or equal to 1"]),
         ("percent: 101", ["spec.percent", "less than or equal to 100"]),
-        ("percent: .nan", ["spec.percent", "finite"]),
+        ("percent: .nan", ["spec.percent", "out of range"]),
+        ("percent: 62.5", ["spec.percent", "62.5 is not a whole number", "write 62"]),
+        ("percent: 5\n  regionSize: 8Gi", ["spec", "percent and regionSize exclude each other"]),
+        ("regionSize: 8Gb", ["spec.regionSize", "8Gi"]),
         ("size: 8Gi\n  sise: 9Gi", ["spec.sise", "no field", "did you mean size?"]),
         ("size: 8Gi\n  size: 9Gi", ["twice"]),
         ("size: 8Gi\n  backings: [HugeTLB4Mi]", ["spec.backings[0]", "HugeTLB1Gi, HugeTLB2Mi"]),
@@ -157,10 +189,20 @@ def test_two_pools_of_one_name_are_refused() -> None:
         ("size: 8Gi\n  access: {gid: staff}", ["spec.access.gid", "whole number"]),
         ("size: 8Gi\n  access: {gid: 4294967295}", ["spec.access.gid", "out of range"]),
         ("size: 8Gi\n  access: 5", ["spec.access", "not a mapping"]),
-        ("size: 8Gi\n  attach: {mode: csi}", ["spec.attach.mode", "'hostPath' or 'devicePlugin'"]),
+        ("size: 8Gi\n  attach: {mode: csi}", ["spec.attach.mode", "'HostPath' or 'DevicePlugin'"]),
         ("size: 8Gi\n  rollout: {maxUnavailable: 0}", ["spec.rollout.maxUnavailable"]),
         ("size: 8Gi\n  readiness: {reclose: {rebot: Taint}}", ["did you mean reboot?"]),
         ("size: 8Gi\n  nodeSelector: {gpu: true}", ["spec.nodeSelector.gpu", "quotes"]),
+        (
+            "size: 8Gi\n  allNodes: true\n  nodeSelector: {gpu: ''}",
+            ["spec.allNodes", "excludes nodeSelector and nodeSelectorTerms"],
+        ),
+        ("size: 8Gi\n  allnodes: true", ["did you mean allNodes?"]),
+        (
+            "size: 8Gi\n  readiness: {taintKey: nvidia.com/gpu}",
+            ["spec.readiness.taintKey", "neither hostprep nor host-memory", "example.com/host-mem"],
+        ),
+        ("size: 8Gi\n  rollout: {partition: {}}", ["spec.rollout.partition", "neither"]),
     ],
 )
 def test_a_bad_field_is_named_with_its_remedy(spec: str, words: list[str]) -> None:
@@ -237,7 +279,7 @@ def test_any_values_are_either_a_pool_or_one_line(values: dict[str, object]) -> 
 def test_options_make_the_same_spec_as_a_file() -> None:
     spec = spec_from_options(
         name="kv",
-        size="62.5%",
+        size="62%",
         backings="HugeTLB1Gi, Base",
         regions="16",
         reserve="32Gi",
@@ -257,6 +299,8 @@ def test_options_make_the_same_spec_as_a_file() -> None:
         ({"name": "kv", "size": "0"}, "--size"),
         ({"name": "kv", "size": "x%"}, "--size"),
         ({"name": "kv", "size": "101%"}, "--size"),
+        ({"name": "kv", "size": "0%"}, "--size"),
+        ({"name": "kv", "size": "62.5%"}, "--size"),
         ({"name": "kv", "size": "nan%"}, "--size"),
         ({"name": "kv"}, "--size"),
         ({"name": "kv", "size": "8Gi", "backings": "Huge"}, "--backing"),

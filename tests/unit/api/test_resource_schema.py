@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -16,6 +19,7 @@ from hostprep.api import pool_checks as resource_checks
 from hostprep.api.node_resource import POLICY_FIELDS, PoolEntry
 from hostprep.api.pool_model import PolicyModel, SpecModel
 from hostprep.api.pool_spec import DEFAULT_BACKINGS
+from hostprep.api.versions import OLD_SPELLINGS, SERVED_API_VERSIONS, WRITTEN_VERSION
 from hostprep.backing import Backing
 from hostprep.layout import MAX_SLOTS
 from hostprep.units import parse_quantity
@@ -24,11 +28,12 @@ from tests.support.host_memory_nodes import full_status
 pytestmark = pytest.mark.unit
 
 Json = dict[str, Any]
+SCRIPT = Path(__file__).parents[3] / "scripts" / "crd_versions.py"
 CRDS = {plural: schema.load_crd(plural) for plural in (names.POOL_PLURAL, names.NODE_PLURAL)}
 
 
-def root_of(plural: str) -> Json:
-    (version,) = CRDS[plural]["spec"]["versions"]
+def root_of(plural: str, name: str = WRITTEN_VERSION) -> Json:
+    (version,) = (one for one in CRDS[plural]["spec"]["versions"] if one["name"] == name)
     root: Json = version["schema"]["openAPIV3Schema"]
     return root
 
@@ -78,28 +83,63 @@ def test_every_list_is_bounded_and_says_how_it_merges(plural: str, path: str, no
 )
 def test_resources_have_the_names_that_the_programs_use(plural: str, kind: str, short: str) -> None:
     crd = CRDS[plural]
-    (version,) = crd["spec"]["versions"]
+    versions = crd["spec"]["versions"]
     assert crd["metadata"]["name"] == f"{plural}.{names.GROUP}"
-    assert f"{crd['spec']['group']}/{version['name']}" == names.API_VERSION
+    assert [f"{names.GROUP}/{one['name']}" for one in versions] == [*SERVED_API_VERSIONS]
+    assert [one["name"] for one in versions if one["storage"]] == [names.VERSION]
+    assert all(one["served"] and one["subresources"] == {"status": {}} for one in versions)
+    assert "conversion" not in crd["spec"]  # strategy None: only apiVersion differs
     assert crd["spec"]["scope"] == "Cluster"
     assert crd["spec"]["names"]["kind"] == kind
     assert crd["spec"]["names"]["shortNames"] == [short]
     assert crd["spec"]["names"]["categories"] == ["hostprep"]
-    assert version["subresources"] == {"status": {}}
+
+
+def without_choices(node: Any) -> Any:
+    """A schema without what the versions may differ in: which one it is, and spellings."""
+    if isinstance(node, dict):
+        return {key: without_choices(item) for key, item in node.items() if key != "enum"}
+    if isinstance(node, list):
+        return [without_choices(item) for item in node]
+    return node.replace(WRITTEN_VERSION, names.VERSION) if isinstance(node, str) else node
+
+
+@pytest.mark.parametrize("plural", CRDS)
+def test_both_versions_have_one_structure_and_differ_in_old_spellings_alone(plural: str) -> None:
+    written, stored = (root_of(plural, name) for name in (WRITTEN_VERSION, names.VERSION))
+    assert without_choices(written) == without_choices(stored)
+    new, old = dict(walk(written, "")), dict(walk(stored, ""))
+    differing = {
+        path: set(old[path]["enum"]) - set(new[path]["enum"])
+        for path in new
+        if old[path].get("enum") != new[path].get("enum")
+    }
+    expected = {f"spec.{'.'.join(path)}": set(known) for path, known in OLD_SPELLINGS.items()}
+    assert differing == (expected if plural == names.POOL_PLURAL else {})
+
+
+@pytest.mark.parametrize("path", OLD_SPELLINGS)
+def test_a_choice_without_a_default_keeps_what_old_objects_say(path: tuple[str, ...]) -> None:
+    assert "default" not in schema.pool_schema(f"spec.{'.'.join(path)}")
+
+
+def test_the_files_are_what_the_script_makes_of_the_written_version() -> None:
+    made = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, check=False)
+    assert made.returncode == 0, made.stderr
 
 
 @pytest.mark.parametrize("plural", CRDS)
 def test_no_column_would_show_the_first_of_several_as_if_it_were_all(plural: str) -> None:
-    (version,) = CRDS[plural]["spec"]["versions"]
-    for column in version["additionalPrinterColumns"]:
+    first, second = (one["additionalPrinterColumns"] for one in CRDS[plural]["spec"]["versions"])
+    assert first == second
+    for column in first:
         assert "[*]" not in column["jsonPath"]  # the API server prints the first match alone
 
 
 def model_of(annotation: Any) -> type[BaseModel] | None:
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(model_of, get_args(annotation))), None)
 
 
 def model_fields(model: type[BaseModel], path: str) -> Iterator[tuple[str, FieldInfo]]:
@@ -195,7 +235,10 @@ def shape(node: Json) -> Any:
 def test_the_nodes_policy_can_hold_what_the_pool_holds(field: str) -> None:
     of_pool = at("hostmemorypools", "spec", field)
     of_node = at("hostmemorynodes", "spec", "pools", "[]", "policy", field)
-    assert shape(of_node) == shape(of_pool)
+    if field == "percent":  # a node is told the fraction too that an earlier version stored
+        assert (shape(of_pool), shape(of_node)) == (("integer", "int32"), ("number", None))
+    else:
+        assert shape(of_node) == shape(of_pool)
     assert "default" not in of_node
     assert "enum" not in of_node
 
@@ -223,5 +266,5 @@ def test_the_nodes_schema_has_the_fields_that_the_agent_writes() -> None:
 
 
 def test_the_nodes_schema_has_the_fields_that_the_operator_writes() -> None:
-    entry = PoolEntry(name="kv", policy={"size": "8Gi"}).to_json()
+    entry = PoolEntry(name="kv", policy={"size": "8Gi"}, release_after_s=0).to_json()
     assert set(entry) == set(at("hostmemorynodes", "spec", "pools", "[]")["properties"])

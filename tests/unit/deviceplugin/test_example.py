@@ -24,7 +24,7 @@ SPEC: dict[str, Any] = DEPLOYMENT["spec"]["template"]["spec"]
 
 def test_the_pool_is_kubelets_and_has_a_group() -> None:
     (pool,) = load_pools(yaml.safe_dump(POOL), source=NAME)
-    assert POOL["spec"]["attach"] == {"mode": "devicePlugin"}
+    assert POOL["spec"]["attach"] == {"mode": "DevicePlugin"}
     assert SPEC["securityContext"]["supplementalGroups"] == [pool.gid]
 
 

@@ -16,6 +16,7 @@ from testbed import go_programs as go_build
 from testbed.binaries import ALL, NODE, given
 from testbed.go_programs import GO_NEEDED, cache_name, pinned_requirement
 from testbed.versions import (
+    DEFAULT_KUBERNETES,
     KUBERNETES_VERSIONS,
     NODE_PROGRAMS,
     go_programs,
@@ -27,18 +28,19 @@ pytestmark = pytest.mark.unit
 _MODULES = Path(__file__).parents[3] / "testbed" / "modules"
 
 
-@pytest.mark.parametrize("wanted", [None, "", "newest", "1.36", "1.36.3", "v1.36.3"])
-def test_the_newest_kubernetes_has_many_names(wanted: str | None) -> None:
-    assert kubernetes_version(wanted) == "1.36.3"
+@pytest.mark.parametrize("wanted", [None, "", "1.36", "1.36.3", "v1.36.3"])
+def test_the_default_kubernetes_has_many_names(wanted: str | None) -> None:
+    assert kubernetes_version(wanted) == DEFAULT_KUBERNETES == "1.36.3"
 
 
-def test_the_oldest_kubernetes_can_be_asked_for() -> None:
+def test_the_newest_and_the_oldest_kubernetes_can_be_asked_for() -> None:
+    assert kubernetes_version("newest") == KUBERNETES_VERSIONS[0] == "1.37.2"
     assert kubernetes_version("oldest") == KUBERNETES_VERSIONS[-1]
 
 
 @pytest.mark.parametrize("wanted", ["1.2", "1.36.4", "36", "latest", "1.36.3; rm"])
 def test_a_kubernetes_that_is_not_pinned_is_refused_with_the_choices(wanted: str) -> None:
-    with pytest.raises(BadInputError, match=r"choose one of 1\.36, 1\."):
+    with pytest.raises(BadInputError, match=r"choose one of 1\.37, 1\.36, 1\."):
         kubernetes_version(wanted)
 
 
