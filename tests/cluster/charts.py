@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,10 @@ def give_cleanup_its_rights(cluster: ControlPlane) -> None:
             cluster.kubectl("apply", "-f", "-", stdin=json.dumps(document))
 
 
+def _is_served(cluster: ControlPlane, path: str) -> bool:
+    return cluster.api.request("GET", path).status == 200
+
+
 @contextmanager
 def cluster_with_the_chart(*options: str, helm: str = "helm") -> Iterator[ControlPlane]:
     """A control plane with controllers, and the release `hostprep` on it without its hooks."""
@@ -161,4 +166,8 @@ def cluster_with_the_chart(*options: str, helm: str = "helm") -> Iterator[Contro
         )
         accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
         wait_for(lambda: cluster.api.exists(f"{accounts}/default"), why="no ServiceAccount")
+        # For a while after it is established, the API server answers 429 for a definition.
+        for plural in ("hostmemorypools", "hostmemorynodes"):
+            path = f"/apis/hostprep.dev/v1alpha1/{plural}"
+            wait_for(partial(_is_served, cluster, path), why=f"{plural} are not served")
         yield cluster

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,12 @@ from testbed.chart import IMAGE
 from testbed.control_plane import ClientError, ControlPlane
 from testbed.nodes import create_node, node_object
 from testbed.operator_process import OperatorProcess
-from testbed.processes import wait_for
+from testbed.processes import free_port, wait_for
 from tests.cluster.charts import (
     CHART,
     MONITORING,
     NAMESPACE,
+    PLATFORMS,
     PROFILES,
     RELEASE,
     cluster_with_the_chart,
@@ -62,6 +65,18 @@ def test_the_api_server_takes_every_object_of_a_profile(
     assert "securitycontextconstraints" in said
     assert "prioritylevelconfiguration" in said
     assert ("nodereadinessrule" in said) == (profile == "nodeReadinessController")
+    assert said.count("dry run") == text.count("\nkind: ")
+
+
+@pytest.mark.parametrize("values", PLATFORMS, ids=lambda values: Path(values[-1]).stem)
+def test_the_api_server_takes_what_each_platform_gets(
+    values: tuple[str, ...], cluster: ControlPlane
+) -> None:
+    text = render_text(*values)
+    said = cluster.kubectl(
+        *("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-"),
+        stdin=text,
+    )
     assert said.count("dry run") == text.count("\nkind: ")
 
 
@@ -292,3 +307,40 @@ def test_everything_at_once_elsewhere_is_taken_too() -> None:
             return any(c["type"] == "Dangling" and c["status"] == "False" for c in found)
 
         wait_for(accepted, why="the flow schema finds no priority level")
+
+
+def test_the_operator_works_under_any_user_id() -> None:
+    """As restricted-v2 of OpenShift starts it: an id of the namespace's range, group 0, no home."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may become somebody else")
+    somebody = ["setpriv", "--reuid=1000650000", "--regid=0", "--clear-groups", "--no-new-privs"]
+    tried = [*somebody, sys.executable, "-c", "import hostprep_operator"]
+    if subprocess.run(tried, cwd="/", check=False).returncode != 0:
+        pytest.skip("this checkout is for root alone")
+    with cluster_with_the_chart() as cluster:
+        kubeconfig = cluster.token_kubeconfig(NAMESPACE, "hostprep-operator")
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o755)
+            own = Path(folder) / "kubeconfig"
+            own.write_text(kubeconfig.read_text())
+            own.chmod(0o644)
+            port = free_port()
+            command = [*somebody, sys.executable, "-m", "hostprep_operator", "run"]
+            command += [f"--listen=127.0.0.1:{port}", f"--kubeconfig={own}"]
+            command += ["--agent-liveness=off", f"--namespace={NAMESPACE}"]
+            environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+            operator = cluster.spawn("operator", command, environ=environ)
+
+            def is_ready() -> bool:
+                assert operator.alive, operator.output()
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as r:
+                        return int(r.status) == 200
+                except OSError:
+                    return False
+
+            wait_for(is_ready, 30, why="the operator is not ready")
+            cluster.api.create(_POOLS, _pool("kv"))
+            create_node(cluster.api, node_object("n1"))
+            wait_for(lambda: cluster.api.exists(f"{_HMNS}/n1"), why=operator.output())
+            operator.kill()

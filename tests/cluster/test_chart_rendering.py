@@ -85,6 +85,19 @@ def test_what_opens_nodes_tolerates_the_profiles_taint(profile: str) -> None:
         assert _TAINTS.get(profile, "node.kubernetes.io/not-ready") in keys
 
 
+def test_each_platform_has_values_that_stand_alone_and_a_page_that_names_them() -> None:
+    assert len(PLATFORMS) >= 7
+    pages = [path.read_text() for path in (CHART.parents[1] / "docs" / "platforms").glob("*.md")]
+    for values in PLATFORMS:
+        # Without --set: whoever copies the file changes its registry and nothing else.
+        own = ("--set", "image.registry=")
+        name = Path(values[-1]).name
+        assert sum(name in page for page in pages) >= 2, name
+        given = yaml.safe_load(Path(values[-1]).read_text())
+        assert given["image"]["registry"], name
+        assert "image.registry is not set" in render_error(*values, *own), name
+
+
 def test_a_readiness_rule_comes_with_its_profile_only_and_looks_again_after_reboots() -> None:
     for profile, options in PROFILES.items():
         rules = [d for d in render(*options) if d["kind"] == "NodeReadinessRule"]
