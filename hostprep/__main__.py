@@ -23,8 +23,15 @@ def _run() -> int:
         from hostprep.engines.main import main as engine_main
 
         return engine_main()
-    from hostprep.cli.main import main as node_main
+    try:
+        from hostprep.cli.main import main as node_main
+    except ModuleNotFoundError as error:
+        if error.name != "hostprep.cli":
+            raise
+        # The zipapp before an installed package, on an engine's PYTHONPATH: it says what it has.
+        from hostprep.engines.main import main as engine_main
 
+        return engine_main()
     return node_main()
 
 

@@ -64,12 +64,16 @@ def release_notes(
 def python_path(root: str, program: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variable by which a program's interpreter imports us; {} where it does anyway.
 
-    The zipapp comes first, ours or the one published below `root`: a folder in which hostprep
-    is installed among other packages would put those before the engine's own.
+    An installed release of this very version is left alone: it is the whole package. Else the
+    zipapp comes first, ours or the one published below `root`: a folder in which hostprep is
+    installed among other packages would put those before the engine's own.
     """
+    if installed_version(program, ("hostprep",), environ) == hostprep.__version__:
+        return {}
     home = os.path.dirname(os.path.abspath(hostprep.__path__[0]))
     if os.path.isdir(home):
-        if os.path.realpath(home) in map(os.path.realpath, site_folders(program, environ)):
+        folders = site_folders(program, environ)
+        if os.path.realpath(home) in map(os.path.realpath, folders):
             return {}
         published = f"{root}/{STABLE_NAME}"
         home = published if os.path.isfile(published) else home

@@ -167,6 +167,7 @@ def _link(version: str, stable: str) -> None:
 
 _PACKAGES = ("linux", "client", "cuda", "register", "slots", "engines")
 _MODULES = (
+    "__main__",
     "__init__",
     "attachment",
     "backing",

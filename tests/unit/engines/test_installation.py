@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import venv
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,7 @@ import pytest
 import hostprep
 from hostprep.engines.catalogue import integration_of
 from hostprep.engines.installation import installed_version, python_path, release_notes
+from hostprep.node.apply.publish import build_zipapp
 
 pytestmark = pytest.mark.unit
 
@@ -62,3 +67,43 @@ def test_an_interpreter_that_has_us_installed_needs_no_path(tmp_path: Path) -> N
     python = str(tmp_path / "bin" / "python3")
     assert python_path("/nowhere", python, {}) == {}
     assert python_path("/nowhere", "/nowhere/python3", {}) == {"PYTHONPATH": str(home)}
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """An environment of its own with hostprep installed: its Python, the package, its command."""
+    environment = tmp_path / "engine"
+    venv.create(environment, symlinks=True)
+    (packages,) = environment.glob("lib/python3*/site-packages")
+    shutil.copytree(Path(hostprep.__file__).parent, packages / "hostprep")
+    (packages / f"hostprep-{hostprep.__version__}.dist-info").mkdir()
+    command = environment / "bin" / "hostprep"
+    lines = "import sys", "from hostprep.__main__ import main", "sys.exit(main())", ""
+    command.write_text("\n".join((f"#!{environment}/bin/python", *lines)))
+    command.chmod(0o755)
+    return environment
+
+
+def test_an_environment_with_this_version_installed_needs_no_path(installed: Path) -> None:
+    assert python_path("/nowhere", f"{installed}/bin/hostprep", {}) == {}
+    (found,) = installed.glob("lib/python3*/site-packages/hostprep-*")
+    found.rename(found.with_name("hostprep-0.0.1.dist-info"))
+    assert "PYTHONPATH" in python_path("/nowhere", f"{installed}/bin/hostprep", {})
+
+
+def test_the_zipapp_before_an_installed_package_leaves_its_command_working(
+    installed: Path, tmp_path: Path
+) -> None:
+    archive = tmp_path / "hostprep.pyz"
+    archive.write_bytes(build_zipapp())
+    command = str(installed / "bin" / "hostprep")
+    environ = {"PYTHONPATH": str(archive), "PATH": os.environ["PATH"]}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        words = [command, *arguments]
+        return subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+
+    ran, other = run("exec", "--help"), run("status")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert other.returncode == 2
+    assert "the installed package has all commands" in other.stderr
