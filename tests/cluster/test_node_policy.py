@@ -95,7 +95,8 @@ def test_a_node_lives_its_life_from_joining_to_the_pools_end(
 ) -> None:
     readiness = {} if key == CLUSTER_AUTOSCALER_TAINT else {"taintKey": key}
     before = _join(api)
-    api.create(POOLS, pool_object(readiness=readiness))
+    release = {"when": "Immediately"}
+    api.create(POOLS, pool_object(readiness=readiness, release=release))
     wait_for(lambda: _condition(api) == "True Ready")
     # Whoever put it there: it comes off an open node, and nothing else does.
     ours = {"key": key, "effect": "NoSchedule"}

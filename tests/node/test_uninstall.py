@@ -30,11 +30,18 @@ def test_helm_test_asks_the_operator_by_its_name(cluster: ControlPlane, kv: Json
     assert "skipped: test.attach.pool names none of kv" in said, said
 
 
+@pytest.mark.timeout(900)
 def test_helm_test_attaches_as_an_engine_does(cluster: ControlPlane, kv: JsonObject) -> None:
     gid = kv["spec"]["access"]["gid"]
     values = ("--reset-then-reuse-values", f"--set=test.attach.pool=kv,test.attach.gid={gid}")
     cluster.helm("upgrade", RELEASE, "charts/hostprep", "--namespace", NAMESPACE, *values)
-    said = cluster.helm("test", RELEASE, "--namespace", NAMESPACE, "--logs")
+    # Four starts of Python, one after the other, on an emulated machine.
+    command = ("test", RELEASE, "--namespace", NAMESPACE, "--logs", "--timeout=7m")
+    try:
+        said = cluster.helm(*command, timeout_s=450)
+    except ClientError as error:
+        pod = ("-n", NAMESPACE, "logs", "hostprep-test-attach")
+        raise AssertionError(cluster.kubectl(*pod)) from error
     assert "pool kv is ready" in said, said
     assert "attached in" in said, said
 
