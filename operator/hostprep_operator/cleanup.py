@@ -16,6 +16,7 @@ from functools import partial
 from typing import Literal
 
 import click
+import structlog
 
 from hostprep.api.names import AGENT_COMPONENT, COMPONENT_LABEL
 from hostprep.console import print_json, print_table, warn
@@ -29,7 +30,7 @@ from hostprep.kube.client import (
     Resource,
     pods,
 )
-from hostprep.kube.errors import ConflictError, NoSuchResourceError
+from hostprep.kube.errors import ConflictError, NoSuchResourceError, RefusedError
 from hostprep.units import format_bytes
 from hostprep_operator.pools_backup import (
     BACKUP_NAME,
@@ -61,6 +62,8 @@ from hostprep_operator.reconcile.taint_and_labels import strip_node
 from hostprep_operator.records import AgentRecord, NodeRecord
 from hostprep_operator.writer import Writer
 
+_log = structlog.get_logger("cleanup")
+
 _POLL_S = 1.0
 _AGENTS_EVERY_S = 15.0
 _PAGE = 250
@@ -68,6 +71,7 @@ _AT_ONCE = 8
 _SHOWN = 5
 _ROUNDS = 10
 """So often a pool may change between its backup and its deletion."""
+_INVALID = 422
 _RIGHTS_WITHIN_S = 10.0
 """Argo CD creates the hook's Job and its rights at once, in no order."""
 _RUNNING_SHOWS_WITHIN_S = 3.0
@@ -359,10 +363,16 @@ class _Cleanup:
             if manifest_of(found) != backup.manifests.get(name):  # people changed it meanwhile
                 await self._store.keep(backup, [manifest_of(found)])
             try:
-                patched = await self._kube.patch(POOLS, name, patch_before_deleting(found))
-                if patched is None:
+                if await self._kube.patch(POOLS, name, patch_before_deleting(found)) is None:
                     return False
-                return await self._kube.delete(POOLS, name, uid=patched["metadata"]["uid"])
+                return await self._kube.delete(POOLS, name, uid=found["metadata"]["uid"])
+            except RefusedError as error:
+                if error.status != _INVALID:
+                    raise
+                # Written under rules that were tightened since: it cannot be changed any more,
+                # and whether it may be deleted as it is is the server's to say.
+                _log.info("deleted unchanged", pool=name, error=str(error))
+                return await self._kube.delete(POOLS, name, uid=found["metadata"]["uid"])
             except ConflictError:  # mostly the operator's own writes of status
                 current = await self._kube.get(POOLS, name)
                 if current is None:

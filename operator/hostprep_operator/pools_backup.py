@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hostprep.api.names import API_VERSION, GROUP, POOL_KIND
+from hostprep.api.selector import NodeSelection
 from hostprep.errors import BadInputError, FailedError
 from hostprep.kube.client import POOLS, Json, KubeClient, Resource
 from hostprep.kube.errors import ConflictError
@@ -44,7 +45,9 @@ def manifest_of(pool: Mapping[str, Any]) -> Json:
     """Return the pool as people wrote it: name, labels, annotations and spec.
 
     Without status and what servers write, and without owners and finalizers, which would not be
-    those of today when it is restored. Raises KeyError without a name.
+    those of today when it is restored. A pool of before the word `allNodes`, which selects every
+    node by naming none, gets the word: it could not be created again without it. Raises KeyError
+    without a name.
     """
     metadata = pool["metadata"]
     annotations = dict(metadata.get("annotations") or {})
@@ -54,6 +57,9 @@ def manifest_of(pool: Mapping[str, Any]) -> Json:
             spec.pop(name, None)
         else:
             spec[name] = value
+    if NodeSelection.from_spec(spec).selects_all:
+        spec = {k: v for k, v in spec.items() if k not in ("nodeSelector", "nodeSelectorTerms")}
+        spec["allNodes"] = True
     kept: Json = {"name": metadata["name"]}
     if metadata.get("labels"):
         kept["labels"] = dict(metadata["labels"])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hostprep_operator.pools_backup import BACKUP_NAME, ORIGINAL_ANNOTATION
-from testbed.api import Api
+from testbed.api import MERGE_PATCH, Api
 from testbed.chart import apply_crds
 from testbed.control_plane import ControlPlane
 from testbed.nodes import create_node, node_object
@@ -35,6 +35,7 @@ pytestmark = pytest.mark.cluster
 JsonObject = dict[str, Any]
 FOREIGN = {"key": "example.org/mine", "effect": "NoSchedule"}
 NAMES = ("n1", "n2", "n3")
+SELECTOR = {"example.org/pool": "yes"}
 NAMESPACE = "hostprep-system"
 CONFIGMAPS = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -46,7 +47,7 @@ POOL: JsonObject = {
         "labels": {"app.kubernetes.io/part-of": "inference", "example.org/number": "1e3"},
         "annotations": {"example.org/note": "two\nlines: \u00e4 # no comment", "empty": ""},
     },
-    "spec": {"size": "64Mi", "backings": ["Base"], "priority": 7},
+    "spec": {"nodeSelector": SELECTOR, "size": "64Mi", "backings": ["Base"], "priority": 7},
 }
 
 
@@ -72,7 +73,9 @@ def agents(api: Api) -> Iterator[SimulatedAgents]:
 @pytest.fixture
 def before(api: Api) -> list[JsonObject]:
     """Three nodes, as they were before anything of ours came."""
-    return [create_node(api, node_object(name, taints=[FOREIGN])) for name in NAMES]
+    return [
+        create_node(api, node_object(name, labels=SELECTOR, taints=[FOREIGN])) for name in NAMES
+    ]
 
 
 @pytest.fixture
@@ -83,7 +86,7 @@ def operator(
     operator = OperatorProcess(cluster, "--agent-liveness=off")
     operator.wait_ready()
     for name in ("kv", "chat"):
-        api.create(POOLS, pool_object(name))
+        api.create(POOLS, pool_object(name, nodeSelector=SELECTOR))
     wait_for(lambda: all(_labels(api, name) == {"kv", "chat"} for name in NAMES))
     return operator
 
@@ -424,7 +427,7 @@ def test_a_restored_backup_is_replaced_by_the_next_and_an_interrupted_one_is_add
     assert _cleanup(cluster)[0] == 0
     assert _cleanup(cluster)[0] == 0, "nothing is there to keep"
     assert set(api.get(f"{CONFIGMAPS}/{BACKUP_NAME}")["data"]) == {"kv.json"}
-    api.create(POOLS, pool_object("later"))
+    api.create(POOLS, pool_object("later", nodeSelector=SELECTOR))
     assert _cleanup(cluster)[0] == 0
     assert set(api.get(f"{CONFIGMAPS}/{BACKUP_NAME}")["data"]) == {"later.json"}
     is_open = {"metadata": {"annotations": {"hostprep.dev/backup-state": "open"}}}
@@ -496,6 +499,32 @@ def test_restoring_an_interrupted_clean_up_takes_back_what_it_changed(
     code, printed = run_command(cluster, "restore", "-o", "json")
     assert (code, parse_last_json(printed)["put_back"]) == (0, ["kv"])
     assert _written_by_people(api.get(f"{POOLS}/kv")) == _written_by_people(created)
+
+
+def test_a_pool_that_breaks_a_later_rule_is_kept_and_deleted_all_the_same(
+    cluster: ControlPlane, api: Api
+) -> None:
+    """It cannot be changed any more: the server checks the whole spec again."""
+    api.create(POOLS, POOL)
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/hostmemorypools.hostprep.dev"
+    definition = api.get(path)
+    for version in definition["spec"]["versions"]:
+        spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        rule = {"rule": "self.priority < 7", "message": "tightened"}
+        spec.setdefault("x-kubernetes-validations", []).append(rule)
+    api.replace(path, definition)
+    change = {"spec": {"size": "32Mi"}}
+    wait_for(lambda: _is_refused(api, change), 20, why="the rule does not apply yet")
+    code, printed = _cleanup(cluster, "-o", "json")
+    assert code == 0, printed
+    assert not api.exists(f"{POOLS}/kv")
+    assert "kv.json" in api.get(f"{CONFIGMAPS}/{BACKUP_NAME}")["data"]
+
+
+def _is_refused(api: Api, change: JsonObject) -> bool:
+    path, query = f"{POOLS}/kv", {"dryRun": "All"}
+    reply = api.request("PATCH", path, change, content_type=MERGE_PATCH, query=query)
+    return reply.status == 422
 
 
 def _kill_after(cluster: ControlPlane, seconds: float) -> None:

@@ -140,7 +140,8 @@ def test_a_tenth_of_the_nodes_at_a_time_and_who_waits_takes_nobodys_turn() -> No
 def _pool(**spec: Any) -> dict[str, Any]:
     written = {"name": "kv", "annotations": {"a": "b"}, "labels": {"c": "d"}}
     server = {"uid": "u", "resourceVersion": "7", "managedFields": [], "finalizers": ["x"]}
-    return {"metadata": written | server, "spec": {"size": "1Gi", **spec}, "status": {"ready": 1}}
+    spec = {"size": "1Gi", "nodeSelector": {"a": "b"}, **spec}
+    return {"metadata": written | server, "spec": spec, "status": {"ready": 1}}
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,16 @@ def test_a_manifest_is_of_the_pool_before_the_uninstall_changed_it(spec: dict[st
 def test_an_annotation_that_somebody_else_wrote_changes_nothing(text: str) -> None:
     pool = _pool()
     pool["metadata"]["annotations"]["hostprep.dev/before-uninstall"] = text
-    assert manifest_of(pool)["spec"] == {"size": "1Gi"}
+    assert manifest_of(pool)["spec"] == {"size": "1Gi", "nodeSelector": {"a": "b"}}
+
+
+@pytest.mark.parametrize("selector", [{}, {"nodeSelector": {}}, {"allNodes": True}])
+def test_a_pool_of_every_node_is_kept_with_the_word_that_creating_it_takes(
+    selector: dict[str, Any],
+) -> None:
+    pool = _pool()
+    pool["spec"] = {"size": "1Gi", **selector}
+    assert manifest_of(pool)["spec"] == {"size": "1Gi", "allNodes": True}
 
 
 def test_what_has_no_room_in_any_configmap_is_found_before() -> None:
