@@ -163,6 +163,12 @@ def test_every_panel_says_what_it_shows_in_which_unit() -> None:
         assert panel["targets"]
 
 
+def test_no_panel_has_a_line_or_a_row_for_each_node_of_a_large_fleet() -> None:
+    by_node = [expr for expr in queries() if re.search(r"by \([^)]*\b(node|instance)\b", expr)]
+    assert by_node
+    assert not [expr for expr in by_node if not expr.startswith("topk(")]
+
+
 def test_panels_fit_and_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in board()["panels"]:
