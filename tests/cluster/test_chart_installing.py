@@ -180,7 +180,7 @@ def _pool(name: str) -> dict[str, Any]:
         "apiVersion": "hostprep.dev/v1alpha1",
         "kind": "HostMemoryPool",
         "metadata": {"name": name},
-        "spec": {"size": "1Gi"},
+        "spec": {"allNodes": True, "size": "1Gi"},
     }
 
 
