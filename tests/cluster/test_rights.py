@@ -51,7 +51,7 @@ def cluster() -> Iterator[ControlPlane]:
         condition = {"type": HOST_MEMORY_READY, "status": "False", "reason": "x", "message": "x"}
         status = {"status": {"conditions": [condition]}}
         api.patch("/api/v1/nodes/node-b/status", status, content_type=STRATEGIC_PATCH)
-        api.create(_POOLS, {**_object("HostMemoryPool", "kv"), "spec": {"size": "1Gi"}})
+        api.create(_POOLS, {**_object("HostMemoryPool", "kv"), "spec": {"allNodes": True, "size": "1Gi"}})
         lease = {"metadata": {"name": "hostprep-operator"}, "spec": {"holderIdentity": "y"}}
         api.create(_LEASES, lease)
         _agent_pod(api)
@@ -76,6 +76,7 @@ def clients(cluster: ControlPlane) -> Clients:
         "cleanup": client("hostprep-cleanup"),
         "viewer": client("viewer"),
         "editor": client("editor"),
+        "administrator": client("administrator"),
         "anybody": client("default"),
     }
     _wait_until(found["agent"], _CROSS, refused=True)
@@ -206,7 +207,7 @@ def _agent_pod(api: Api) -> None:
 
 
 def _people(api: Api) -> None:
-    for name, role in (("viewer", "view"), ("editor", "edit")):
+    for name, role in (("viewer", "view"), ("editor", "edit"), ("administrator", "admin")):
         path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
         api.create(path, {"metadata": {"name": name}})
         _bind(api, role, name)
