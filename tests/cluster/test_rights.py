@@ -51,7 +51,9 @@ def cluster() -> Iterator[ControlPlane]:
         condition = {"type": HOST_MEMORY_READY, "status": "False", "reason": "x", "message": "x"}
         status = {"status": {"conditions": [condition]}}
         api.patch("/api/v1/nodes/node-b/status", status, content_type=STRATEGIC_PATCH)
-        api.create(_POOLS, {**_object("HostMemoryPool", "kv"), "spec": {"allNodes": True, "size": "1Gi"}})
+        api.create(
+            _POOLS, {**_object("HostMemoryPool", "kv"), "spec": {"allNodes": True, "size": "1Gi"}}
+        )
         lease = {"metadata": {"name": "hostprep-operator"}, "spec": {"holderIdentity": "y"}}
         api.create(_LEASES, lease)
         _agent_pod(api)

@@ -85,6 +85,15 @@ def stage() -> Iterator[Stage]:
             agent.close()
 
 
+def _delete_at_once(stage: Stage) -> None:
+    """Delete the pool without its grace period: the word first, and once nodes have it, the act."""
+    kubectl = stage.cluster.kubectl
+    patch = json.dumps({"spec": {"release": {"when": "Immediately"}, "deletionProtection": "None"}})
+    kubectl("patch", "hmp", "kv", "--type=merge", "-p", patch)
+    wait_for(lambda: "Immediately" in kubectl("get", "hmn", _NAME, "-o", "json"), 30)
+    kubectl("delete", "hmp", "kv")
+
+
 def test_the_story(stage: Stage) -> None:
     """Apply the example, see it told, delete it, and find no trace."""
     api, kubectl = stage.cluster.api, stage.cluster.kubectl
@@ -103,7 +112,7 @@ def test_the_story(stage: Stage) -> None:
         _compare(f"describe-{kind}", text if kind != "node" else _ours_of_node(text))
     assert huge_pages_total() > pages or "Base" in kubectl("get", "hmn", "-o", "json")
 
-    kubectl("delete", "hmp", "kv")
+    _delete_at_once(stage)
     wait_for(lambda: not kubectl("get", "hmn", "-o", "name").strip(), 120, why="hmn stays")
     wait_for(lambda: traceless(api.get(f"{NODES}/{_NAME}")) == _untainted(before), 90)
     assert observe_pools(stage.memory.root) == ()
@@ -125,7 +134,7 @@ def test_an_agent_cannot_speak_for_another_node(stage: Stage) -> None:
             *("patch", "hmn", "node-b", "--subresource=status", "--type=merge", "-p", patch),
             kubeconfig=token,
         )
-    stage.cluster.kubectl("delete", "hmp", "kv", "--wait=true")
+    _delete_at_once(stage)
     api.delete(f"{NODES}/node-b")
     wait_for(lambda: observe_pools(stage.memory.root) == (), 120, why="memory stays")
 
