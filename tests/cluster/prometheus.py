@@ -45,14 +45,16 @@ def program(name: str) -> str:
         pytest.skip(str(error))
 
 
-def promtool(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def promtool(
+    *arguments: str, cwd: Path | None = None, timeout_s: float = 120
+) -> subprocess.CompletedProcess[str]:
     """Run promtool to its end."""
     return subprocess.run(
         [program("promtool"), *arguments],
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=timeout_s,
         cwd=cwd,
     )
 
