@@ -119,7 +119,7 @@ def test_of_two_pools_that_want_the_same_memory_the_higher_priority_gets_it(
     if reserve < 0:
         pytest.skip("needs 3 GiB of free memory")
     # Of what is above the reserve either fits, and not both. Not the first by name or age wins.
-    common: JsonObject = {"size": "2Gi", "regions": 1}
+    common: JsonObject = {"size": "2Gi", "regions": 1, "release": {"when": "Immediately"}}
     modest = api.create(POOLS, pool_object("a", priority=1, reserve=str(reserve), **common))
     api.create(POOLS, pool_object("b", priority=2, **common))
     join("n1")

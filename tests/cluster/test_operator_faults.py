@@ -85,7 +85,8 @@ def test_killed_at_random_twenty_times_it_ends_where_it_should_and_never_opens_w
     names = [f"n{number}" for number in range(6)]
     _join(api, *names)
     operator = OperatorProcess(cluster, "--agent-liveness=off")
-    api.create(POOLS, pool_object(rollout={"maxUnavailable": "50%"}))
+    release = {"when": "Immediately"}
+    api.create(POOLS, pool_object(rollout={"maxUnavailable": "50%"}, release=release))
     for turn in range(20):
         time.sleep(chance.uniform(0.5, 1.6))
         operator.child.kill()
@@ -143,7 +144,7 @@ def test_a_pool_deleted_while_nobody_told_is_found_by_comparing(
     operator.wait_ready()
     _join(api, "n1")
     api.create(POOLS, pool_object("other", nodeSelector={"none": "such"}))
-    api.create(POOLS, pool_object())
+    api.create(POOLS, pool_object(release={"when": "Immediately"}))
     wait_for(lambda: _open_nodes(api) == {"n1"})
     time.sleep(4)  # the comparison that follows the first list is over
     with proxy.fault(cut(path=POOLS, watches=True)):
@@ -162,7 +163,7 @@ def test_a_pool_deleted_unseen_is_found_by_the_periodic_comparison_at_last(
     )
     operator.wait_ready()
     _join(api, "n1")
-    api.create(POOLS, pool_object())
+    api.create(POOLS, pool_object(release={"when": "Immediately"}))
     wait_for(lambda: _open_nodes(api) == {"n1"})
     with proxy.fault(cut(path=POOLS, watches=True)):
         proxy.cut_watches(POOLS)

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.cluster
 JsonObject = dict[str, Any]
 TAINT = "startup-taint.cluster-autoscaler.kubernetes.io/hostprep"
 LABEL = "ready.hostprep.dev/kv"
+_RELEASING = "hostprep.dev/HostMemoryReleasing"
 FOREIGN = {"key": "example.org/mine", "effect": "NoSchedule"}
 STARTUP = {"key": TAINT, "effect": "NoSchedule"}
 
@@ -85,6 +86,11 @@ def _is_open(api: Api, name: str) -> bool:
 def _join(api: Api, name: str, **options: Any) -> JsonObject:
     options = {"labels": {"p": "kv"}, "taints": [FOREIGN, STARTUP]} | options
     return create_node(api, node_object(name, **options))
+
+
+def _condition(api: Api, name: str, kind: str) -> JsonObject:
+    conditions = _node(api, name)["status"].get("conditions") or ()
+    return next((one for one in conditions if one["type"] == kind), {})
 
 
 def _reason(api: Api, name: str) -> str:
@@ -161,10 +167,13 @@ def test_a_deleted_pool_is_released_and_no_trace_of_it_is_left_on_the_node(
 ) -> None:
     before = _join(api, "n1", taints=[FOREIGN])
     agents.held = {"n1"}
-    api.create(POOLS, pool_object())
+    api.create(POOLS, pool_object(release={"gracePeriodSeconds": 3}))
     wait_for(lambda: _is_open(api, "n1"))
     api.delete(f"{POOLS}/kv")
+    wait_for(lambda: _condition(api, "n1", _RELEASING).get("reason") == "GracePeriod")
+    assert api.get(f"{HMNS}/n1")["spec"]["pools"][0]["state"] == "Present"
     wait_for(lambda: api.get(f"{HMNS}/n1")["spec"]["pools"][0]["state"] == "Absent", 15)
+    assert _condition(api, "n1", _RELEASING)["reason"] == "Releasing"
     assert "policy" not in api.get(f"{HMNS}/n1")["spec"]["pools"][0]
     time.sleep(0.5)
     assert api.exists(f"{HMNS}/n1"), "an engine still holds it: the instruction stays"
