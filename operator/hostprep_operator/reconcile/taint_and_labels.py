@@ -22,6 +22,7 @@ from hostprep.api.names import (
 )
 from hostprep.api.node_resource import Phase
 from hostprep_operator.marks import Marks, policy_mark
+from hostprep_operator.reconcile.assign import WAITING_REASONS
 from hostprep_operator.reconcile.changes import (
     Cause,
     PatchNode,
@@ -258,7 +259,8 @@ def _closing_cause(context: NodeContext, condition: Condition) -> Cause | None:
     if marks.is_open:
         return _change_cause(context) if condition.status == "False" else None
     before = context.node.conditions.get(HOST_MEMORY_READY)
-    if marks.closed_s is None and (before is None or before.status == "True"):
+    is_new = before is None or before.status == "True" or before.reason in WAITING_REASONS
+    if marks.closed_s is None and is_new:
         return "join"
     return None
 
