@@ -278,7 +278,7 @@ class PolicyModel(_Model):
     attach: Annotated[Attach, default("spec.attach")]
     boot: Annotated[str | None, constraints("spec.boot")]
     deletion_policy: Annotated[str, constraints("spec.deletionPolicy")]
-    release: Annotated[Release, default("spec.release")]
+    release: Annotated[Release | None, default("spec.release")]
 
     @model_validator(mode="after")
     def _check_handoff(self) -> Self:

@@ -151,7 +151,6 @@ def test_a_pool_gets_its_defaults_and_nothing_that_means_unset(
         },
         "accounting": {"require": False},
         "rollout": {"maxUnavailable": "10%", "paused": False},
-        "release": {"when": "AfterGracePeriod", "gracePeriodSeconds": 600},
         "deletionProtection": "WhileLeased",
         "deletionPolicy": "Release",
     }

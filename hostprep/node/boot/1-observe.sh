@@ -167,6 +167,17 @@ gpu_region() {
     esac
 }
 
+# Sets $with_cpus_kib: what a share is reckoned of. Nodes without CPUs are memory of GPUs (GB200).
+find_kib_with_cpus() {
+    with_cpus_kib=$machine_kib
+    for folder in "$NODES"/node[0-9] "$NODES"/node[0-9][0-9] "$NODES"/node[0-9][0-9][0-9] \
+        "$NODES"/node[0-9][0-9][0-9][0-9]; do
+        line "$folder/cpulist" && continue
+        [ -d "$folder" ] && memory "${folder##*/node}" && with_cpus_kib=$((with_cpus_kib - total_kib))
+    done
+    [ "$with_cpus_kib" -gt 0 ]
+}
+
 # Sets $wanted_kib. 64 bits hold the product of a PiB in KiB and a million.
 find_size() {
     machine_kib=0
@@ -180,8 +191,8 @@ END
     esac
     wanted_kib=$SIZE_KIB
     [ "$REGION_KIB" -gt 0 ] && wanted_kib=$((REGION_KIB * region_count)) # sized for a model
-    [ "$PERCENT_MILLIONTHS" -gt 0 ] &&
-        wanted_kib=$((machine_kib * PERCENT_MILLIONTHS / 1000000))
+    [ "$PERCENT_MILLIONTHS" -gt 0 ] && find_kib_with_cpus &&
+        wanted_kib=$((with_cpus_kib * PERCENT_MILLIONTHS / 1000000))
     [ "$machine_kib" -gt 0 ] && [ "$wanted_kib" -le "$machine_kib" ]
 }
 

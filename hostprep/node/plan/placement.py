@@ -48,6 +48,15 @@ def eligible_nodes(facts: Facts) -> tuple[NumaNode, ...]:
     return tuple(n for n in facts.nodes if n.cpus and n.total_bytes and not _is_movable(n))
 
 
+def memory_with_cpus(facts: Facts) -> int:
+    """Return the bytes of NUMA nodes that have CPUs: what a pool's percent is a share of.
+
+    MemTotal counts nodes without CPUs too: on GB200 the GPUs' own memory, which holds no pool.
+    """
+    without = sum(node.total_bytes for node in facts.nodes if not node.cpus)
+    return max(0, facts.memory.total_bytes - without)
+
+
 def _is_movable(node: NumaNode) -> bool:
     managed = sum(zone.managed_bytes for zone in node.zones)
     return managed > 0 and node.movable_bytes >= managed

@@ -39,7 +39,13 @@ from hostprep.node.plan.budget import (
 )
 from hostprep.node.plan.changes import Changes, PlannedRegion, damage_of
 from hostprep.node.plan.folders import choose_folders, emptied, folders
-from hostprep.node.plan.placement import Layout, eligible_nodes, lay_out, right_layouts
+from hostprep.node.plan.placement import (
+    Layout,
+    eligible_nodes,
+    lay_out,
+    memory_with_cpus,
+    right_layouts,
+)
 from hostprep.units import format_bytes, format_seconds
 
 _PlannedPool = tuple[PoolPlan, tuple[Action, ...], Budget]
@@ -91,7 +97,27 @@ def _wanted_bytes(spec: PoolSpec, facts: Facts, layout: Layout | Unmet) -> int:
         return spec.size_bytes
     if spec.region_bytes is not None:
         return spec.region_bytes * (layout.region_count if isinstance(layout, Layout) else 1)
-    return int(facts.memory.total_bytes * (spec.percent or 0) / 100)
+    return _share(spec, memory_with_cpus(facts))
+
+
+def _share(spec: PoolSpec, total_bytes: int) -> int:
+    return int(total_bytes * (spec.percent or 0) / 100)
+
+
+def _choose_size(context: PlanContext, wanted: int) -> tuple[int, Choice]:
+    """Return the pool's size here and the choice of backings for it.
+
+    Earlier versions took a share of the memory of all NUMA nodes, those without CPUs among them.
+    A pool that has just that keeps it until the next boot, or until its share changes: an upgrade
+    is no reason to take memory away.
+    """
+    earlier = _share(context.spec, context.facts.memory.total_bytes)
+    if context.spec.percent is not None and earlier != wanted and context.regions:
+        choice = choose(context, earlier)
+        changes = choice.candidate.changes if choice.candidate else None
+        if changes and not (changes.new or changes.removed or changes.blocked):
+            return earlier, choice
+    return wanted, choose(context, wanted)
 
 
 def _provide(
@@ -114,7 +140,7 @@ def _provide(
         budget=budget.keeping(reserve_of(spec.reserve_bytes, facts.memory.total_bytes)),
         shortfalls=shortfalls,
     )
-    choice = choose(context, wanted)
+    wanted, choice = _choose_size(context, wanted)
     problem = _problem(context, wanted, choice)
     candidate, passed_over = choice.candidate, choice.passed_over
     if problem is not None or candidate is None:

@@ -121,6 +121,13 @@ def test_it_reserves_what_the_planner_would_on_an_unfragmented_machine(
     assert host.mount_sizes() == sizes, "the agent's regions must fit, and leave no room"
 
 
+def test_a_share_does_not_count_the_memory_of_gpus(make_host: MakeHost) -> None:
+    host = make_host("gb200")
+    host.run(_spec("37%"))
+    grace = 960 * GIB
+    assert host.pages(0, 1) == [int(grace * 0.37) // 2 // (2 * MIB)] * 2
+
+
 def test_a_share_of_the_machine_is_reckoned_where_it_boots(make_host: MakeHost) -> None:
     host = make_host("two_socket_8gpu")
     host.run(_spec("37%"))
