@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hostprep.api.conditions import Condition
 from hostprep.api.names import HOST_MEMORY_READY
 from hostprep.api.node_resource import Phase, PoolEntry, PoolStatus
+from hostprep_operator.reconcile import rollout
 from hostprep_operator.reconcile.assign import JOINING_S
 from hostprep_operator.reconcile.changes import Grants
 from hostprep_operator.reconcile.rollout import Member, beginning, max_unavailable, turns
@@ -326,3 +327,26 @@ def _counts(member: Member) -> bool:
     if member.report is not None and member.report.phase in (Phase.FAILED, Phase.DEGRADED):
         return False
     return member.known and not member.joining
+
+
+# --- without its safety steps, each of these is noticed
+
+
+def test_without_the_check_of_the_generation_a_pause_comes_too_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Grants, "hold", lambda grants, pool: True)
+    with pytest.raises(AssertionError):
+        test_paused_begins_nothing_even_with_a_turn_granted_before()
+
+
+@pytest.mark.parametrize("step", ["_is_under_way", "max_unavailable", "is_joining"])
+def test_without_its_steps_the_budget_is_missed(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken: dict[str, Any] = {
+        "_is_under_way": lambda member: False,
+        "max_unavailable": lambda pool, members: members,
+        "is_joining": lambda pool, node, now_s: True,
+    }
+    monkeypatch.setattr(rollout, step, broken[step])
+    with pytest.raises(AssertionError):
+        test_a_new_pool_reaches_a_serving_fleet_in_turns_and_closes_no_node_that_waits()
