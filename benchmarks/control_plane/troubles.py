@@ -95,7 +95,11 @@ class Troubles:
         selector = {f"pool.hostprep.dev/pool-{number}": "true"}
         rollout = {"maxUnavailable": "50%"}
         pool = pool_object(
-            f"pool-{number}", nodeSelector=selector, rollout=rollout, priority=number
+            f"pool-{number}",
+            nodeSelector=selector,
+            rollout=rollout,
+            release={"when": "Immediately"},
+            priority=number,
         )
         self._api.create(POOLS, pool)
 

@@ -41,6 +41,14 @@ def pool_object(name: str, size: str, *, gid: int, **spec: Any) -> JsonObject:
     }
 
 
+def delete_pool(kubectl: Callable[..., str], name: str) -> None:
+    """Delete a pool by the explicit words: at once, and whoever holds it. None there is fine."""
+    if kubectl("get", "hmp", name, "--ignore-not-found").strip():
+        words = {"release": {"when": "Immediately"}, "deletionProtection": "None"}
+        kubectl("patch", "hmp", name, "--type=merge", "-p", json.dumps({"spec": words}))
+        kubectl("delete", "hmp", name, "--ignore-not-found")
+
+
 class NodePools:
     """The pools of one node."""
 
@@ -60,7 +68,7 @@ class NodePools:
                 self.wait_published(name)
             yield
         finally:
-            self._kubectl("delete", "hmp", name, "--ignore-not-found")
+            delete_pool(self._kubectl, name)
             wait_for(
                 lambda: not self.has(name), _SECONDS, every_s=0.5, why=f"pool {name} did not go"
             )

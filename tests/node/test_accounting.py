@@ -17,6 +17,7 @@ from testbed.node import NODE, VirtualNode
 from testbed.node_scene import KV, apply, condition, wait_open
 from testbed.operator_process import HMNS
 from testbed.processes import wait_for
+from tests.node.node_pools import delete_pool
 
 pytestmark = pytest.mark.node
 JsonObject = dict[str, Any]
@@ -79,7 +80,7 @@ def test_pages_from_before_kubelets_start_are_offered_until_a_placeholder_asks_f
 
 
 def _release(cluster: ControlPlane) -> None:
-    cluster.kubectl("delete", "hmp", "kv")
+    delete_pool(cluster.kubectl, "kv")
     wait_for(lambda: not cluster.api.exists(f"{HMNS}/{NODE}"), 90, why="kv was not released")
 
 
