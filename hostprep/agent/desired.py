@@ -113,7 +113,7 @@ def instruction_of(desired: DesiredState) -> Instruction:
                     spec=spec,
                     key=entry_key(entry),
                     leave_dirty=entry.scrubbed_on_claim,
-                    at_boot=not entry.absent and entry.policy.get("boot") == "systemd",
+                    at_boot=entry.reserved_at_boot,
                 )
             )
     return Instruction(tuple(pools), refused, frozenset(withheld))

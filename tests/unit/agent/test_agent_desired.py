@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,15 @@ def test_the_file_alone_releases_nothing() -> None:
 
     assert [one.spec.name for one in instruction.pools] == ["kv"]
     assert instruction.withheld == {"old"}
+
+
+@pytest.mark.parametrize(
+    ("boot", "installs"), [("Systemd", True), ("systemd", True), ("None", False)]
+)
+def test_both_spellings_of_boot_install_its_unit(boot: str, installs: bool) -> None:
+    entry = entry_of()
+    entry = replace(entry, policy={**entry.policy, "boot": boot})
+    assert instruction_of(desired_state_of(entry)).pools[0].at_boot is installs
 
 
 def test_the_live_object_releases() -> None:
