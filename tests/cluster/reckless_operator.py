@@ -1,7 +1,7 @@
-"""The operator without two of its safety steps: what watches over it must find that.
+"""The operator without three of its safety steps: what watches over it must find that.
 
 It believes every status to be of the boot that the node runs; and for nodes with the label BLIND it
-sees no pool, and takes what it does not see for deleted.
+sees no pool, takes what it does not see for deleted, and waits for no turn to release it.
 `python -m tests.cluster.reckless_operator`, else as the real one.
 """
 
@@ -24,7 +24,7 @@ def _recklessly(view: NodeView) -> NodeChanges:
         view = replace(view, hmn=replace(view.hmn, status=status))
     if view.node is not None and view.hmn is not None and BLIND in view.node.labels:
         names = frozenset(entry.name for entry in view.hmn.entries)
-        view = replace(view, pools=(), gone_pools=names)
+        view = replace(view, pools=(), gone_pools=names, granted=names)
     return reconcile_node(view)
 
 

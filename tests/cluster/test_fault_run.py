@@ -39,7 +39,8 @@ def test_an_operator_without_its_safety_steps_is_found_out(
         taint = {"key": CLUSTER_AUTOSCALER_TAINT, "effect": "NoSchedule"}
         labels = {"pool.hostprep.dev/kv": "true"}
         create_node(api, node_object(name, labels=labels, taints=[taint]))
-    api.create(POOLS, pool_object(nodeSelector={"pool.hostprep.dev/kv": "true"}))
+    selector = {"pool.hostprep.dev/kv": "true"}
+    api.create(POOLS, pool_object(nodeSelector=selector, release={"when": "Immediately"}))
     OperatorProcess(cluster, "--agent-liveness=off", module="tests.cluster.reckless_operator")
     wait_for(lambda: not left_undone(api), 30)
     assert not audit.wrong_releases
