@@ -70,8 +70,6 @@ class Controller:
         self._deletion_check = DeletionCheck(kube, handler)
         self._grants: dict[str, Grants] = {}
         """Pool to the nodes on which its rollout lets something begin now."""
-        self._last_seen: dict[str, PoolRecord] = {}
-        """Pools as they were last: what is left to go by when one is deleted."""
         self._kept_news: dict[str, KeptNews] = {}
         """By node."""
         metrics.queue_depth.set_function(lambda: float(len(queue)))
@@ -138,6 +136,7 @@ class Controller:
             hmn=self._cache.host_memory_nodes.get(name),
             pools=tuple(self._cache.pools.values()),
             gone_pools=frozenset(self._handler.gone_pools),
+            former_pools=self._handler.former_pools,
             agent=_current_agent(self._cache.agents_of(name)),
             agent_missing_since_s=self._handler.agent_gone_s.get(name),
             granted=frozenset(
@@ -231,15 +230,13 @@ class Controller:
     async def _pool(self, key: Key) -> None:
         name = key.name
         pool = self._cache.pools.get(name)
-        if pool is not None:
-            self._last_seen[name] = pool
-        elif name not in self._handler.gone_pools:
-            return  # missed by the cache alone: whoever needs it asks the API server
-        else:
-            pool = self._last_seen.get(name, PoolRecord(name=name, uid="")).as_gone()
+        if pool is None:
+            if name not in self._handler.gone_pools:
+                return  # missed by the cache alone: whoever needs it asks the API server
+            pool = self._handler.former_pools.get(name, PoolRecord(name=name, uid="").as_gone())
         members = list(self._members(name))
         if pool.gone and not members:
-            self._last_seen.pop(name, None)
+            self._handler.former_pools.pop(name, None)
             self._grants.pop(name, None)
             self._metrics.drop_pool(name)
             return

@@ -222,6 +222,8 @@ class EventHandler:
         self._pool_due_s: dict[str, float] = {}
         self.gone_pools: set[str] = set()
         """Pools that do not exist, by a read of the API server."""
+        self.former_pools: dict[str, PoolRecord] = {}
+        """Pools that were deleted, as they were last."""
         self.agent_gone_s: dict[str, float] = {}
         """Node to when its agent's last Pod went, by the wall clock."""
         self.relisted: set[Kind] = set()
@@ -287,8 +289,12 @@ class EventHandler:
         self._pool_due_s[name] = asyncio.get_running_loop().time() + pause_s
 
     def _changed(self, kind: Kind, change: Change[Any]) -> None:
-        if kind is Kind.POOL and change.new is not None:
-            self.gone_pools.discard(change.new.name)
+        if kind is Kind.POOL:
+            if change.new is not None:
+                self.gone_pools.discard(change.name)
+                self.former_pools.pop(change.name, None)
+            elif change.old is not None:
+                self.former_pools[change.name] = change.old.as_gone()
         if change.matters:
             self._on_change[kind](change)
 

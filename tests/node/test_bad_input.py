@@ -12,7 +12,7 @@ from testbed.engine_pods import EnginePods, pod_of
 from testbed.node import VirtualNode
 from testbed.node_scene import POOL_LABEL, agent_pod, apply, node_condition, pool_status
 from testbed.processes import wait_for
-from tests.node.node_pools import NodePools, pool_object
+from tests.node.node_pools import NodePools, delete_pool, pool_object
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
@@ -137,7 +137,7 @@ def test_a_file_in_a_pools_place_costs_that_pool_only(
         node.run("rm /run/hostprep/occupied")
         wait_for(lambda: pool_status(cluster, "occupied").get("phase") == "Ready", 120, every_s=0.5)
     finally:
-        cluster.kubectl("delete", "hostmemorypool", "occupied")
+        delete_pool(cluster.kubectl, "occupied")
         wait_for(lambda: not pool_status(cluster, "occupied"), 60, every_s=0.5)
 
 

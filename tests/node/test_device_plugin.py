@@ -14,6 +14,7 @@ from testbed.engine_pods import EXAMPLES, documents
 from testbed.node import NODE, VirtualNode
 from testbed.node_scene import condition
 from testbed.processes import wait_for
+from tests.node.node_pools import delete_pool
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(900)]
 
@@ -103,6 +104,7 @@ def devices(kubectl: Kubectl, chart: None, node: VirtualNode) -> Iterator[Device
     kubectl("apply", "-f", str(EXAMPLES / "engine-device-plugin.yaml"))
     there = Devices(kubectl, node)
     yield there
+    delete_pool(kubectl, POOL)
     kubectl("delete", "-f", str(EXAMPLES / "engine-device-plugin.yaml"), "--ignore-not-found")
     there.wait_for(
         lambda: not node.run(f"ls /run/hostprep | grep -x {POOL} || true").strip(),

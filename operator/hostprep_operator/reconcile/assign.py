@@ -118,7 +118,7 @@ def assign(view: NodeView, node: NodeRecord) -> Assignment:
     unknown: set[str] = set()
     released: list[str] = []
     for entry in hmn.entries if hmn else ():
-        pool = existing.get(entry.name)
+        pool = existing.get(entry.name) or view.former_pools.get(entry.name)
         if entry.name in chosen:
             entries.append(_kept(view, node, hmn, entry, chosen[entry.name]))
         elif entry.absent:
@@ -126,7 +126,7 @@ def assign(view: NodeView, node: NodeRecord) -> Assignment:
                 released.append(entry.name)
             else:
                 entries.append(entry)
-        elif pool is None and entry.name not in view.gone_pools:
+        elif entry.name not in existing and entry.name not in view.gone_pools:
             unknown.add(entry.name)
             entries.append(entry)
         elif not is_retained(entry, pool):

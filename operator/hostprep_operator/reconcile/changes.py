@@ -69,6 +69,9 @@ class NodeView:
     """All pools that exist, selecting this node or not."""
     gone_pools: frozenset[str] = frozenset()
     """Names that do not exist, by a read of the API server."""
+    former_pools: Mapping[str, PoolRecord] = field(default_factory=dict)
+    """Pools that are gone as they were last, as far as this operator saw them: their rules hold for
+    what they leave behind."""
     agent: AgentRecord | None = None
     agent_missing_since_s: float | None = None
     """Since when no agent Pod is on the node; None: since the node joined."""

@@ -16,8 +16,8 @@ from hostprep_operator.records import HostMemoryNodeRecord, PoolRecord, ReleaseR
 
 
 def is_retained(entry: PoolEntry, pool: PoolRecord | None) -> bool:
-    """Whether the memory stays for good: as the pool says (the same, by UID), else the entry."""
-    if pool is not None and pool.uid == entry.uid and not pool.gone:
+    """Whether the memory stays for good: as the pool says or said last, else as the entry does."""
+    if pool is not None and pool.uid == entry.uid:
         return pool.deletion_policy == "Retain"
     return entry.policy.get("deletionPolicy") == "Retain"
 
@@ -32,7 +32,7 @@ def leaving(entry: PoolEntry, pool: PoolRecord | None, now_s: float) -> PoolEntr
 
     A period that was shortened since, or that a clock which was ahead has written, is clamped.
     """
-    is_pools = pool is not None and pool.uid == entry.uid and not pool.gone
+    is_pools = pool is not None and pool.uid == entry.uid
     rules = pool.release if pool and is_pools else ReleaseRules.from_policy(entry.policy)
     latest_s = float(math.ceil(now_s + rules.grace_s) if rules.grace_s else math.floor(now_s))
     before_s = entry.release_after_s

@@ -199,6 +199,7 @@ class Cluster:
             hmn=HostMemoryNodeRecord.from_json(hmn) if hmn else None,
             pools=tuple(PoolRecord.from_json(doc) for doc in seen),
             gone_pools=frozenset(self.confirmed_gone),
+            former_pools={k: v.as_gone() for k, v in self.former.items() if k not in self.pools},
             agent=AgentRecord.from_json(pod) if pod else None,
             granted=self.granted(name),
             settings=self.settings,

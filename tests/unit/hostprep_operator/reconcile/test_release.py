@@ -181,3 +181,14 @@ def test_a_pool_of_all_nodes_means_no_virtual_ones() -> None:
     cluster.add_node("fargate", labels={"eks.amazonaws.com/compute-type": "fargate"})
     cluster.settle()
     assert "fargate" not in cluster.hmns
+
+
+def test_the_word_said_just_before_a_deletion_holds() -> None:
+    cluster = serving_fleet(1)
+    cluster.change_pool("kv", release={"when": "Immediately"})
+    cluster.reconcile_pool("kv")  # seen; no entry was rewritten yet
+    del cluster.pools["kv"]
+    cluster.settle()
+    cluster.reconcile_pools()
+    cluster.settle()
+    assert absent(cluster) == {"n0"}
