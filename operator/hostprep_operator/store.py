@@ -264,6 +264,9 @@ class EventHandler:
             uid=metadata.get("uid") or "",
             resource_version=metadata.get("resourceVersion") or "",
         )
+        if kind is Kind.POOL and metadata["name"] in self.former_pools:
+            # A change just before the deletion may not have been reported by itself.
+            self.former_pools[metadata["name"]] = PoolRecord.from_json(document).as_gone()
 
     def vanished(self, kind: Kind, name: str, *, uid: str, resource_version: str) -> None:
         """Record that this very object is gone as of that version."""
@@ -305,7 +308,9 @@ class EventHandler:
             self.agent_gone_s.pop(name, None)
         rebooted = old is not None and new is not None and old.boot_id != new.boot_id
         self._enqueue_node(name, urgent=rebooted)
-        self._enqueue_pools(pools | {pool.name for pool in self._cache.pools_of(name)})
+        holder = self._cache.host_memory_nodes.get(name)
+        held = {entry.name for entry in holder.entries} if holder else set()
+        self._enqueue_pools(pools | held | {pool.name for pool in self._cache.pools_of(name)})
 
     def _host_memory_node(self, change: Change[HostMemoryNodeRecord]) -> None:
         records = (record for record in (change.old, change.new) if record is not None)

@@ -292,3 +292,17 @@ def test_a_pool_whose_look_takes_long_is_looked_at_less_often() -> None:
         assert asyncio.get_running_loop().time() - began_s == pytest.approx(5.0)
 
     run_virtually(scenario())
+
+
+def test_a_deleted_pools_last_version_is_kept_though_its_change_was_not_reported() -> None:
+    async def scenario() -> None:
+        cache, queue = Cache(), KeyedQueue[Key]()
+        handler = EventHandler(cache, queue)
+        metadata = {"name": "kv", "uid": "u"}
+        handler.observed(Kind.POOL, {"metadata": {**metadata, "resourceVersion": "1"}, "spec": {}})
+        spec = {"release": {"when": "Immediately"}}
+        handler.deleted(Kind.POOL, {"metadata": {**metadata, "resourceVersion": "3"}, "spec": spec})
+        assert handler.former_pools["kv"].release.grace_s == 0.0
+        assert handler.former_pools["kv"].gone
+
+    asyncio.run(scenario())
