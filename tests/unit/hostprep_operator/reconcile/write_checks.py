@@ -65,7 +65,7 @@ def required_pools(cluster: Cluster, name: str) -> dict[str, Document]:
         for key, pool in cluster.pools.items()
         if (pool["spec"].get("readiness") or {}).get("required", True)
         and (key not in cluster.unseen_pools or key in entries)
-        and (selects(pool, node) or is_kept(pool, entries.get(key)))
+        and (selects(pool, node) or _stays(cluster, name, pool, entries.get(key)))
     }
     begun = {
         key: pool
@@ -87,6 +87,14 @@ def is_kept(pool: Document | None, entry: Document | None) -> bool:
     if pool is None or entry is None or entry["uid"] != pool["metadata"]["uid"]:
         return False
     return entry["state"] == "Present" and "releaseAfter" in entry
+
+
+def _stays(cluster: Cluster, name: str, pool: Document, entry: Document | None) -> bool:
+    """Whether the node left the pool, and nothing lets its memory go in this very moment."""
+    if entry is None or not is_kept(pool, entry):
+        return False
+    is_due = (parse_time(entry["releaseAfter"]) or 0) <= cluster.now_s
+    return not (is_due and entry["name"] in cluster.granted(name))
 
 
 def may_wait(cluster: Cluster, name: str, pool: Document) -> bool:
