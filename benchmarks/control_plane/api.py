@@ -13,6 +13,7 @@ from kubernetes.aio import client, config
 NODES = "/api/v1/nodes"
 HMN = "/apis/hostprep.dev/v1alpha1/hostmemorynodes"
 HMP = "/apis/hostprep.dev/v1alpha1/hostmemorypools"
+NODE_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 

@@ -6,9 +6,12 @@ import json
 import time
 from typing import Any
 
-from benchmarks.control_plane.api import MERGE, NODES, STRATEGIC, Api, at_once
+from kubernetes.aio.client import ApiException
+
+from benchmarks.control_plane.api import MERGE, NODE_LEASES, NODES, STRATEGIC, Api, at_once
 from hostprep.api.conditions import format_time
 from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
+from hostprep.kube.client import micro_time
 
 _MIB = 1 << 20
 
@@ -117,6 +120,19 @@ async def heartbeat(api: Api, index: int) -> None:
         patch,
         content_type=STRATEGIC,
     )
+
+
+async def renew_lease(api: Api, index: int) -> None:
+    """Renew the node's Lease as kubelet does every ten seconds; the first time, create it."""
+    name = name_of(index)
+    spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": micro_time()}
+    try:
+        await api.request("PATCH", f"{NODE_LEASES}/{name}", {"spec": spec}, content_type=MERGE)
+    except ApiException as error:
+        if error.status != 404:
+            raise
+        body = {"metadata": {"name": name}, "spec": spec}
+        await api.request("POST", NODE_LEASES, body)
 
 
 async def reboot(api: Api, index: int, boot: int) -> None:

@@ -32,17 +32,25 @@ def _ratio(point: Point) -> str:
     return "" if ratio is None else f"{ratio:.2f}"
 
 
+def _per_report(point: Point) -> str:
+    cost_ms = point.cpu_ms_per_report
+    return "" if cost_ms is None else f"{cost_ms:.2f} ms"
+
+
 Row = tuple[str, Callable[[Point], str]]
 _ROWS: tuple[Row, ...] = (
     ("all specs written", lambda p: f"{p.specs_s:.1f} s"),
     ("then all nodes open", lambda p: f"{p.marked_s:.1f} s"),
     ("operator CPU until then", lambda p: f"{p.operator_cpu_s:.1f} s"),
+    ("the same a node", lambda p: f"{1000 * p.operator_cpu_s / p.nodes:.1f} ms"),
     ("simulated agents' CPU", lambda p: f"{p.agents_cpu_s:.1f} s"),
     ("operator RSS (most)", lambda p: f"{p.rss_bytes / _MIB:.0f} ({_peak(p)}) MiB"),
     ("object writes a node", lambda p: f"{p.writes_per_node:.2f}"),
     ("status writes a pool a second", lambda p: f"{p.pool_writes_per_s:.2f}"),
     ("writes while quiet", lambda p: f"{p.quiet_writes} in {p.quiet_s:.0f} s"),
-    ("CPU while quiet", lambda p: f"{100 * p.quiet_cpu_share:.1f} % of a core"),
+    ("CPU while quiet", lambda p: f"{100 * p.quiet_cpu_share:.2f} % of a core"),
+    ("CPU a progress report", _per_report),
+    ("writes for progress", lambda p: f"{p.progress_writes} in {p.progress_reports} reports"),
     ("restart until in sync", lambda p: f"{p.resync_s:.1f} s, {p.resync_writes} writes"),
     ("reboot storm, p50 / p99 to taint", lambda p: _storm(p.storm_s)),
     ("bare loop, p50 / p99 to taint", lambda p: _storm(p.bare_storm_s)),

@@ -1,4 +1,4 @@
-"""One size of cluster from nothing to all nodes open, then quiet, a restart, and a reboot storm."""
+"""One size of cluster from nothing to all nodes open; quiet, progress, a restart, reboot storms."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.control_plane.api import HMN, HMP, NODES, Api
-from benchmarks.control_plane.nodes import heartbeat, make_nodes
+from benchmarks.control_plane.api import HMN, HMP, NODES, Api, at_once
+from benchmarks.control_plane.nodes import heartbeat, make_nodes, renew_lease
 from benchmarks.control_plane.processes import Program
 from benchmarks.control_plane.storm import storm
 from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT
@@ -21,8 +21,13 @@ _POLL_S = 0.25
 _LONGEST_S = 1800.0
 _WRITE = re.compile(r"^hostprep_operator_writes_total\{(?P<labels>[^}]*)\} (?P<value>\S+)$")
 _MAX_STORM = 500
-_HEARTBEATS_PER_S = 17.0
-"""What 5,000 kubelets send, at one status update in five minutes each."""
+_STATUS_EVERY_S = 300.0
+"""Kubelet updates an unchanged Node's status so often (nodeStatusReportFrequency)."""
+_LEASE_EVERY_S = 10.0
+"""And renews the node's Lease so often. Hostprep's agents send no heartbeats of their own."""
+_PROGRESS_EVERY_S = 10.0
+"""An agent reports each step of 10 %, at most so often: the densest reports that there are."""
+_PROGRESS_PERCENT = (20, 30, 40, 50, 60, 70)
 
 
 @dataclass
@@ -43,6 +48,10 @@ class Point:
     quiet_s: float = 0.0
     quiet_writes: int = 0
     quiet_cpu_share: float = 0.0
+    progress_reports: int = 0
+    progress_writes: int = 0
+    progress_cpu_s: float = 0.0
+    """Of the operator while these reports came, less what it uses while quiet."""
     resync_s: float = 0.0
     resync_writes: int = 0
     storm_s: list[float] = field(default_factory=list)
@@ -55,6 +64,13 @@ class Point:
         return sum(self.writes.get(kind, 0) for kind in kinds) / self.nodes
 
     @property
+    def cpu_ms_per_report(self) -> float | None:
+        """Milliseconds of the operator's CPU time for one progress report of an agent."""
+        if not self.progress_reports:
+            return None
+        return 1000.0 * self.progress_cpu_s / self.progress_reports
+
+    @property
     def storm_ratio(self) -> float | None:
         """How much longer the slowest hundredth waits under the operator than under the loop."""
         if not self.storm_s or not self.bare_storm_s:
@@ -64,7 +80,7 @@ class Point:
     @property
     def is_met(self) -> bool:
         """Whether every reach is met at this size."""
-        quiet = self.quiet_writes == 0 and self.resync_writes == 0
+        quiet = self.quiet_writes == self.resync_writes == self.progress_writes == 0
         storm = self.storm_ratio is None or self.storm_ratio <= 2.0
         slim = self.peak_rss_bytes < 150 << 20
         return quiet and storm and slim and self.writes_per_node <= 6
@@ -182,23 +198,74 @@ async def _prepare(run: Run, api: Api, operator: Operator, point: Point) -> None
         point.peak_rss_bytes = operator.program.peak_rss_bytes()
         point.pool_writes_per_s = point.writes.get("HostMemoryPool", 0) / POOLS / total_s
         await _quiet(run, api, operator, point)
+        await _progress(operator, agents, point)
         if point.nodes >= 2 * _MAX_STORM:
             await _storms(run, api, operator, agents, point)
 
 
 async def _quiet(run: Run, api: Api, operator: Operator, point: Point) -> None:
-    """Kubelets go on sending heartbeats; the operator has nothing to write."""
+    """Kubelets go on updating statuses and renewing Leases; the operator has nothing to write."""
+    await at_once(range(point.nodes), lambda index: renew_lease(api, index))
     await _until(_events_are_told(operator), "the end of the events")
     before, cpu_s = sum(operator.writes().values()), operator.program.cpu_s()
     begin_s = time.monotonic()
-    sent = 0
-    while (passed_s := time.monotonic() - begin_s) < run.quiet_s:
-        await heartbeat(api, sent % point.nodes)
-        sent += 1
-        await asyncio.sleep(max(0.0, sent / _HEARTBEATS_PER_S - passed_s))
-    point.quiet_s = passed_s
+    await asyncio.gather(
+        _paced(run.quiet_s, point.nodes / _STATUS_EVERY_S, point.nodes, api, heartbeat),
+        _paced(run.quiet_s, point.nodes / _LEASE_EVERY_S, point.nodes, api, renew_lease),
+    )
+    point.quiet_s = time.monotonic() - begin_s
     point.quiet_writes = sum(operator.writes().values()) - before
-    point.quiet_cpu_share = (operator.program.cpu_s() - cpu_s) / passed_s
+    point.quiet_cpu_share = (operator.program.cpu_s() - cpu_s) / point.quiet_s
+
+
+async def _paced(
+    seconds: float, per_s: float, nodes: int, api: Api, send: Callable[[Api, int], Awaitable[None]]
+) -> None:
+    """Send for one node after another, so many a second."""
+    begin_s, sent = time.monotonic(), 0
+    while (passed_s := time.monotonic() - begin_s) < seconds:
+        await send(api, sent % nodes)
+        sent += 1
+        await asyncio.sleep(max(0.0, min(sent / per_s, seconds) - passed_s))
+
+
+async def _progress(operator: Operator, agents: Program, point: Point) -> None:
+    """Each node prepares a pool, and says so at every step; then all is ready again."""
+
+    async def report(percent: int) -> None:
+        agents.say(f"progress {percent} {_PROGRESS_EVERY_S}")
+        await asyncio.to_thread(agents.wait_for, "progressed")
+
+    await report(10)  # another phase: the operator marks the nodes and counts the pool
+    await _until(_events_are_told(operator), "the end of the events")
+    await _until(_writes_are_done(operator), "the end of the writes")
+    before, cpu_s = sum(operator.writes().values()), operator.program.cpu_s()
+    begin_s = time.monotonic()
+    for percent in _PROGRESS_PERCENT:
+        await report(percent)
+    await asyncio.sleep(1.0)
+    passed_s = time.monotonic() - begin_s
+    point.progress_reports = len(_PROGRESS_PERCENT) * point.nodes
+    point.progress_writes = sum(operator.writes().values()) - before
+    used_s = operator.program.cpu_s() - cpu_s
+    point.progress_cpu_s = max(0.0, used_s - point.quiet_cpu_share * passed_s)
+    await report(100)
+
+    async def all_open() -> bool:
+        return operator.nodes_ready() == point.nodes
+
+    await _until(all_open, "the nodes open after their preparation")
+
+
+def _writes_are_done(operator: Operator) -> Callable[[], Awaitable[bool]]:
+    """Tell whether nothing was written for three seconds."""
+
+    async def done() -> bool:
+        before = operator.writes()
+        await asyncio.sleep(3.0)
+        return operator.writes() == before
+
+    return done
 
 
 def _events_are_told(operator: Operator) -> Callable[[], Awaitable[bool]]:

@@ -1,7 +1,9 @@
 """All agents of a cluster in one process with one watch: they answer every spec at once.
 
 `python -m benchmarks.control_plane.simulated_agents KUBECONFIG`; a line `reboot N FROM TO` on
-standard input has the agents of nodes FROM to TO - 1 come back with boot number N. Ends with its
+standard input has the agents of nodes FROM to TO - 1 come back with boot number N, and is answered
+by `rebooted`. A line `progress PERCENT SECONDS` has every agent report once that a pool is prepared
+so far (100: ready), spread over so many seconds, and is answered by `progressed`. Ends with its
 standard input. Says `ready` once it watches.
 """
 
@@ -11,6 +13,7 @@ import asyncio
 import json
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.control_plane.api import HMN, MERGE, Api, at_once
@@ -38,6 +41,8 @@ class Agents:
         self._boots: dict[str, int] = {}
         self._seen: dict[str, dict[str, Any]] = {}
         self._queue: asyncio.Queue[str] = asyncio.Queue()
+        self._percent = 100
+        """How far each node's first pool is prepared."""
 
     async def run(self) -> None:
         """Answer until cancelled."""
@@ -73,6 +78,19 @@ class Agents:
             self._boots[name] = boot
         await at_once(names, self._report, width=_LANES)
 
+    async def progress(self, percent: int, seconds: float) -> None:
+        """Have every agent report that its first pool is prepared so far."""
+        self._percent = percent
+        names = sorted(self._seen)
+        begin_s, pause_s = time.monotonic(), seconds / max(1, len(names))
+
+        async def report(numbered: tuple[int, str]) -> None:
+            number, name = numbered
+            await asyncio.sleep(begin_s + number * pause_s - time.monotonic())
+            await self._report(name)
+
+        await at_once(enumerate(names), report, width=_LANES)
+
     async def _answer(self) -> None:
         while True:
             await self._report(await self._queue.get())
@@ -81,15 +99,18 @@ class Agents:
         document = self._seen.get(name)
         if document is None:
             return
-        status = status_for(document, self._boot(name)).to_json()
+        status = status_for(document, self._boot(name), self._percent).to_json()
         await self._api.request(
             "PATCH", f"{HMN}/{name}/status", {"status": status}, content_type=MERGE
         )
 
 
-def status_for(document: dict[str, Any], boot: str) -> NodeStatus:
-    """Return the status of an agent that has everything ready."""
-    pools = tuple(_pool(entry) for entry in entries_of(document) if not entry.absent)
+def status_for(document: dict[str, Any], boot: str, percent: int = 100) -> NodeStatus:
+    """Return the status of an agent that has everything ready, its first pool so far."""
+    entries = [entry for entry in entries_of(document) if not entry.absent]
+    pools = tuple(_pool(entry) for entry in entries)
+    if percent < 100 and pools:
+        pools = (_unfinished(pools[0], percent), *pools[1:])
     held = sum(pool.ready_bytes for pool in pools) // _PAGE_BYTES
     return NodeStatus(
         observed_generation=document["metadata"]["generation"],
@@ -127,14 +148,30 @@ def _pool(entry: PoolEntry) -> PoolStatus:
     )
 
 
+def _unfinished(pool: PoolStatus, percent: int) -> PoolStatus:
+    return replace(
+        pool,
+        phase=Phase.PREPARING,
+        reason="Preparing",
+        message=f"{percent} % of 64 GiB are there",
+        progress_percent=percent,
+        ready_bytes=pool.wanted_bytes * percent // 100,
+        ready_since_s=None,
+    )
+
+
 async def _main(kubeconfig: str) -> None:
     async with Api(kubeconfig) as api:
         agents = Agents(api)
         answering = asyncio.create_task(agents.run())
         while line := await asyncio.to_thread(sys.stdin.readline):
-            _, boot, first, end = line.split()
-            await agents.reboot(int(boot), int(first), int(end))
-            print("rebooted", flush=True)
+            match line.split():
+                case ["reboot", boot, first, end]:
+                    await agents.reboot(int(boot), int(first), int(end))
+                    print("rebooted", flush=True)
+                case ["progress", percent, seconds]:
+                    await agents.progress(int(percent), float(seconds))
+                    print("progressed", flush=True)
         answering.cancel()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -234,9 +235,17 @@ class KubeClient:
             query["continue"] = token
 
     async def watch(
-        self, resource: Resource, *, since: str, field_selector: str = ""
+        self,
+        resource: Resource,
+        *,
+        since: str,
+        label_selector: str = "",
+        field_selector: str = "",
+        longest_s: float = math.inf,
     ) -> AsyncIterator[WatchEvent]:
         """Yield what changes after that version, until the server ends the watch after minutes.
+
+        `longest_s`: at most after so many seconds, rounded up to whole ones.
 
         Raises GoneError where the version is too old, and ApiError; also after silence for longer
         than the server's bookmarks are apart.
@@ -245,8 +254,10 @@ class KubeClient:
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": since,
-            "timeoutSeconds": str(random.randint(*_WATCH_S)),  # noqa: S311
+            "timeoutSeconds": str(max(1, math.ceil(min(random.randint(*_WATCH_S), longest_s)))),  # noqa: S311
         }
+        if label_selector:
+            query["labelSelector"] = label_selector
         if field_selector:
             query["fieldSelector"] = field_selector
         request = _Request("GET", resource.path, query)
