@@ -327,6 +327,7 @@ def _pool(number: int) -> dict[str, object]:
             "size": "64Gi",
             "priority": number,
             "nodeSelector": {f"pool.hostprep.dev/pool-{number}": "true"},
+            "rollout": {"maxUnavailable": "100%"},  # the agents start when all specs are there
         },
     }
 

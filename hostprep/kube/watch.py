@@ -20,7 +20,7 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -30,7 +30,6 @@ from hostprep.kube.errors import ApiError, GoneError, UnreachableError
 from hostprep.kube.logs import Logger
 
 _FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 30.0
 _SHORTEST_STREAM_S = 1.0
 """A watch that lived so long worked: the pauses start over."""
 _BROKEN_IN_A_ROW = 3
@@ -80,8 +79,15 @@ class Reflector:
         field_selector: str = "",
         page: int = 250,
         relist_s: float = math.inf,
+        longest_pause_s: float = 30.0,
+        known: Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
-        """`page`: objects a page; `relist_s`: after so many seconds the list is read again."""
+        """`page`: objects a page; `relist_s`: after so many seconds the list is read again.
+
+        `longest_pause_s`: between two tries. `known`: name to UID of what the caller takes to be
+        there when a list has been read, where it learns of objects in other ways too; without it,
+        what was reported.
+        """
         self._client = client
         self._resource = resource
         self._log = log
@@ -90,7 +96,8 @@ class Reflector:
         self._page = page
         self._relist_s = relist_s
         self._uids: dict[str, str] = {}
-        """Name to UID of what was reported and is there."""
+        """Name to UID of what was reported and is there; empty where the caller knows."""
+        self._known = known
         self._since = ""
         """The version to watch from; empty where a list is needed."""
         self._listed_s = 0.0
@@ -98,7 +105,7 @@ class Reflector:
         """When the running watch was granted; infinite where none is."""
         self._broken = 0
         """Watches in a row that broke before they worked."""
-        self._backoff = Backoff(first_s=_FIRST_PAUSE_S, most_s=_LONGEST_PAUSE_S)
+        self._backoff = Backoff(first_s=_FIRST_PAUSE_S, most_s=longest_pause_s)
         self._trouble = ""
         """Why it does not work, as last logged; empty while it does."""
         self.connected = False
@@ -158,10 +165,12 @@ class Reflector:
             for document in page.items:
                 change = _change_of(Event.OBSERVED, document)
                 listed.add(change.name)
-                self._uids[change.name] = change.uid
+                self._keep(change)
                 yield change
-        for name in self._uids.keys() - listed:
-            yield Change(Event.VANISHED, version, name, self._uids.pop(name))
+        known = dict(self._uids if self._known is None else self._known())
+        for name in known.keys() - listed:
+            self._uids.pop(name, None)
+            yield Change(Event.VANISHED, version, name, known[name])
         self._listed_s = self.heard_s = time.monotonic()
         self.connected, self._since = True, version
         yield Change(Event.LISTED, version)
@@ -191,11 +200,16 @@ class Reflector:
             return None  # of a later version of the protocol
         is_end = line.type == "DELETED"
         change = _change_of(Event.DELETED if is_end else Event.OBSERVED, line.object)
+        self._keep(change)
+        return change
+
+    def _keep(self, change: Change) -> None:
+        if self._known is not None:
+            return
         if change.event is Event.DELETED:
             self._uids.pop(change.name, None)
         else:
             self._uids[change.name] = change.uid
-        return change
 
     def _log_trouble(self, error: ApiError) -> None:
         """Log once, and again for another reason: numbers in it are ports, times and ids."""

@@ -114,9 +114,9 @@ def cli() -> None:
     "--resync",
     "resync_s",
     type=Seconds(1, 86400),
-    default=600.0,
+    default=3600.0,
     metavar="SECONDS",
-    help="How often everything is compared with the API server.",
+    help="How often everything is listed again, beside the watches.",
 )
 @_taint_key
 @_log_format

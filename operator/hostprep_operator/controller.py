@@ -10,6 +10,7 @@ import structlog
 from hostprep.errors import HostprepError
 from hostprep.kube.client import HOST_MEMORY_NODES, NODES, POOLS, KubeClient
 from hostprep.kube.errors import ConflictError
+from hostprep_operator.deletion_check import DeletionCheck
 from hostprep_operator.events import Recorder, Regarding
 from hostprep_operator.metrics import Metrics
 from hostprep_operator.queue import KeyedQueue, QueueClosed
@@ -34,7 +35,6 @@ from hostprep_operator.records import (
     PoolRecord,
     Record,
 )
-from hostprep_operator.resync import DeletionCheck
 from hostprep_operator.store import Cache, EventHandler, Key, Kind
 from hostprep_operator.writer import Writer
 

@@ -68,7 +68,7 @@ class Metrics:
         self.leader = gauge("operator_leader", "1 while this replica does the work, else 0.")
         self.last_sync = gauge(
             "operator_last_sync_timestamp_seconds",
-            "When everything was last compared with the API server.",
+            "When every watch had last heard a list or a bookmark.",
         )
         self.openings = counter("openings", "Nodes opened: memory is ready.")
         self.closings = counter("closings", "Nodes closed, by cause.", "cause")

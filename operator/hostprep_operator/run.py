@@ -21,9 +21,9 @@ from hostprep_operator.controller import Controller
 from hostprep_operator.events import Recorder
 from hostprep_operator.leader_election import Leader
 from hostprep_operator.metrics import Metrics
+from hostprep_operator.process import run_process
 from hostprep_operator.queue import KeyedQueue
 from hostprep_operator.reconcile.changes import Settings
-from hostprep_operator.resync import Resync
 from hostprep_operator.store import Cache, EventHandler, Key
 from hostprep_operator.watch import Watches
 
@@ -32,6 +32,9 @@ _FINISH_S = 5.0
 """For writes that are in flight when the process stops."""
 _STUCK_S = 300.0
 """A key that waited so long for a worker: all workers are stuck, and a restart helps."""
+
+_AWAY_S = 600.0
+"""An API server may be away for so long before this replica counts as not ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,7 @@ class Options:
     leader_elect: bool = False
     lease_name: str = "hostprep-operator"
     listen: str = ":9809"
-    resync_s: float = 600.0
+    resync_s: float = 3600.0
     kubeconfig: str | None = None
     identity: str = ""
 
@@ -90,8 +93,8 @@ class Health:
     standby: bool = False
     """Another replica holds the Lease, and this one waits for it: ready, not working."""
     stopping: bool = False
-    watching: bool = True
-    """False while kopf's watches are down and wait to be started again."""
+    silent_s: Callable[[], float] = field(default=lambda: 0.0)
+    """For how long a watch has brought nothing, not even a bookmark."""
     oldest_key_s: Callable[[], float] = field(default=lambda: 0.0)
 
     def alive(self) -> str:
@@ -109,7 +112,8 @@ class Health:
             return ""
         if not self.synced:
             return "not yet in sync with the API server"
-        return "" if self.watching else "the watches are down"
+        silent_s = self.silent_s()
+        return f"a watch has brought nothing for {silent_s:.0f} s" if silent_s > _AWAY_S else ""
 
 
 class _Operator:
@@ -120,6 +124,7 @@ class _Operator:
     ) -> None:
         self._options = options
         self._stop = asyncio.Event()
+        self._has_failed = False
         self._tasks: list[asyncio.Task[Any]] = []
         self.metrics = metrics
         self.kube = kube
@@ -167,17 +172,22 @@ class _Operator:
         cache, queue = Cache(), KeyedQueue[Key]()
         handler = EventHandler(cache, queue)
         self._health.oldest_key_s = queue.oldest_s
-        resync = Resync(
+        watches = Watches(
             self.kube,
             cache,
             handler,
             self.metrics,
             namespace=self._options.namespace,
             watch_agents=self._options.watch_agents,
-            every_s=self._options.resync_s,
+            relist_s=self._options.resync_s,
         )
-        if not await self._unless_stopped(resync.first()):
+        # All of our tasks start before kopf: it cancels tasks that were started after it.
+        for kind in watches.kinds:
+            self._start(watches.follow(kind), f"watch of {kind}")
+        if not await self._unless_stopped(watches.synced()):
+            await self._cancel()
             return 0
+        self._health.silent_s = watches.silent_s
         recorder = Recorder(self.kube, identity=self._identity)
         controller = Controller(
             kube=self.kube,
@@ -188,40 +198,39 @@ class _Operator:
             metrics=self.metrics,
             settings=self._options.settings,
         )
-        # All of our tasks start before kopf: it cancels tasks that were started after it.
         self._start(recorder.run(), "events")
-        self._start(resync.run(), "sync")
         workers = [
             self._start(controller.work(), f"worker {number}")
             for number in range(self._options.workers)
         ]
-        handler.open()
-        self._health.synced = True
-        code = await self._watch(handler)
-        await self._finish(queue, workers, recorder)
-        return code
+        guard = asyncio.create_task(self._guard(), name="guard")
 
-    async def _watch(self, handler: EventHandler) -> int:
-        """Let kopf watch until stopped. Returns 1 when one of our tasks ended by itself."""
-        watches = Watches(
+        async def start_up() -> None:
+            self._catch_signals()  # kopf has put its own handlers there, good for one signal
+            handler.open()
+            self._health.synced = True
+
+        async def clean_up() -> None:
+            self._health.stopping = True
+            guard.cancel()
+            await self.server.stop()
+            self.server.listener.close()
+            await self._finish(queue, workers, recorder)
+
+        await run_process(
             self.kube,
-            handler,
             namespace=self._options.namespace,
-            watch_agents=self._options.watch_agents,
-            on_state=self._watching,
+            stop=self._stop,
+            start_up=start_up,
+            clean_up=clean_up,
         )
-        watching = asyncio.create_task(watches.run(), name="watches")
-        stopping = asyncio.create_task(self._stop.wait(), name="stop")
-        ours = {*self._tasks, watching, stopping}
-        done, _ = await asyncio.wait(ours, return_when=asyncio.FIRST_COMPLETED)
-        self._health.stopping = True
-        failed = _report(done - {stopping, watching})
-        await self.server.stop()
-        self.server.listener.close()
-        watches.stop()
-        await asyncio.wait({watching}, timeout=_FINISH_S)
-        stopping.cancel()
-        return 1 if failed else 0
+        return 1 if self._has_failed else 0
+
+    async def _guard(self) -> None:
+        """Stop everything where a task ends by itself."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        self._has_failed = _report(done)
+        self._stop.set()
 
     async def _finish(
         self, queue: KeyedQueue[Key], workers: list[asyncio.Task[Any]], recorder: Recorder
@@ -229,15 +238,13 @@ class _Operator:
         """Let writes in flight end, post the events that wait, stop the rest."""
         queue.close()
         await asyncio.wait(workers, timeout=_FINISH_S)
+        await self._cancel()
+        await recorder.flush(1.0)
+
+    async def _cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await recorder.flush(1.0)
-
-    def _watching(self, up: bool) -> None:
-        self._health.watching = up
-        if up:
-            self._catch_signals()
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=name)

@@ -4,7 +4,7 @@ Watches, lists and the answers to our own writes all come in through the EventHa
 a version that is older than the known one changes nothing.
 
 A cache is never proof that something does not exist: it may not be filled, or a watch may have
-missed it. Code that releases memory asks the API server first (see `resync.DeletionCheck`).
+missed it. Code that releases memory asks the API server first (see `deletion_check`).
 """
 
 from __future__ import annotations
@@ -226,10 +226,6 @@ class EventHandler:
         """Pools that were deleted, as they were last."""
         self.agent_gone_s: dict[str, float] = {}
         """Node to when its agent's last Pod went, by the wall clock."""
-        self.relisted: set[Kind] = set()
-        """Kinds whose list kopf has read again: what vanished before was not reported."""
-        self.compare_requested = asyncio.Event()
-        """Set when these kinds are to be compared with the API server soon."""
 
     def open(self) -> None:
         """Let changes add keys from now on; before, the cache is not complete.
@@ -265,18 +261,13 @@ class EventHandler:
             resource_version=metadata.get("resourceVersion") or "",
         )
         if kind is Kind.POOL and metadata["name"] in self.former_pools:
-            # A change just before the deletion may not have been reported by itself.
+            # Where the watch was broken, its last change was not reported by itself.
             self.former_pools[metadata["name"]] = PoolRecord.from_json(document).as_gone()
 
     def vanished(self, kind: Kind, name: str, *, uid: str, resource_version: str) -> None:
         """Record that this very object is gone as of that version."""
         store = self._cache.stores[kind]
         self._changed(kind, store.remove(name, uid=uid, resource_version=resource_version))
-
-    def listed(self, kind: Kind) -> None:
-        """Request a comparison of that kind: kopf does not report what vanished before its list."""
-        self.relisted.add(kind)
-        self.compare_requested.set()
 
     def enqueue_pool(self, name: str) -> None:
         """Add a pool's key soon, and not more than once a second."""

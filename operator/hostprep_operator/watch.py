@@ -1,218 +1,131 @@
-"""Watching by kopf, which passes every event to the EventHandler.
+"""The operator's watches: one for each kind of object, passed to the EventHandler.
 
-Its handlers only store a record and return: kopf logs an error in one and never retries it, so
-nothing that can fail belongs there. Only `on.event` is used: every other kind of handler makes kopf
-write to the objects that it handles.
+The first lists fill the cache. Afterwards every change comes as an event, in the server's order;
+what vanished while a watch was broken comes out with the list that is read then, and is handled as
+deleted in the version that was known last. Every `relist_s` seconds the lists are read again, which
+finds nothing unless a watch lost something.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+import time
 
-import kopf
 import structlog
-from kubernetes.aio.client.configuration import Configuration
 
-from hostprep.api.names import (
-    AGENT_COMPONENT,
-    API_VERSION,
-    COMPONENT_LABEL,
-    NODE_PLURAL,
-    POOL_PLURAL,
-)
-from hostprep.kube.backoff import Backoff, wait_for_event
-from hostprep.kube.client import KubeClient
-from hostprep_operator.store import EventHandler, Kind
+from hostprep.api.names import AGENT_COMPONENT, COMPONENT_LABEL
+from hostprep.kube.client import HOST_MEMORY_NODES, NODES, POOLS, KubeClient, Resource, pods
+from hostprep.kube.logs import make_logger
+from hostprep.kube.watch import Change, Event, Reflector
+from hostprep_operator.metrics import Metrics
+from hostprep_operator.store import Cache, EventHandler, Kind, number_of
 
 _log = structlog.get_logger("watch")
 
-AGENT_SELECTOR = f"app.kubernetes.io/name=hostprep,{COMPONENT_LABEL}={AGENT_COMPONENT}"
-_HEALTHY_S = 60.0
-_IDENTITY: Any = "hostprep-operator"
-"""A type of kopf's that it does not export. It takes no part in kopf's peering."""
-_PAGE = 100
-"""Objects a page of kopf's own lists: with 15 KB a Node that is 1.5 MB at once."""
-_IDLE_S = 0.05
-"""Kopf keeps a task and the last event of each object for so long; the default of 5 s costs 300 MiB
-at 5,000 nodes."""
-_RETRIES_S = (0.1, 0.3, 1.0, *([2.0] * 300))
-"""Ten minutes without an API server, with a try every 2 s."""
+_AGENT_SELECTOR = f"app.kubernetes.io/name=hostprep,{COMPONENT_LABEL}={AGENT_COMPONENT}"
+_PAGE = 250
+"""Nodes of 15 KB: 4 MB as text, some 20 MB as Python sees them, for a moment."""
+_LONGEST_PAUSE_S = 4.0
+"""Between two tries: there is one operator, and nodes wait for it."""
 
 
 class Watches:
-    """Kopf's operator, started again whenever it gives up."""
+    """Follows every kind for ever."""
 
     def __init__(
         self,
         kube: KubeClient,
+        cache: Cache,
         handler: EventHandler,
+        metrics: Metrics,
         *,
         namespace: str,
         watch_agents: bool,
-        on_state: Callable[[bool], None],
+        relist_s: float,
     ) -> None:
-        """`on_state` is called with True each time kopf runs and has set its signal handlers."""
-        self._kube = kube
+        self._cache = cache
         self._handler = handler
-        self._namespace = namespace
-        self._watch_agents = watch_agents
-        self._on_state = on_state
-        self._stop = asyncio.Event()
-
-    async def run(self) -> None:
-        """Watch until stop().
-
-        Returns before stop() only where a signal came while kopf's own handlers were installed.
-        """
-        backoff = Backoff(first_s=0.5, most_s=30.0)
-        while not self._stop.is_set():
-            began_s = asyncio.get_running_loop().time()
-            if await self._run_once() or self._stop.is_set():
-                return
-            if asyncio.get_running_loop().time() - began_s > _HEALTHY_S:
-                backoff.reset()
-            pause_s = backoff.next_s()
-            self._on_state(False)
-            _log.warning("watches ended; starting them again", in_s=round(pause_s, 1))
-            await wait_for_event(self._stop, pause_s)
-
-    def stop(self) -> None:
-        """Make run() return."""
-        self._stop.set()
-
-    async def _run_once(self) -> bool:
-        """Run kopf; return whether it was stopped, by us or by a signal, rather than failed."""
-        ready = asyncio.Event()
-        notify = asyncio.create_task(self._notify(ready))
-        try:
-            await kopf.operator(
-                registry=self._registry(),
-                settings=make_settings(),
-                namespaces=[self._namespace],
-                standalone=True,
-                stop_flag=self._stop,
-                ready_flag=ready,
-                # Left to itself kopf asks for the user's name: an image's user has none.
-                identity=_IDENTITY,
-            )
-        except Exception as error:
-            _log.warning("kopf failed", error=repr(error))
-            return False
-        else:
-            return True
-        finally:
-            notify.cancel()
-
-    async def _notify(self, ready: asyncio.Event) -> None:
-        await ready.wait()
-        self._on_state(True)
-
-    def _registry(self) -> kopf.OperatorRegistry:
-        """Return a registry of its own with one kopf handler for each kind."""
-        registry = kopf.OperatorRegistry()
-
-        @kopf.on.login(registry=registry)
-        async def log_in(**_: object) -> kopf.ConnectionInfo:
-            return await _connection_info(self._kube.configuration)
-
-        watched = {
-            Kind.NODE: ("v1", "nodes"),
-            Kind.POOL: (API_VERSION, POOL_PLURAL),
-            Kind.HOST_MEMORY_NODE: (API_VERSION, NODE_PLURAL),
+        self._metrics = metrics
+        resources: dict[Kind, tuple[Resource, str]] = {
+            Kind.POOL: (POOLS, ""),
+            Kind.HOST_MEMORY_NODE: (HOST_MEMORY_NODES, ""),
+            Kind.NODE: (NODES, ""),
         }
-        if self._watch_agents:
-            watched[Kind.AGENT] = ("v1", "pods")
-        for kind, (api, plural) in watched.items():
-            handle = _on_event(self._handler, kind)
-            kopf.on.event(api, plural, registry=registry, id=kind.value)(handle)
-        return registry
+        if watch_agents:
+            resources[Kind.AGENT] = (pods(namespace), _AGENT_SELECTOR)
+        self._reflectors = {
+            kind: Reflector(
+                kube,
+                resource,
+                make_logger("watch", kind=kind.value),
+                label_selector=selector,
+                page=_PAGE,
+                relist_s=relist_s,
+                longest_pause_s=_LONGEST_PAUSE_S,
+                known=lambda kind=kind: self._known(kind),  # type: ignore[misc]
+            )
+            for kind, (resource, selector) in resources.items()
+        }
+        self._listed = {kind: asyncio.Event() for kind in resources}
+        self._version: dict[Kind, str] = {}
+        """Up to which version each kind is known."""
+        self._current_s: dict[Kind, float] = {}
+        """When the server last confirmed that, by the wall clock."""
 
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What is watched."""
+        return tuple(self._reflectors)
 
-def _on_event(handler: EventHandler, kind: Kind) -> Callable[..., Awaitable[None]]:
-    async def handle(event: Mapping[str, Any], **_: object) -> None:
-        if event["type"] == "DELETED":
-            handler.deleted(kind, event["object"])
-            return
-        handler.observed(kind, event["object"])
-        if event["type"] is None:
-            handler.listed(kind)
+    async def synced(self) -> None:
+        """Wait until everything has been read once; nothing may be concluded before."""
+        for listed in self._listed.values():
+            await listed.wait()
+        _log.info(
+            "in sync",
+            nodes=len(self._cache.nodes),
+            pools=len(self._cache.pools),
+            host_memory_nodes=len(self._cache.host_memory_nodes),
+            agents=len(self._cache.agents),
+        )
 
-    return handle
+    def silent_s(self) -> float:
+        """Return for how many seconds the most silent watch has heard nothing."""
+        return time.monotonic() - min(it.heard_s for it in self._reflectors.values())
 
+    async def follow(self, kind: Kind) -> None:
+        """Pass on the changes of that kind until cancelled."""
+        async for change in self._reflectors[kind].changes():
+            try:
+                self._take(kind, change)
+            except Exception:
+                # One object that nobody can read must not hide the others.
+                _log.exception("object not understood", kind=kind.value, name=change.name)
 
-async def _connection_info(configuration: Configuration) -> kopf.ConnectionInfo:
-    """Return the configuration as kopf has it; called again when the server refuses the token."""
-    header = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
-    scheme, _, token = (header or "").rpartition(" ")
-    return _ConnectionInfo(
-        server=configuration.host,
-        ca_path=configuration.ssl_ca_cert,
-        ca_data=None if configuration.ssl_ca_cert else configuration.ca_cert_data,
-        insecure=not configuration.verify_ssl,
-        scheme=scheme or None,
-        token=token or None,
-        certificate_path=configuration.cert_file,
-        private_key_path=configuration.key_file,
-    )
+    def _take(self, kind: Kind, change: Change) -> None:
+        match change.event:
+            case Event.OBSERVED if change.document is not None:
+                self._handler.observed(kind, change.document)
+            case Event.DELETED if change.document is not None:
+                self._handler.deleted(kind, change.document)
+            case Event.VANISHED:
+                self._handler.vanished(
+                    kind, change.name, uid=change.uid, resource_version=change.resource_version
+                )
+            case _:
+                self._current(kind, change)
 
+    def _current(self, kind: Kind, change: Change) -> None:
+        """Note that the kind is known up to that version."""
+        if change.event is Event.LISTED:
+            self._listed[kind].set()
+        # No answer to a write that is older than the last bookmark but one is still under way.
+        self._cache.stores[kind].forget_gone(number_of(self._version.get(kind, "")))
+        self._version[kind] = change.resource_version
+        self._current_s[kind] = time.time()
+        if len(self._current_s) == len(self._reflectors):
+            self._metrics.last_sync.set(min(self._current_s.values()))
 
-class _ConnectionInfo(kopf.ConnectionInfo):
-    """Accepts certificates without a key identifier, as `load_configuration` does."""
-
-    def as_ssl_context(self) -> ssl.SSLContext:
-        context = super().as_ssl_context()
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        return context
-
-
-def make_settings() -> kopf.OperatorSettings:
-    """Return settings for thousands of nodes; kopf persists nothing on any object."""
-    settings = kopf.OperatorSettings()
-    settings.scanning.disabled = True
-    settings.watching.chunk_size = _PAGE
-    settings.watching.label_selectors["v1", "pods"] = AGENT_SELECTOR
-    settings.queueing.idle_timeout = _IDLE_S
-    settings.posting.enabled = False
-    settings.peering.standalone = True
-    settings.execution.max_workers = 1
-    settings.networking.enforce_retry_after = True
-    settings.networking.error_backoffs = _RETRIES_S
-    settings.process.ultimate_exiting_timeout = None
-    settings.persistence.diffbase_storage = _NoDiffBase()
-    settings.persistence.progress_storage = _NoProgress()
-    return settings
-
-
-class _NoDiffBase(kopf.DiffBaseStorage):
-    """Keeps nothing, and spares kopf a deep copy of every object that an event is about."""
-
-    def build(self, **_: Any) -> Any:
-        return {}
-
-    def fetch(self, **_: Any) -> None:
-        return None
-
-    def store(self, **_: Any) -> None:
-        return None
-
-
-class _NoProgress(kopf.ProgressStorage):
-    """Keeps nothing: each reconcile sees the whole state, none has to be resumed."""
-
-    def fetch(self, **_: Any) -> None:
-        return None
-
-    def store(self, **_: Any) -> None:
-        return None
-
-    def purge(self, **_: Any) -> None:
-        return None
-
-    def touch(self, **_: Any) -> None:
-        return None
-
-    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
-        return essence
+    def _known(self, kind: Kind) -> dict[str, str]:
+        """Return what is taken to be there, answers to our own writes included."""
+        return {name: record.uid for name, record in self._cache.stores[kind].items()}

@@ -11,25 +11,19 @@ import pytest
 
 from hostprep_operator.cli import cli, main
 from hostprep_operator.metrics import Metrics
+from hostprep_operator.process import make_settings
 from hostprep_operator.run import Health
-from hostprep_operator.watch import make_settings
 
 pytestmark = pytest.mark.unit
 
 OPERATOR = Path(__file__).parents[3] / "operator"
 
 
-def test_kopf_is_told_to_persist_nothing_and_to_keep_little() -> None:
+def test_kopf_is_told_to_watch_and_to_post_nothing() -> None:
     settings = make_settings()
     assert settings.scanning.disabled
     assert settings.peering.standalone
     assert not settings.posting.enabled
-    assert settings.queueing.idle_timeout <= 0.1
-    assert settings.queueing.worker_limit is None, "with idle_timeout it would stall watches"
-    assert settings.watching.chunk_size
-    storage = settings.persistence.diffbase_storage
-    assert storage.fetch(body={}) is None  # type: ignore[arg-type]
-    assert storage.build(body={"spec": {"a": 1}}) == {}  # type: ignore[arg-type]
 
 
 def test_the_folder_operator_never_shadows_the_standard_library() -> None:
@@ -66,8 +60,10 @@ def test_readiness_says_what_is_missing() -> None:
     assert health.ready() == ""
     health.standby, health.synced = False, True
     assert health.ready() == ""
-    health.watching = False
-    assert "watches" in health.ready()
+    health.silent_s = lambda: 599.0
+    assert health.ready() == "", "an API server may be away for a while"
+    health.silent_s = lambda: 601.0
+    assert "601 s" in health.ready()
     health.stopping = True
     assert health.ready() == "stopping"
 

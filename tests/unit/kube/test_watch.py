@@ -4,113 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from aiohttp import web
-from kubernetes.aio.client.configuration import Configuration
 
-from hostprep.kube.client import POOLS, KubeClient
+from hostprep.kube.client import POOLS
 from hostprep.kube.watch import Change, Event, Reflector
+from tests.support.watch_server import WatchServer, client_of
 
 pytestmark = pytest.mark.unit
-
-JsonObject = dict[str, Any]
-
-
-class _Server:
-    """A collection of objects with its history: lists in pages, watches, bookmarks and 410."""
-
-    def __init__(self) -> None:
-        self.version = 10
-        self.objects: dict[str, JsonObject] = {}
-        self.history: list[tuple[int, JsonObject]] = []
-        self.oldest = 0
-        """Watches from before that version get 410."""
-        self.refuse: list[int] = []
-        """Statuses to answer the next requests with."""
-        self.refuse_watches = 0
-        """Status that every watch is answered with; 0: granted."""
-        self.asked: list[dict[str, str]] = []
-        self._streams: set[asyncio.Event] = set()
-        self._more = asyncio.Condition()
-
-    async def put(self, name: str, **spec: Any) -> None:
-        self.version += 1
-        kind = "MODIFIED" if name in self.objects else "ADDED"
-        uid = self.objects[name]["metadata"]["uid"] if kind == "MODIFIED" else f"u{self.version}"
-        metadata = {"name": name, "uid": uid, "resourceVersion": str(self.version)}
-        self.objects[name] = {"metadata": metadata, "spec": spec}
-        await self._tell(kind, self.objects[name])
-
-    async def delete(self, name: str) -> None:
-        self.version += 1
-        last = self.objects.pop(name)
-        metadata = last["metadata"] | {"resourceVersion": str(self.version)}
-        await self._tell("DELETED", last | {"metadata": metadata})
-
-    async def bookmark(self) -> None:
-        self.version += 1  # something else has changed
-        await self._tell("BOOKMARK", {"metadata": {"resourceVersion": str(self.version)}})
-
-    async def _tell(self, kind: str, document: JsonObject) -> None:
-        self.history.append((self.version, {"type": kind, "object": document}))
-        async with self._more:
-            self._more.notify_all()
-
-    def compact(self) -> None:
-        self.oldest = self.version
-
-    async def end_watches(self) -> None:
-        for stream in self._streams:
-            stream.set()
-        async with self._more:
-            self._more.notify_all()
-
-    @property
-    def lists(self) -> int:
-        return sum("watch" not in query and "continue" not in query for query in self.asked)
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        query = dict(request.query)
-        self.asked.append(query)
-        refused = self.refuse.pop(0) if self.refuse else 0
-        if "watch" in query:
-            refused = refused or self.refuse_watches
-        if refused:
-            return web.json_response({"message": f"no, {refused}"}, status=refused)
-        return await self._watch(request) if "watch" in query else self._list(query)
-
-    def _list(self, query: dict[str, str]) -> web.Response:
-        names, limit = sorted(self.objects), int(query["limit"])
-        begin = int(query.get("continue", "0"))
-        metadata: JsonObject = {"resourceVersion": str(self.version)}
-        if begin + limit < len(names):
-            metadata["continue"] = str(begin + limit)
-        items = [self.objects[name] for name in names[begin : begin + limit]]
-        return web.json_response({"metadata": metadata, "items": items})
-
-    async def _watch(self, request: web.Request) -> web.StreamResponse:
-        since = int(request.query["resourceVersion"])
-        if since < self.oldest:
-            return web.json_response({"message": "too old"}, status=410)
-        response, over = web.StreamResponse(), asyncio.Event()
-        self._streams.add(over)
-        try:
-            await response.prepare(request)
-            while not over.is_set():
-                for version, event in list(self.history):
-                    if version > since:
-                        since = version
-                        await response.write(json.dumps(event).encode() + b"\n")
-                async with self._more:
-                    if not over.is_set() and self.version <= since:
-                        await self._more.wait()
-        finally:
-            self._streams.discard(over)
-        return response
 
 
 class _Log:
@@ -124,7 +27,7 @@ class _Log:
 
 
 class _World:
-    def __init__(self, server: _Server, reflector: Reflector, log: _Log) -> None:
+    def __init__(self, server: WatchServer, reflector: Reflector, log: _Log) -> None:
         self.server, self.reflector, self.log = server, reflector, log
         self.seen: list[Change] = []
         self._came = asyncio.Event()
@@ -150,40 +53,31 @@ class _World:
 
 
 @contextlib.asynccontextmanager
-async def _following(server: _Server, **options: Any) -> AsyncIterator[_World]:
-    app = web.Application()
-    app.router.add_route("*", "/{any:.*}", server.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    client = KubeClient(
-        Configuration(f"http://127.0.0.1:{runner.addresses[0][1]}"), throttled_tries=1
-    )
-    log = _Log()
-    world = _World(server, Reflector(client, POOLS, log, **options), log)
-    task = asyncio.create_task(world.follow())
-    try:
-        yield world
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await client.close()
-        await runner.cleanup()
+async def _following(server: WatchServer, **options: Any) -> AsyncIterator[_World]:
+    async with client_of(server) as client:
+        log = _Log()
+        world = _World(server, Reflector(client, POOLS, log, **options), log)
+        task = asyncio.create_task(world.follow())
+        try:
+            yield world
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
-def _run(scene: Callable[[_Server], Awaitable[None]]) -> None:
+def _run(scene: Callable[[WatchServer], Awaitable[None]]) -> None:
     async def run() -> None:
-        await scene(_Server())
+        await scene(WatchServer())
 
     asyncio.run(run())
 
 
 def test_a_list_of_several_pages_is_followed_by_each_change_in_order() -> None:
-    async def scene(server: _Server) -> None:
+    async def scene(server: WatchServer) -> None:
         for number in range(5):
             await server.put(f"p{number}")
         async with _following(server, page=2) as world:
-            await world.until(lambda: bool(server._streams))
+            await world.until(lambda: bool(server.streams))
             assert [c.name for c in world.seen] == ["p0", "p1", "p2", "p3", "p4", ""]
             assert world.seen[-1].event is Event.LISTED
             await server.put("p1", size=2)
@@ -202,9 +96,9 @@ def test_a_list_of_several_pages_is_followed_by_each_change_in_order() -> None:
 
 
 def test_a_watch_that_ends_in_order_goes_on_from_the_last_bookmark_without_a_list() -> None:
-    async def scene(server: _Server) -> None:
+    async def scene(server: WatchServer) -> None:
         async with _following(server) as world:
-            await world.until(lambda: bool(server._streams))
+            await world.until(lambda: bool(server.streams))
             await server.bookmark()
             await world.until(lambda: world.count(Event.CURRENT) == 1)
             server.compact()
@@ -221,14 +115,14 @@ def test_a_watch_that_ends_in_order_goes_on_from_the_last_bookmark_without_a_lis
 
 
 def test_what_went_while_the_version_became_too_old_vanishes_after_the_list() -> None:
-    async def scene(server: _Server) -> None:
+    async def scene(server: WatchServer) -> None:
         await server.put("stays")
         await server.put("goes")
         async with _following(server) as world:
-            await world.until(lambda: bool(server._streams))
+            await world.until(lambda: bool(server.streams))
             server.refuse_watches = 500
             await server.end_watches()
-            await world.until(lambda: not server._streams)
+            await world.until(lambda: not server.streams)
             uid = world.seen[0].uid
             server.history.clear()
             await server.delete("goes")
@@ -247,15 +141,15 @@ def test_what_went_while_the_version_became_too_old_vanishes_after_the_list() ->
 
 
 def test_a_broken_watch_goes_on_where_it_was_and_lists_only_after_several_failures() -> None:
-    async def scene(server: _Server) -> None:
+    async def scene(server: WatchServer) -> None:
         async with _following(server) as world:
-            await world.until(lambda: bool(server._streams))
+            await world.until(lambda: bool(server.streams))
             server.refuse = [500, 500]
             await server.end_watches()
             await server.put("kv")
             await world.until(lambda: bool(world.told("kv")))
             assert server.lists == 1
-            await world.until(lambda: bool(server._streams))
+            await world.until(lambda: bool(server.streams))
             server.refuse_watches = 500
             await server.end_watches()
             await server.put("kv", size=2)
@@ -267,26 +161,26 @@ def test_a_broken_watch_goes_on_where_it_was_and_lists_only_after_several_failur
 
 
 def test_a_list_that_breaks_in_the_middle_takes_nothing_for_vanished() -> None:
-    async def scene(server: _Server) -> None:
+    async def scene(server: WatchServer) -> None:
         for number in range(4):
             await server.put(f"p{number}")
         async with _following(server, page=2) as world:
-            await world.until(lambda: bool(server._streams))
+            await world.until(lambda: bool(server.streams))
             server.refuse_watches = 410
             await server.end_watches()
             await world.until(lambda: server.lists == 2)
             server.refuse_watches = 0
             server.refuse = [500]
-            await world.until(lambda: world.reflector.connected and bool(server._streams))
+            await world.until(lambda: world.reflector.connected and bool(server.streams))
         assert world.count(Event.VANISHED) == 0
 
     _run(scene)
 
 
 def test_the_list_is_read_again_from_time_to_time_where_that_is_asked_for() -> None:
-    async def scene(server: _Server) -> None:
+    async def scene(server: WatchServer) -> None:
         async with _following(server, relist_s=1.0) as world:
-            await world.until(lambda: bool(server._streams))
+            await world.until(lambda: bool(server.streams))
             await asyncio.sleep(1.1)
             await server.end_watches()
             await world.until(lambda: world.count(Event.LISTED) == 2)
@@ -297,10 +191,10 @@ def test_the_list_is_read_again_from_time_to_time_where_that_is_asked_for() -> N
 
 
 def test_selectors_go_with_the_list_and_with_the_watch() -> None:
-    async def scene(server: _Server) -> None:
+    async def scene(server: WatchServer) -> None:
         options = {"label_selector": "a=b", "field_selector": "metadata.name=kv"}
         async with _following(server, **options) as world:
-            await world.until(lambda: bool(server._streams))
+            await world.until(lambda: bool(server.streams))
         assert {(q["labelSelector"], q["fieldSelector"]) for q in server.asked} == {
             ("a=b", "metadata.name=kv")
         }
@@ -311,10 +205,10 @@ def test_selectors_go_with_the_list_and_with_the_watch() -> None:
 
 @pytest.mark.parametrize("status", [401, 403, 404, 429, 500])
 def test_why_it_does_not_work_is_logged_once_and_so_is_that_it_works_again(status: int) -> None:
-    async def scene(server: _Server) -> None:
+    async def scene(server: WatchServer) -> None:
         server.refuse = [status, status]
         async with _following(server) as world:
-            await world.until(lambda: bool(server._streams))
+            await world.until(lambda: bool(server.streams))
             await world.until(lambda: world.log.said == ["api_away", "api_back"])
             assert world.reflector.connected
 
@@ -322,7 +216,7 @@ def test_why_it_does_not_work_is_logged_once_and_so_is_that_it_works_again(statu
 
 
 def test_an_answer_that_is_no_object_is_an_error_like_others_and_tried_again() -> None:
-    async def scene(server: _Server) -> None:
+    async def scene(server: WatchServer) -> None:
         server.objects["odd"] = {"metadata": {}}
         async with _following(server) as world:
             await world.until(lambda: world.log.said == ["api_away"])
@@ -330,5 +224,17 @@ def test_an_answer_that_is_no_object_is_an_error_like_others_and_tried_again() -
             await server.put("kv")
             await world.until(lambda: bool(world.told("kv")))
         assert world.count(Event.LISTED) >= 1
+
+    _run(scene)
+
+
+def test_what_the_caller_learned_of_by_itself_vanishes_too() -> None:
+    async def scene(server: WatchServer) -> None:
+        await server.put("kv")
+        known = {"kv": "u11", "own": "u1"}
+        async with _following(server, known=lambda: known) as world:
+            await world.until(lambda: world.count(Event.LISTED) == 1)
+        assert world.told("own") == [Event.VANISHED]
+        assert world.told("kv") == [Event.OBSERVED]
 
     _run(scene)
