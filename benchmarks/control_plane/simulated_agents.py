@@ -149,14 +149,21 @@ def _pool(entry: PoolEntry) -> PoolStatus:
 
 
 def _unfinished(pool: PoolStatus, percent: int) -> PoolStatus:
+    """Return the pool while it is prepared: bytes count as ready with their whole region."""
+    done = len(pool.regions) * percent // 100
+    regions = tuple(
+        replace(region, state="Free" if number < done else "Unfinished")
+        for number, region in enumerate(pool.regions)
+    )
     return replace(
         pool,
         phase=Phase.PREPARING,
         reason="Preparing",
         message=f"{percent} % of 64 GiB are there",
         progress_percent=percent,
-        ready_bytes=pool.wanted_bytes * percent // 100,
+        ready_bytes=sum(region.size_bytes for region in regions[:done]),
         ready_since_s=None,
+        regions=regions,
     )
 
 
