@@ -98,10 +98,30 @@ class Worker:
         results = tuple(_results(request, found, plan, work, resting))
         self._send(ReconcileResult(request.number, found.observation, results, begins, boot))
         if begins:
-            self._stop.clear()
-            self._job = (request, reconciler)
-            self._thread = threading.Thread(target=self._work, args=(reconciler, found))
-            self._thread.start()
+            self._begin(request, reconciler, found)
+
+    def _begin(
+        self, request: ReconcileRequest, reconciler: Reconciler, found: Verification
+    ) -> None:
+        """Do the work in a thread; where none can be had, say so: the agent asks again later."""
+        self._stop.clear()
+        self._job = (request, reconciler)
+        thread = threading.Thread(target=self._work, args=(reconciler, found))
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:  # pids.max of the Pod or of the node
+            self._job = None
+            self._send(
+                Done(
+                    error=Failure(
+                        "NoThread",
+                        f"no thread can be started on this node: {error}; end processes there, or"
+                        " raise kubelet's podPidsLimit or kernel.threads-max",
+                    )
+                )
+            )
+        else:
+            self._thread = thread
 
     def finish(self) -> None:
         """Stop after the pieces in flight; nothing is released."""

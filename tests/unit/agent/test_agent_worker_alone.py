@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import io
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hostprep.agent import verification
-from hostprep.agent.messages import DesiredPool, Message, ReconcileRequest, ReconcileResult, decode
+from hostprep.agent.messages import (
+    DesiredPool,
+    Done,
+    Message,
+    ReconcileRequest,
+    ReconcileResult,
+    decode,
+)
 from hostprep.agent.worker import Worker
 from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.node.apply.service import Node
@@ -18,6 +27,7 @@ from hostprep.node.facts import Mount, PoolFacts
 from hostprep.node.observe.pools import observe_pool
 from hostprep.paths import PoolPaths
 from testbed.machine import pool_of
+from testbed.processes import wait_for
 
 pytestmark = pytest.mark.unit
 
@@ -90,3 +100,47 @@ def test_a_node_without_pools_is_looked_at_too(memory_folder: Path) -> None:
     assert isinstance(heard[0], ReconcileResult)
     assert heard[0].observation.pools == ()
     assert not (memory_folder / "root").exists()
+
+
+@pytest.fixture
+def no_thread_to_be_had() -> Iterator[None]:
+    """Ask for stacks larger than the address space: the kernel refuses, as under `pids.max`."""
+    before = threading.stack_size(1 << 47)
+    yield
+    threading.stack_size(before)
+
+
+def _absent(number: int) -> ReconcileRequest:
+    spec = pool_of(state=PoolState.ABSENT)
+    return ReconcileRequest(number=number, pools=(DesiredPool(spec=spec, key="k"),))
+
+
+def _heard(output: io.BytesIO) -> list[Message]:
+    return [decode(line) for line in output.getvalue().splitlines()]
+
+
+@pytest.mark.usefixtures("no_thread_to_be_had")
+def test_a_worker_that_gets_no_thread_says_so_and_works_at_the_next_request(
+    memory_folder: Path,
+) -> None:
+    root = memory_folder / "root"
+    _pool_folder(root, "kv")
+    output = io.BytesIO()
+    worker = Worker(Node(str(root)), output)
+
+    worker.reconcile(_absent(1))
+
+    answer, done = _heard(output)
+    assert isinstance(answer, ReconcileResult)
+    assert isinstance(done, Done)
+    assert done.error is not None
+    assert done.error.reason == "NoThread"
+    assert "podPidsLimit" in done.error.message
+    assert (root / "kv").exists()
+
+    threading.stack_size(0)
+    worker.reconcile(_absent(2))
+    wait_for(lambda: isinstance(_heard(output)[-1], Done) and len(_heard(output)) > 3)
+
+    assert _heard(output)[-1] == Done()
+    assert not (root / "kv").exists()
