@@ -110,6 +110,14 @@ class KeptObservation:
     """Fields of the identity that differ, or are unknown."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseWait:
+    """How long the engine waited that leases regions, or did so last."""
+
+    lease_id: str
+    waited_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolObservation:
     """One pool's folder."""
@@ -122,6 +130,10 @@ class PoolObservation:
     regions: tuple[RegionObservation, ...]
     gates: tuple[GateObservation, ...] = ()
     kept: tuple[KeptObservation, ...] = ()
+    waiters: int | None = None
+    """Claims that wait for a lease; None where that could not be seen."""
+    waits: tuple[LeaseWait, ...] = ()
+    """Of the last lease of each region, as its engine noted it; each lease once."""
     failure: str = ""
     """Why the pool could not be observed; nothing is planned for it then."""
 

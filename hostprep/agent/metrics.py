@@ -16,6 +16,7 @@ from hostprep.deviceplugin.devices import HEALTHY, UNHEALTHY
 from hostprep.units import format_quantity
 
 _LONG_BUCKETS_S = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 900)
+_WAIT_BUCKETS_S = (0.01, *_LONG_BUCKETS_S, 3600)
 _VERIFY_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
 _GATE_STATES = (CLOSED, OPEN, DEGRADED, GATE_UNKNOWN)
 
@@ -52,8 +53,8 @@ class Metrics:
         )
         self._entered: dict[str, tuple[Phase, float]] = {}
         """Pool to its phase, and when this agent first saw it there."""
-        self._region = gauge("region_bytes", "Size by state.", "pool", "backing", "state")
-        self._leased = gauge("regions_leased", "Regions that engines hold.", "pool")
+        self._region = gauge("region_bytes", "Size by state.", "pool", "backing", "state", "numa")
+        self._leased = gauge("regions_leased", "Regions that engines hold.", "pool", "numa")
         self.device_plugin_registered = gauge(
             "device_plugin_registered", "1 while kubelet hands the pool's regions out.", "pool"
         )
@@ -85,6 +86,7 @@ class Metrics:
         self.worker_restarts = counter("worker_restarts", "Workers that ended unasked.")
         self._gates = GateMetrics(registry)
         self._kept = KeptMetrics(registry)
+        self._waits = WaitMetrics(registry)
 
     def show_status(self, status: NodeStatus, *, now_s: float) -> None:
         """Show the present pools, and no others. `now_s`: seconds since the epoch."""
@@ -99,12 +101,13 @@ class Metrics:
             self._phase_since.labels(pool.name).set(since_s)
             self._wanted.labels(pool.name).set(pool.wanted_bytes)
             self._ready.labels(pool.name).set(pool.ready_bytes)
-            self._leased.labels(pool.name).set(pool.regions_leased)
             for phase in Phase:
                 self._phase.labels(pool.name, phase.value).set(phase is pool.phase)
             for region in pool.regions:
-                labels = (pool.name, region.backing, region.state)
+                numa = _numa(region.placement)
+                labels = (pool.name, region.backing, region.state, numa)
                 self._region.labels(*labels).inc(region.size_bytes)
+                self._leased.labels(pool.name, numa).inc(region.state == "Leased")
 
     def show_devices(self, pools: Mapping[str, Iterable[str]]) -> None:
         """Show how many devices of each health kubelet has been sent, by pool."""
@@ -131,6 +134,7 @@ class Metrics:
         self._verified.set(now_s)
         self._gates.show(observation)
         self._kept.show(observation, given_up)
+        self._waits.show(observation)
         for size in observation.huge_pages:
             label = format_quantity(size.page_bytes)  # as in `hugepages-2Mi`
             self._pages.labels(label, "total").set(size.total)
@@ -161,6 +165,47 @@ class Metrics:
 def _problems(pool: PoolObservation | None) -> set[tuple[str, str]]:
     regions = pool.regions if pool else ()
     return {(region.name, region.problem) for region in regions if region.problem}
+
+
+def _numa(placement: str) -> str:
+    """Return the NUMA node of a placement such as `node:1`; one that spans all stays a word."""
+    return placement.removeprefix("node:")
+
+
+class WaitMetrics:
+    """Claims that wait, and how long those waited that got a lease; each lease counts once."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._waiters = registry.gauge(
+            "lease_waiters", "Claims that wait for a lease, as of the last round.", "pool"
+        )
+        self._waited = registry.histogram(
+            "lease_wait_seconds",
+            "From asking for regions to holding their locks, in ms as the engine noted it. Leases"
+            " shorter than a verification round may be missed.",
+            "pool",
+            buckets=_WAIT_BUCKETS_S,
+        )
+        self._counted: dict[str, frozenset[str] | None] | None = None
+        """Leases as last observed, by pool (None: never yet); None before the first round."""
+
+    def show(self, observation: Observation) -> None:
+        """Show an observation; count the leases that the one before did not have."""
+        self._waiters.clear()
+        # What the first observation finds, the agent's predecessor counted, as with gates.
+        before, self._counted = self._counted, {}
+        for pool in observation.pools:
+            known = None if before is None else before.get(pool.name, frozenset())
+            if pool.failure:
+                self._counted[pool.name] = known
+                continue
+            waited = self._waited.labels(pool.name)
+            self._counted[pool.name] = frozenset(one.lease_id for one in pool.waits)
+            if pool.waiters is not None:
+                self._waiters.labels(pool.name).set(pool.waiters)
+            for one in pool.waits:
+                if known is not None and one.lease_id not in known:
+                    waited.observe(one.waited_s)
 
 
 class GateMetrics:

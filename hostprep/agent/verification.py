@@ -12,6 +12,7 @@ from hostprep.agent.kept import AGE_LIMIT, WAITERS
 from hostprep.agent.messages import (
     GateObservation,
     KeptObservation,
+    LeaseWait,
     Observation,
     PoolObservation,
     RegionObservation,
@@ -167,7 +168,19 @@ def _verify_pool(
         regions=tuple(sorted(regions, key=lambda region: region.name)),
         gates=tuple(gates),
         kept=tuple(kept),
+        waiters=pool.waiters,
+        waits=_lease_waits(paths, pool),
     )
+
+
+def _lease_waits(paths: PoolPaths, pool: PoolFacts) -> tuple[LeaseWait, ...]:
+    """Return how long engines waited, those included that came and went since the last round."""
+    found: dict[str, LeaseWait] = {}
+    for region in pool.regions:
+        sidecar = read_sidecar(paths, region.name) if region.finished else None
+        if sidecar is not None and sidecar.waited_s is not None:
+            found[sidecar.lease_id] = LeaseWait(sidecar.lease_id, _sane_s(sidecar.waited_s))
+    return tuple(found.values())
 
 
 def _kept(paths: PoolPaths, region: RegionFacts, state: str) -> KeptObservation | None:

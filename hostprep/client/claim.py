@@ -151,6 +151,7 @@ class _PendingClaim:
     def __init__(self, paths: PoolPaths, request: Request) -> None:
         self.paths = paths
         self.request = request
+        self.begin_s = time.monotonic()
         self.ticket: Ticket | None = None
         self.problem: HostprepError | None = None
         self.refusals: dict[str, str] = {}
@@ -198,7 +199,13 @@ class _PendingClaim:
             mine = [region for region in candidates if region.name in left]
             may_wait = not self.ending_until_s or time.monotonic() < self.ending_until_s
             taken = take_all(
-                self.paths, self.request, mine, lease_id, last_users, may_wait=may_wait
+                self.paths,
+                self.request,
+                mine,
+                lease_id,
+                last_users,
+                may_wait=may_wait,
+                waited_s=time.monotonic() - self.begin_s,
             )
         else:
             taken = Taken(refusals={"queue": "others that came before are waiting"})

@@ -206,6 +206,7 @@ def take_all(
     last_users: LastUsers,
     *,
     may_wait: bool = False,
+    waited_s: float = 0.0,
 ) -> Taken:
     """Take every region of the batch or none: the first phase, under the claim lock.
 
@@ -213,6 +214,7 @@ def take_all(
     here may wait. Clean marks go as the very last step, so that an attempt
     which fails leaves clean regions clean. With `may_wait`, an owner whose own bytes are in use by
     what is left of its dead engine gets nothing else instead (`Taken.ending`).
+    `waited_s`: since the claim began, to be noted beside the regions.
     """
     taken = Taken()
     scrubber = may_scrub(os.stat(paths.claim_lock).st_uid)
@@ -235,7 +237,7 @@ def take_all(
             taken.drop()
         taken.held = [_without(held, ending) for held in taken.held]
         for held in taken.held:
-            _record_lease(paths, request, held, lease_id)
+            _record_lease(paths, request, held, lease_id, waited_s)
     except BaseException:
         taken.drop()
         raise
@@ -399,7 +401,9 @@ def owner_record(request: Request, held: Held) -> OwnerRecord | None:
     return request.owner.record(since_s=held.kept_since_s or time.time(), index=held.index)
 
 
-def _record_lease(paths: PoolPaths, request: Request, held: Held, lease_id: str) -> None:
+def _record_lease(
+    paths: PoolPaths, request: Request, held: Held, lease_id: str, waited_s: float
+) -> None:
     """Write the lease beside the region, while no process of an earlier lease can join.
 
     Joiners hold the users lock shared while they compare the lease's id: while we hold it
@@ -411,7 +415,8 @@ def _record_lease(paths: PoolPaths, request: Request, held: Held, lease_id: str)
     owner = None if held.must_scrub else owner_record(request, held)
     gid = os.fstat(held.fd).st_gid
     remove_stale_links(paths, held.region.name)
-    write_sidecar(paths, held.region.name, new_sidecar(lease_id, owner), gid=gid)
+    sidecar = new_sidecar(lease_id, owner, waited_s=round(waited_s, 3))
+    write_sidecar(paths, held.region.name, sidecar, gid=gid)
     mark_dirty(paths, held.region.name)
 
 

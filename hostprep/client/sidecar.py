@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 
 from hostprep.client.handoff import Region
 from hostprep.client.owner import OwnerRecord
-from hostprep.client.untrusted import open_file, printable, read_file, read_object, read_tail
+from hostprep.client.untrusted import (
+    Fields,
+    open_file,
+    printable,
+    read_file,
+    read_object,
+    read_tail,
+)
 from hostprep.errors import NotReadableError
 from hostprep.linux.files import (
     atomic_write,
@@ -50,6 +57,8 @@ class Sidecar:
     owner: OwnerRecord | None = None
     links: tuple[str, ...] = ()
     """Paths of the engine's choice that lead to the region while the lease lives."""
+    waited_s: float | None = None
+    """From asking for a region to holding its lock; None in those of earlier versions."""
 
     @property
     def kept_since_s(self) -> float:
@@ -84,11 +93,18 @@ def has_state_folder(paths: PoolPaths, region: str) -> bool:
     return all(map(stat.S_ISDIR, modes))
 
 
-def new_sidecar(lease_id: str, owner: OwnerRecord | None, links: Sequence[str] = ()) -> Sidecar:
+def new_sidecar(
+    lease_id: str,
+    owner: OwnerRecord | None,
+    links: Sequence[str] = (),
+    *,
+    waited_s: float | None = None,
+) -> Sidecar:
     """Return the sidecar of a lease that this process takes now."""
     # The first arguments name the program; later ones may hold secrets, and this file stays.
     command = " ".join(_arguments("self")[:_SHOWN_ARGUMENTS])[:120]
-    return Sidecar(lease_id, current_process(), command, time.time(), owner, tuple(links))
+    links = tuple(links)
+    return Sidecar(lease_id, current_process(), command, time.time(), owner, links, waited_s)
 
 
 def current_command(sidecar: Sidecar) -> str:
@@ -139,6 +155,7 @@ def write_sidecar(paths: PoolPaths, region: str, sidecar: Sidecar, *, gid: int) 
         "claimed_at_s": sidecar.claimed_at_s,
         "owner": sidecar.owner.to_json() if sidecar.owner else None,
         "links": list(sidecar.links),
+        "waited_s": sidecar.waited_s,
     }
     _write_json(paths.sidecar(region), document, gid=gid)
 
@@ -158,9 +175,15 @@ def read_sidecar(paths: PoolPaths, region: str) -> Sidecar | None:
             claimed_at_s=fields.number("claimed_at_s", most=_LAST_S),
             owner=OwnerRecord.from_json(fields.get("owner")),
             links=fields.texts("links", most=_MAX_LINKS),
+            waited_s=_optional_s(fields, "waited_s"),
         )
     except NotReadableError:
         return None
+
+
+def _optional_s(fields: Fields, key: str) -> float | None:
+    """Return seconds; None where there are none. Raises NotReadableError."""
+    return None if fields.get(key) is None else fields.number(key, most=_LAST_S)
 
 
 def add_member(paths: PoolPaths, region: str, *, leaving: bool = False) -> None:

@@ -387,6 +387,8 @@ class PoolFacts:
     """Why it could not be observed, if so: nothing is known of its regions, and nothing is done."""
     has_handoff: bool = True
     """Whether a handoff is there, of whatever boot and regions."""
+    waiters: int | None = None
+    """Claims that wait for a lease; None where the claim lock could not be had to look."""
 
     @property
     def returnable(self) -> tuple[LedgerEntry, ...]:

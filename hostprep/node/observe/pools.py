@@ -175,8 +175,10 @@ def observe_pool(
     with contextlib.ExitStack() as stack:
         # Probing a lock takes it for an instant: under the claim lock no claimer can notice. Where
         # one keeps that to itself, its own pool's claimers may notice.
+        waiting: list[Waiter] | None = None
         with contextlib.suppress(HostprepError):
             stack.enter_context(claim_lock_briefly(paths))
+            waiting = waiters(paths)
         regions = tuple(
             region
             for folder in folders
@@ -185,7 +187,7 @@ def observe_pool(
             ).regions()
         )
         if any(region.retained for region in regions):
-            regions = _give_way(paths, regions)
+            regions = _give_way(paths, regions, waiters(paths) if waiting is None else waiting)
     ledger = read_ledger(paths)
     return PoolFacts(
         name=paths.pool,
@@ -198,16 +200,18 @@ def observe_pool(
         held=held_pages(paths, ledger.taken if ledger else ()),
         held_in=_held_in(paths),
         has_handoff=os.path.lexists(paths.handoff),
+        waiters=None if waiting is None else len(waiting),
     )
 
 
-def _give_way(paths: PoolPaths, regions: tuple[RegionFacts, ...]) -> tuple[RegionFacts, ...]:
+def _give_way(
+    paths: PoolPaths, regions: tuple[RegionFacts, ...], waiting: list[Waiter]
+) -> tuple[RegionFacts, ...]:
     """Return the regions, of which the one that was kept longest gives way to who waits.
 
     One at a time: the next look shows whether a claim still waits. None where another dirty region
     is to be scrubbed anyway, and none to its own owner, who may wait for a rank's end.
     """
-    waiting = waiters(paths)
     if not waiting:
         return regions
     free = [region for region in regions if region.finished and not region.leased]
