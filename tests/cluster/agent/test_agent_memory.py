@@ -23,6 +23,8 @@ pytestmark = pytest.mark.cluster
 
 Start = Callable[..., AgentProcess]
 
+_GIVEN_AWAY = ("Releasing", "Resizing", "Degraded", "Failed")
+
 
 def test_it_prepares_memory_and_says_so(hmn: Hmn, start: Start, memory: Node) -> None:
     hmn.create(entry())
@@ -141,6 +143,36 @@ def test_a_deleted_host_memory_node_releases_nothing(
     hmn.create(entry())
     hmn.wait_phase("Ready")
     assert inodes(memory) == before
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_new_node_object_and_a_new_pool_of_that_name_adopt_what_is_held(
+    hmn: Hmn, start: Start, memory: Node, restarted: bool
+) -> None:
+    """The objects' new UIDs are no other layout; a lease goes on through it all."""
+    first = hmn.create(entry())
+    agent = start()
+    hmn.wait_phase("Ready")
+    before = inodes(memory)
+    with attach("kv", root=memory.root) as engine:
+        engine.buffer[:4] = b"kept"
+        wait_for(lambda: hmn.pool()["regionsLeased"] == 1, why="the lease was not seen")
+        if restarted:
+            assert agent.stop() == 0
+        hmn.api.delete(hmn.path)
+        again = hmn.create({**entry(), "uid": "uid-of-the-next-kv"})
+        assert again["metadata"]["uid"] != first["metadata"]["uid"]
+        agent = start() if restarted else agent
+
+        said = hmn.wait_phase("Ready")
+
+        assert said["uid"] == "uid-of-the-next-kv"
+        assert inodes(memory) == before
+        assert bytes(engine.buffer[:4]) == b"kept"
+        assert agent.metric("hostprep_regions_leased", pool="kv") == 1
+        assert not any(line.get("phase") in _GIVEN_AWAY for line in agent.log())
+    populated = agent.metric("hostprep_populated_bytes_total", pool="kv")
+    assert populated == (0 if restarted else 32 << 20), "it was populated again"
 
 
 def test_a_policy_that_makes_no_sense_is_said_and_holds_up_nobody(

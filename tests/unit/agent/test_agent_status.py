@@ -356,3 +356,19 @@ def test_an_absent_pool_vanishes_only_once_its_folder_has(view: NodeContext) -> 
     is_answered = bool(view.results) or view.desired.source is Source.SAVED
     if entry.absent:
         assert bool(_status(view).pools) == bool(view.observation.pools or not is_answered)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_pool_made_again_under_its_name_keeps_what_is_held_and_since_when(
+    answered: bool,
+) -> None:
+    again = replace(KV, uid="uid-of-the-next-kv", generation=1)
+    results = (result_of(again),) if answered else (result_of(KV),)
+    view = context_of(again, observation=READY_LOOK, results=results)
+
+    said = _pool(_status(view, _ready(), now_s=2000.0))
+
+    assert said.phase is Phase.READY
+    assert said.ready_bytes == 8 << 30
+    assert said.ready_since_s == 1000.0
+    assert said.uid == (again.uid if answered else KV.uid), "answered for only once it was planned"
