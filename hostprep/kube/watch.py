@@ -109,7 +109,7 @@ class Reflector:
         self._trouble = ""
         """Why it does not work, as last logged; empty while it does."""
         self.connected = False
-        """Whether the last list or the running watch works."""
+        """Whether the last page of a list came, or the running watch works."""
         self.heard_s = -math.inf
         """When the server last sent anything, by the monotonic clock: at least every other minute
         comes a bookmark."""
@@ -161,7 +161,7 @@ class Reflector:
             label_selector=self._label_selector,
             field_selector=self._field_selector,
         ):
-            version = page.resource_version
+            version, self.connected = page.resource_version, True
             for document in page.items:
                 change = _change_of(Event.OBSERVED, document)
                 listed.add(change.name)
@@ -172,7 +172,7 @@ class Reflector:
             self._uids.pop(name, None)
             yield Change(Event.VANISHED, version, name, known[name])
         self._listed_s = self.heard_s = time.monotonic()
-        self.connected, self._since = True, version
+        self._since = version
         yield Change(Event.LISTED, version)
 
     async def _watch(self) -> AsyncIterator[Change]:

@@ -217,13 +217,18 @@ class _Operator:
             self.server.listener.close()
             await self._finish(queue, workers, recorder)
 
-        await run_process(
-            self.kube,
-            namespace=self._options.namespace,
-            stop=self._stop,
-            start_up=start_up,
-            clean_up=clean_up,
-        )
+        try:
+            await run_process(
+                self.kube,
+                namespace=self._options.namespace,
+                stop=self._stop,
+                start_up=start_up,
+                clean_up=clean_up,
+            )
+        except Exception as error:
+            _log.error("kopf failed", error=repr(error))
+            await self._cancel()
+            return 1
         return 1 if self._has_failed else 0
 
     async def _guard(self) -> None:
