@@ -13,6 +13,7 @@ from typing import Any
 from hostprep.agent.desired import DesiredState, DesiredStateStore, Source
 from hostprep.agent.devices import DevicePublisher
 from hostprep.agent.instance import InstanceLock, acquire_instance_lock
+from hostprep.agent.last_status import LastStatus
 from hostprep.agent.messages import Message, PoolDone, Progress, ReconcileResult
 from hostprep.agent.metrics import Metrics
 from hostprep.agent.node_api import NodeApi
@@ -89,7 +90,8 @@ class _Agent:
             metrics.connected.set_function(lambda: api.connected)
         self._alive_s = self.lock.observed_s
         self.state = AgentState(metrics)
-        self.reporter = Reporter(self.state, self.api, metrics, self.log)
+        last = LastStatus(settings.state_dir)
+        self.reporter = Reporter(self.state, self.api, metrics, self.log, last)
         self.worker = Supervisor(
             settings.root,
             settings.state_dir,

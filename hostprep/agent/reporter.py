@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hostprep.agent.last_status import LastStatus
 from hostprep.agent.metrics import Metrics
 from hostprep.agent.node_api import NodeApi
 from hostprep.agent.state import AgentState
@@ -33,6 +34,8 @@ class Reporter:
     api: NodeApi | None
     metrics: Metrics
     log: Logger
+    last: LastStatus | None = None
+    """Where `hostprep status` finds the phases; None keeps them nowhere."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     _uid: str = ""
     _version: int = 0
@@ -51,6 +54,8 @@ class Reporter:
         """Take the object as the API server has it now; None where it has none."""
         if document is None:
             self._uid, self._version, self._server = "", 0, {}
+            if self.last is not None:
+                self.last.forget()
         else:
             metadata = document.get("metadata") or {}
             uid, version = str(metadata.get("uid")), _number(metadata.get("resourceVersion"))
@@ -78,6 +83,8 @@ class Reporter:
                 return None
             self._log_changes(wanted)
             self.reported = wanted
+            if self.last is not None:
+                self.last.save(wanted)
             if self.api is None or not self._uid:
                 return None
             now_s = time.monotonic()

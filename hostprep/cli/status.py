@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from hostprep.agent.last_status import read_last_status
+from hostprep.api.node_resource import Phase, PoolStatus
 from hostprep.cli.options import output_option, pool_alias_option, pool_argument, root_option
 from hostprep.client.handoff import Region, read_handoff, verify_handoff
 from hostprep.client.kept import KeptContents, kept_contents
@@ -21,7 +23,9 @@ from hostprep.cuda.board_view import RankView
 from hostprep.engines.idle import IdleMemory, SizedRegion, idle_memory
 from hostprep.engines.main import pool_named
 from hostprep.errors import FailedError, HostprepError, NotReadyError
+from hostprep.linux.processes import boot_id, pid_here
 from hostprep.node.facts import PoolFacts, RegionFacts
+from hostprep.node.observe.cgroups import pod_of
 from hostprep.node.observe.pools import closed_pools, missing_pool, observe_gate, observe_pools
 from hostprep.paths import PoolPaths, check_pool_name
 from hostprep.units import format_bytes, format_seconds
@@ -38,6 +42,7 @@ _KEPT_COLUMNS = (
     "LOADED",
     "REFUSED",
 )
+_CHANGE_COLUMNS = ("POOL", "PHASE", "REASON", "WAITS FOR")
 _GATE_COLUMNS = ("POOL", "REGION", "GATE", "RANKS", "REGISTERED", "SINCE", "WHY")
 
 
@@ -45,13 +50,29 @@ _GATE_COLUMNS = ("POOL", "REGION", "GATE", "RANKS", "REGISTERED", "SINCE", "WHY"
 @pool_argument
 @pool_alias_option
 @root_option
+@click.option(
+    "--state-dir",
+    envvar="HOSTPREP_STATE_DIR",
+    default="/var/lib/hostprep",
+    show_default=True,
+    help="The agent's folder: pools that it did not report as Ready are shown with the reason.",
+)
 @output_option
-def status(pool: str | None, pool_option: str | None, root: str, output: str) -> None:
-    """Show what is held on this node, in which state, by whom it is leased, and engines' gates."""
+def status(
+    pool: str | None, pool_option: str | None, root: str, state_dir: str, output: str
+) -> None:
+    """Show what is held on this node, in which state, by whom it is leased, and engines' gates.
+
+    Root also sees what the agent last reported of pools that are not Ready, such as Blocked (a
+    change waits for leases) and Releasing, and which processes and Pods that waits for.
+    """
     pools = _chosen(root, pool_named(pool, pool_option))
     documents = [_pool_document(PoolPaths(root, facts.name), facts) for facts in pools]
     gates = [gate for facts in pools for gate in _gates(PoolPaths(root, facts.name), facts)]
+    reported = read_last_status(state_dir, boot_id=boot_id())
     for document in documents:
+        said = reported.pool(document["name"]) if reported else None
+        document["agent"] = _agent_document(document, said) if said else None
         document["idle"] = [each.to_json() for each in _idle(document, pools, gates)]
     if output == "json":
         print_json({"root": root, "pools": documents, "gates": gates})
@@ -65,6 +86,10 @@ def status(pool: str | None, pool_option: str | None, root: str, output: str) ->
             flexible=("STATE",),
             elided="HOLDER",
         )
+        changes = [row for pool in documents for row in _change_rows(pool)]
+        if changes:
+            say("")
+            print_table("", _CHANGE_COLUMNS, changes, flexible=("WAITS FOR",))
         kept = [row for pool in documents for row in _kept_rows(pool)]
         if kept:
             say("")
@@ -141,6 +166,7 @@ def _pool_document(paths: PoolPaths, pool: PoolFacts) -> dict[str, Any]:
         "ready": pool.published,
         "error": pool.failure or None,
         "generation": pool.generation,
+        "waiters": pool.waiters,
         "size_bytes": sum(region.size_bytes for region in pool.regions if region.finished),
         "huge_pages_taken": pool.taken,
         "regions": [_region_document(paths, pool, region) for region in pool.regions],
@@ -154,6 +180,7 @@ def _region_document(paths: PoolPaths, pool: PoolFacts, region: RegionFacts) -> 
     # Whoever may not open a region cannot try its locks: nothing is known of its lease.
     is_known = os.access(path, os.R_OK)
     holder = read_sidecar(paths, region.name) if region.leased and is_known else None
+    node_pid = pid_here(holder.holder) if holder else None
     return {
         "name": region.name,
         "path": path,
@@ -173,9 +200,39 @@ def _region_document(paths: PoolPaths, pool: PoolFacts, region: RegionFacts) -> 
             "lease": holder.lease_id,
             "pid": holder.holder.pid,
             "command": current_command(holder),
+            "node_pid": node_pid,
+            "pod_uid": None if node_pid is None else pod_of(node_pid),
             "since_s": round(time.time() - holder.claimed_at_s, 1),
         },
     }
+
+
+def _agent_document(pool: dict[str, Any], said: PoolStatus) -> dict[str, Any]:
+    """Return what the agent said of a pool, and which of the leases it waited for still live."""
+    regions = {region["name"]: region for region in pool["regions"]}
+    leased = [name for name in said.blocked if regions.get(name, {}).get("leased")]
+    return {
+        "phase": said.phase.value,
+        "reason": said.reason,
+        "message": said.message,
+        "waits_for": [{"region": name, "holder": regions[name]["holder"]} for name in leased],
+    }
+
+
+def _change_rows(pool: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    said = pool["agent"]
+    if said is None or said["phase"] == Phase.READY.value:
+        return
+    leases = "; ".join(_lease_words(each["region"], each["holder"]) for each in said["waits_for"])
+    yield pool["name"], said["phase"], said["reason"], leases or said["message"]
+
+
+def _lease_words(region: str, holder: dict[str, Any] | None) -> str:
+    if holder is None:
+        return region
+    pod = f", pod {holder['pod_uid']}" if holder["pod_uid"] else ""
+    pid = holder["node_pid"] or holder["pid"]
+    return f"{region} (process {pid}, {_brief(holder['command'])}{pod})"
 
 
 def _kept(paths: PoolPaths, region: RegionFacts) -> dict[str, Any] | None:

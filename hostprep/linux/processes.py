@@ -96,6 +96,17 @@ def first_alive(processes: Collection[ProcessId]) -> ProcessId | None:
     return None
 
 
+def pid_here(process: ProcessId) -> int | None:
+    """Return the number that a living process has in our PID namespace; None where it has none."""
+    if is_of_our_namespace(process):
+        return process.pid if _start_ticks(str(process.pid)) == process.start_ticks else None
+    for entry in os.listdir("/proc"):
+        is_it = entry.isdigit() and _start_ticks(entry) == process.start_ticks
+        if is_it and _innermost_pid(entry) == process.pid:
+            return int(entry)
+    return None
+
+
 def is_ending(process: ProcessId) -> bool:
     """Tell whether a process of our PID namespace has ended, is exiting, or was killed.
 

@@ -11,6 +11,7 @@ _INT = re.compile(r"-?\d{1,20}|0[xX][0-9a-fA-F]{1,16}", re.ASCII)
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 _BRACKETED = re.compile(r"\[([a-z_+]{1,32})\]", re.ASCII)
 _HUGE_FOLDER = re.compile(r"hugepages-(\d{1,12})kB", re.ASCII)
+_POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?![0-9a-f])", re.ASCII)
 _MEMINFO = re.compile(
     r"^(?:Node \d+ +)?(?P<key>[A-Za-z0-9_()]+): +(?P<value>\d{1,18})(?P<kib> kB)?[ \t]*$",
     re.ASCII | re.MULTILINE,
@@ -69,3 +70,13 @@ def parse_huge_folder(name: str) -> int | None:
     """Return the page size in bytes of a folder such as `hugepages-2048kB`."""
     match = _HUGE_FOLDER.fullmatch(name)
     return int(match[1]) * 1024 if match else None
+
+
+def parse_pod_uid(text: str) -> str | None:
+    """Return the UID of the Pod that a process is of, by its /proc/PID/cgroup; None without one.
+
+    kubelet names a Pod's cgroup after its UID, with `_` for `-` where systemd drives it
+    (pkg/kubelet/cm/cgroup_manager_linux.go).
+    """
+    match = _POD.search(text)
+    return match[1].replace("_", "-") if match else None

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hostprep.linux.processes import HOST_CGROUP_NAMESPACE, first_cgroup_namespace
-from hostprep.linux.procfs import parse_int
+from hostprep.linux.procfs import parse_int, parse_pod_uid
 from hostprep.node.facts import CgroupFacts, Mount
 from hostprep.node.observe.host import HostRoot, Warn, below, read_mounts
 
+_MAX_CGROUP_BYTES = 64 << 10
 _INIT_NAMESPACE = f"cgroup:[{HOST_CGROUP_NAMESPACE}]"
 _NO_LIMIT = 1 << 62
 """Version 1 has no word for none: it shows the largest page-aligned number instead."""
@@ -155,3 +156,12 @@ def _limit(host: HostRoot, path: str) -> int | None:
     """Return a limit in bytes; None for `max` and for version 1's largest number."""
     value = parse_int((host.read_text(path) or "").strip())
     return value if value is not None and 0 <= value < _NO_LIMIT else None
+
+
+def pod_of(pid: int) -> str | None:
+    """Return the UID of the Pod that a process is of; None where it is of none that can be seen."""
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
+            return parse_pod_uid(file.read(_MAX_CGROUP_BYTES))
+    except OSError:
+        return None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from testbed.control_plane import ControlPlane
 from testbed.machine import huge_pages_total
 from testbed.processes import wait_for
 from tests.cluster.agent_objects import Hmn, absent, entry, inodes, pools
+from tests.support.processes import hostprep as run_hostprep
 
 pytestmark = pytest.mark.cluster
 
@@ -237,6 +240,50 @@ def test_a_leased_pool_is_released_once_its_user_ends(hmn: Hmn, start: Start, me
 
     wait_for(lambda: hmn.read()["status"]["pools"] == [], why="the item stayed")
     wait_for(lambda: not os.path.exists(memory.root), why="the root stayed")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "phase", "reason"),
+    [
+        (
+            entry(generation=2, size="16Mi", regions=1, backings=["Base"]),
+            "Blocked",
+            "ResizeBlocked",
+        ),
+        (absent(), "Releasing", "Leased"),
+    ],
+)
+def test_status_on_the_node_says_what_a_change_waits_for(
+    hmn: Hmn,
+    start: Start,
+    memory: Node,
+    tmp_path: Path,
+    *,
+    wanted: dict[str, Any],
+    phase: str,
+    reason: str,
+) -> None:
+    def shown(*options: str) -> str:
+        where = ("--root", memory.root, "--state-dir", str(tmp_path / "state"))
+        return run_hostprep("status", *where, *options).stdout
+
+    hmn.create(entry())
+    start()
+    hmn.wait_phase("Ready")
+    assert "WAITS FOR" not in shown()
+    with attach("kv", region="node0-0", root=memory.root), attach("kv", root=memory.root):
+        hmn.ask(wanted)
+        hmn.wait_phase(phase)
+
+        (pool,) = json.loads(shown("-o", "json"))["pools"]
+
+        said = pool["agent"]
+        assert (said["phase"], said["reason"]) == (phase, reason)
+        assert [each["region"] for each in said["waits_for"]] == ["node0-0", "node0-1"]
+        assert {each["holder"]["node_pid"] for each in said["waits_for"]} == {os.getpid()}
+        table = shown()
+        assert "WAITS FOR" in table
+        assert f"node0-0 (process {os.getpid()}," in " ".join(table.split())
 
 
 @pytest.mark.parametrize(("when", "state"), [("OnRelease", "Free"), ("OnClaim", "Dirty")])

@@ -16,6 +16,7 @@ from hostprep.linux.procfs import (
     parse_int,
     parse_keyed,
     parse_meminfo,
+    parse_pod_uid,
 )
 from hostprep.node.observe.node import parse_auxv_page_bytes, parse_memlock, parse_version
 
@@ -129,3 +130,23 @@ def test_the_limit_of_locked_memory_is_the_soft_one(
     value: str, expected: tuple[bool, int | None]
 ) -> None:
     assert parse_memlock(f"Max locked memory         {value:<21}9999999  bytes \n") == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "uid"),
+    [
+        (
+            "0::/kubepods.slice/kubepods-pod3f0e9d2c_1111_2222_3333_0123456789ab.slice/cri-a.scope",
+            "3f0e9d2c-1111-2222-3333-0123456789ab",
+        ),
+        (
+            "11:memory:/kubepods/pod3f0e9d2c-1111-2222-3333-0123456789ab/aabb\n",
+            "3f0e9d2c-1111-2222-3333-0123456789ab",
+        ),
+        ("0::/system.slice/podman.service", None),
+        ("0::/podcast-3f0e9d2c", None),
+        ("", None),
+    ],
+)
+def test_the_pod_of_a_cgroup(line: str, uid: str | None) -> None:
+    assert parse_pod_uid(line) == uid
