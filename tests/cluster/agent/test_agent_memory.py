@@ -242,6 +242,22 @@ def test_a_leased_pool_is_released_once_its_user_ends(hmn: Hmn, start: Start, me
     wait_for(lambda: not os.path.exists(memory.root), why="the root stayed")
 
 
+def test_a_preparation_writes_no_more_reports_than_documented(hmn: Hmn, start: Start) -> None:
+    """Begin and end, and in between a step of 10 % in 10 s at most, or one in a minute."""
+    hmn.create(entry(size="3Gi", regions=3, backings=["Base"]))
+    begin_s = time.monotonic()
+    agent = start()
+    hmn.wait_phase("Ready", timeout_s=120)
+    took_s = time.monotonic() - begin_s
+    # What follows of the work's last words is no progress any more.
+    time.sleep(1)
+
+    written = agent.metric("hostprep_status_writes_total", result="written")
+
+    assert 1 <= written <= 4 + min(10 + took_s / 60, took_s / 10)
+    assert agent.metric("hostprep_status_writes_total", result="failed") == 0
+
+
 @pytest.mark.parametrize(
     ("wanted", "phase", "reason"),
     [
@@ -253,12 +269,13 @@ def test_a_leased_pool_is_released_once_its_user_ends(hmn: Hmn, start: Start, me
         (absent(), "Releasing", "Leased"),
     ],
 )
-def test_status_on_the_node_says_what_a_change_waits_for(
+def test_status_and_kubectl_say_what_a_change_waits_for(
+    cluster: ControlPlane,
     hmn: Hmn,
     start: Start,
     memory: Node,
-    tmp_path: Path,
     *,
+    tmp_path: Path,
     wanted: dict[str, Any],
     phase: str,
     reason: str,
@@ -284,6 +301,9 @@ def test_status_on_the_node_says_what_a_change_waits_for(
         table = shown()
         assert "WAITS FOR" in table
         assert f"node0-0 (process {os.getpid()}," in " ".join(table.split())
+        wide = cluster.kubectl("get", "hostmemorynode", hmn.name, "-o", "wide")
+        assert "kv waits for node0-0, node0-1" in wide
+        assert ("waits for the release of node0-0 (process" in wide) == (phase == "Releasing")
 
 
 @pytest.mark.parametrize(("when", "state"), [("OnRelease", "Free"), ("OnClaim", "Dirty")])
