@@ -40,7 +40,8 @@ def _refused(group: int, *arguments: str) -> str:
 def _without_rights(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run as a user without any capability, who may not even read this checkout: loaded before."""
     code = (
-        "import os, sys, hostprep.cli.status, hostprep.cli.prepare, hostprep.engines.attach\n"
+        "import encodings.ascii, os, sys\n"
+        "import hostprep.cli.status, hostprep.cli.prepare, hostprep.engines.attach\n"
         "from hostprep.__main__ import main\n"
         f"os.setgroups([]); os.setgid({STRANGER}); os.setuid(4321)\n"
         "sys.exit(main())\n"
