@@ -25,6 +25,7 @@ from hostprep_operator.reconcile.release import releasing_condition
 from hostprep_operator.reconcile.taint_and_labels import (
     Marking,
     closed_since_s,
+    labels_of_deleted_pools,
     mark,
     mark_labels_only,
     mark_waiting,
@@ -61,7 +62,8 @@ def reconcile_node(view: NodeView) -> NodeChanges:
             assignment.entries, pools=view.pools, hmn=hmn, now_s=view.now_s
         )
         left = () if releasing is None else (releasing,)
-        stripped = strip_node(node, view.settings, left=left, now_s=view.now_s)
+        labels = labels_of_deleted_pools(view, node, hmn, assignment)
+        stripped = strip_node(node, view.settings, left=left, left_labels=labels, now_s=view.now_s)
         return NodeChanges(writes=(*stripped, *write), events=news, facts=facts)
     required = tuple(pool for pool in chosen if pool.readiness.required)
     context = NodeContext(

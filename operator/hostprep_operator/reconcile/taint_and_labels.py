@@ -22,9 +22,10 @@ from hostprep.api.names import (
 )
 from hostprep.api.node_resource import Phase
 from hostprep_operator.marks import Marks, policy_mark
-from hostprep_operator.reconcile.assign import WAITING_REASONS
+from hostprep_operator.reconcile.assign import WAITING_REASONS, Assignment, pool_ready
 from hostprep_operator.reconcile.changes import (
     Cause,
+    NodeView,
     PatchNode,
     PatchNodeStatus,
     Settings,
@@ -39,7 +40,7 @@ from hostprep_operator.reconcile.node_conditions import (
     waiting_condition,
 )
 from hostprep_operator.reconcile.release import releasing_condition
-from hostprep_operator.records import OUR_CONDITIONS, NodeRecord
+from hostprep_operator.records import OUR_CONDITIONS, HostMemoryNodeRecord, NodeRecord
 
 _NUMBER = re.compile(r"\b\d+(?:\.\d+)?\b", re.ASCII)
 
@@ -138,6 +139,7 @@ def _releasing(context: NodeContext) -> tuple[Condition, ...]:
 def _labels(context: NodeContext, move: LabelMove) -> tuple[dict[str, str | None], tuple[str, ...]]:
     """Return the changes of labels, and the keys that are then on the node."""
     node = context.node
+    kept = labels_of_deleted_pools(context.view, node, context.hmn, context.assignment)
     by_key = {ready_label(pool.name): pool for pool in context.chosen}
     changes: dict[str, str | None] = {}
     keys: list[str] = []
@@ -148,7 +150,7 @@ def _labels(context: NodeContext, move: LabelMove) -> tuple[dict[str, str | None
             "set": ready,
             "only remove": ready and there,
             "leave": pool is not None and there,
-        }[move]
+        }[move] or key in kept
         if wanted:
             keys.append(key)
         if wanted and node.labels.get(key) != "true":
@@ -156,6 +158,26 @@ def _labels(context: NodeContext, move: LabelMove) -> tuple[dict[str, str | None
         elif there and not wanted:
             changes[key] = None
     return changes, tuple(keys)
+
+
+def labels_of_deleted_pools(
+    view: NodeView, node: NodeRecord, hmn: HostMemoryNodeRecord | None, assignment: Assignment
+) -> frozenset[str]:
+    """Return the ready labels of pools that were deleted, while the node serves their memory.
+
+    So a pool that is applied again within the grace period finds the node labelled. All that this
+    takes is on the objects: an operator that restarts, and knows no such pool, says the same.
+    """
+    there = {pool.name for pool in view.pools}
+    marked = {*Marks.parse(node.marks).labels} & node.labels.keys()
+    return frozenset(
+        ready_label(entry.name)
+        for entry in assignment.entries
+        if entry.release_after_s is not None
+        and entry.name not in there
+        and ready_label(entry.name) in marked
+        and pool_ready(node, hmn, entry)
+    )
 
 
 def _taints(context: NodeContext, move: Transition) -> tuple[tuple[Mapping[str, Any], ...], str]:
@@ -167,6 +189,9 @@ def _taints(context: NodeContext, move: Transition) -> tuple[tuple[Mapping[str, 
     former = managed_taint(node, context.marks, context.view.settings)
     if key is None and not context.marks.taint and move.taint != "remove":
         former = None  # nothing says that a taint of the usual key is of our making
+    elif key is None and move.opened and former is None and context.marks.closed_s is None:
+        # As above, by a process that was killed between the condition and this.
+        former = CLUSTER_AUTOSCALER_TAINT if context.marks.opened_s is None else None
     renamed = former is not None and former != key
     marked = move.marks.opened_s is not None or move.marks.closed_s is not None
     recorded = key or "" if marked or renamed else move.marks.taint
@@ -332,16 +357,22 @@ def _stay_closed(context: NodeContext, condition: Condition) -> Transition:
 
 
 def strip_node(
-    node: NodeRecord, settings: Settings, *, left: tuple[Condition, ...] = (), now_s: float = 0.0
+    node: NodeRecord,
+    settings: Settings,
+    *,
+    left: tuple[Condition, ...] = (),
+    left_labels: frozenset[str] = frozenset(),
+    now_s: float = 0.0,
 ) -> tuple[Write, ...]:
     """Return the writes that leave no trace of ours on the node but the conditions `left`.
 
-    None where there is none. And a taint that may not be written stays.
+    And those labels. None where there is none. And a taint that may not be written stays.
     """
     ours = Marks.parse(node.marks).labels
-    labels = {key: None for key in ours if key in node.labels}
+    labels = {key: None for key in ours if key in node.labels and key not in left_labels}
     conditions = _changed_conditions(node, left, now_s)
-    return _strip(node, settings, labels=labels, kept=Marks(), conditions=conditions)
+    kept = Marks(labels=tuple(sorted(left_labels)))
+    return _strip(node, settings, labels=labels, kept=kept, conditions=conditions)
 
 
 def _strip(

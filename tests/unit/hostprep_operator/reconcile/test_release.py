@@ -176,6 +176,37 @@ def test_a_pool_made_again_within_the_grace_period_finds_its_memory() -> None:
     assert ready(cluster) == set(cluster.nodes)
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_deleted_pools_nodes_keep_its_label_while_they_serve_its_memory(restarted: bool) -> None:
+    cluster = serving_fleet(3)
+    spec: dict[str, Any] = cluster.pools.pop("kv")["spec"]
+    if restarted:
+        cluster.grants.clear()
+        cluster.former.clear()
+    cluster.settle()
+    label = "ready.hostprep.dev/kv"
+    assert all(label in cluster.nodes[name]["metadata"]["labels"] for name in cluster.nodes)
+    assert all(cluster.marks(name).keys() == {"v", "labels"} for name in cluster.nodes)
+    cluster.add_pool("kv", **spec | {"rollout": {"maxUnavailable": 1}})
+    cluster.settle()
+    labelled = [
+        name for name in cluster.nodes if label in cluster.nodes[name]["metadata"]["labels"]
+    ]
+    assert len(labelled) == 2, "one node takes it over at a time"
+
+
+def test_a_deleted_pools_label_goes_with_its_memory() -> None:
+    cluster = serving_fleet(2)
+    cluster.pools.pop("kv")
+    cluster.settle()
+    cluster.now_s += 600
+    cluster.reconcile_pools()
+    cluster.settle()
+    assert absent(cluster)
+    for name in absent(cluster):
+        assert "ready.hostprep.dev/kv" not in cluster.nodes[name]["metadata"]["labels"]
+
+
 def test_a_pool_of_all_nodes_means_no_virtual_ones() -> None:
     cluster = serving_fleet(1)
     cluster.add_node("fargate", labels={"eks.amazonaws.com/compute-type": "fargate"})

@@ -15,6 +15,7 @@ from hostprep_operator.reconcile.changes import (
     PatchNodeStatus,
     Write,
 )
+from hostprep_operator.records import PoolRecord
 from tests.unit.hostprep_operator.reconcile.cluster_model import Cluster, Document
 
 READY = "hostprep.dev/HostMemoryReady"
@@ -91,8 +92,10 @@ def is_kept(pool: Document | None, entry: Document | None) -> bool:
 
 def _stays(cluster: Cluster, name: str, pool: Document, entry: Document | None) -> bool:
     """Whether the node left the pool, and nothing lets its memory go in this very moment."""
-    if entry is None or not is_kept(pool, entry):
+    if entry is None or entry["state"] != "Present" or entry["uid"] != pool["metadata"]["uid"]:
         return False
+    if "releaseAfter" not in entry:
+        return True  # it leaves now: the write that says until when comes after the Node's
     is_due = (parse_time(entry["releaseAfter"]) or 0) <= cluster.now_s
     return not (is_due and entry["name"] in cluster.granted(name))
 
@@ -245,7 +248,8 @@ def _check_entries(cluster: Cluster, name: str, after: list[Document]) -> None:
             assert status["observedGeneration"] == hmn["metadata"]["generation"]
         elif now is None:
             retained = (entry.get("policy") or {}).get("deletionPolicy") == "Retain"
-            assert retained or (pool and pool["spec"].get("deletionPolicy") == "Retain")
+            last = PoolRecord.from_json(pool) if pool else cluster.former.get(key)
+            assert retained or (last is not None and last.deletion_policy == "Retain")
         elif entry["state"] == "Present" and now["state"] == "Absent":
             _check_release(cluster, name, entry)
     for key in kept.keys() - before.keys():
