@@ -95,7 +95,8 @@ def _stays(cluster: Cluster, name: str, pool: Document, entry: Document | None) 
     if entry is None or entry["state"] != "Present" or entry["uid"] != pool["metadata"]["uid"]:
         return False
     if "releaseAfter" not in entry:
-        return True  # it leaves now: the write that says until when comes after the Node's
+        # It leaves now: the write that says until when, or drops it, comes after the Node's.
+        return bool(pool["spec"].get("deletionPolicy") != "Retain")
     is_due = (parse_time(entry["releaseAfter"]) or 0) <= cluster.now_s
     return not (is_due and entry["name"] in cluster.granted(name))
 
