@@ -92,11 +92,8 @@ def is_kept(pool: Document | None, entry: Document | None) -> bool:
 
 def _stays(cluster: Cluster, name: str, pool: Document, entry: Document | None) -> bool:
     """Whether the node left the pool, and nothing lets its memory go in this very moment."""
-    if entry is None or entry["state"] != "Present" or entry["uid"] != pool["metadata"]["uid"]:
+    if entry is None or not is_kept(pool, entry):
         return False
-    if "releaseAfter" not in entry:
-        # It leaves now: the write that says until when, or drops it, comes after the Node's.
-        return bool(pool["spec"].get("deletionPolicy") != "Retain")
     is_due = (parse_time(entry["releaseAfter"]) or 0) <= cluster.now_s
     return not (is_due and entry["name"] in cluster.granted(name))
 
@@ -197,7 +194,10 @@ def _may_lose_taint(cluster: Cluster, name: str, marks: Document, gone: set[str]
         return True  # open, and checked when it was opened
     if any(_key_of(pool) not in gone for pool in required.values()):
         return True  # a key that gives way to another pool's
-    policies = [pool["spec"].get("readiness") or {} for pool in required.values()]
+    # One that the node leaves now rules it as well: its entry says so by a later write.
+    entries = entries_of(cluster, name)
+    ruling = [*required.values(), *(p for key, p in cluster.pools.items() if key in entries)]
+    policies = [pool["spec"].get("readiness") or {} for pool in ruling]
     return bool(marks.get("deadline")) and any(
         policy.get("onDeadline") == "OpenWithout" for policy in policies
     )
