@@ -98,6 +98,17 @@ def _stays(cluster: Cluster, name: str, pool: Document, entry: Document | None) 
     return not (is_due and entry["name"] in cluster.granted(name))
 
 
+def _leaving_now(cluster: Cluster, name: str) -> dict[str, Document]:
+    """Pools that the node leaves in this very look: its entries say so by a later write."""
+    entries, node = entries_of(cluster, name), cluster.nodes[name]
+    return {
+        key: pool
+        for key, pool in cluster.pools.items()
+        if key in entries and entries[key]["uid"] == pool["metadata"]["uid"]
+        if entries[key]["state"] == "Present" and not selects(pool, node)
+    }
+
+
 def may_wait(cluster: Cluster, name: str, pool: Document) -> bool:
     """Whether a rollout may keep the pool's first preparation from the node."""
     rollout = pool["spec"].get("rollout") or {}
@@ -194,9 +205,7 @@ def _may_lose_taint(cluster: Cluster, name: str, marks: Document, gone: set[str]
         return True  # open, and checked when it was opened
     if any(_key_of(pool) not in gone for pool in required.values()):
         return True  # a key that gives way to another pool's
-    # One that the node leaves now rules it as well: its entry says so by a later write.
-    entries = entries_of(cluster, name)
-    ruling = [*required.values(), *(p for key, p in cluster.pools.items() if key in entries)]
+    ruling = [*required.values(), *_leaving_now(cluster, name).values()]
     policies = [pool["spec"].get("readiness") or {} for pool in ruling]
     return bool(marks.get("deadline")) and any(
         policy.get("onDeadline") == "OpenWithout" for policy in policies
@@ -216,7 +225,7 @@ def _check_conditions(cluster: Cluster, name: str, patch: Mapping[str, Any]) -> 
         if condition["type"] != READY or "$patch" in condition:
             continue
         if condition["status"] == "True":
-            required = required_pools(cluster, name)
+            required = required_pools(cluster, name) or _leaving_now(cluster, name)
             marks = cluster.marks(name)
             was_open = bool(marks.get("openedAt") and not marks.get("closedAt"))
             why = why_not_ready(cluster, name, required, was_open=was_open)
