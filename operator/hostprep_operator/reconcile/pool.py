@@ -26,6 +26,7 @@ _TROUBLE = {Phase.DEGRADED: "degraded", Phase.FAILED: "failed"}
 _STATES = ("ready", "preparing", "blocked", "degraded", "failed", "leaving", "releasing")
 """Where a node stands: one of these, or unknown."""
 _HELD = ("Paused", "Partitioned", "Blocked")
+_WAITING_S = 30.0
 _PROGRESSING = ("RollingOut", *_HELD)
 """Reasons of Progressing while a change is not everywhere."""
 
@@ -70,7 +71,7 @@ def reconcile_pool(
     counters = _counters_of(known, states, granted, now_s)
     result = PoolChanges(
         grants=granted.grants,
-        recheck_at_s=counters.kept_until_s,
+        recheck_at_s=_recheck_at_s(counters, now_s),
         counts=counters.counts,
         since_s=_since_s(known, states),
     )
@@ -82,6 +83,14 @@ def reconcile_pool(
     patch = None if pool.deleting else _status_patch(pool, counters, conditions, now_s=now_s)
     events = () if patch is None else _events(pool, counters, conditions)
     return replace(result, status_patch=patch, events=events)
+
+
+def _recheck_at_s(counters: Counters, now_s: float) -> float | None:
+    """Return when to look again: where something waits, soon, whatever tells of its turn."""
+    times = [] if counters.kept_until_s is None else [counters.kept_until_s]
+    if counters.turns.waiting.total() > len(counters.turns.grants.nodes):
+        times.append(now_s + _WAITING_S)
+    return min(times, default=None)
 
 
 def _counters_of(

@@ -30,13 +30,18 @@ def is_due(entry: PoolEntry, now_s: float) -> bool:
 def leaving(entry: PoolEntry, pool: PoolRecord | None, now_s: float) -> PoolEntry:
     """Return an entry that nothing asks for any more, with the end of its grace period.
 
-    A period that was shortened since, or that a clock which was ahead has written, is clamped.
+    Once written, it is moved for one reason alone: the pool's period was shortened since. A clock
+    that jumps, here or in the operator before, must not bring the end nearer.
     """
     is_pools = pool is not None and pool.uid == entry.uid
     rules = pool.release if pool and is_pools else ReleaseRules.from_policy(entry.policy)
     latest_s = float(math.ceil(now_s + rules.grace_s) if rules.grace_s else math.floor(now_s))
     before_s = entry.release_after_s
-    return replace(entry, release_after_s=latest_s if before_s is None else min(before_s, latest_s))
+    if before_s is None:
+        return replace(entry, release_after_s=latest_s)
+    if rules.grace_s < ReleaseRules.from_policy(entry.policy).grace_s:
+        return replace(entry, release_after_s=min(before_s, latest_s))
+    return entry
 
 
 def absent(entry: PoolEntry) -> PoolEntry:

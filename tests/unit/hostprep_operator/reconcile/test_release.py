@@ -96,6 +96,28 @@ def test_a_grace_period_that_is_shortened_holds_for_those_who_are_leaving() -> N
     assert absent(cluster) == {"n0"}
 
 
+def test_a_clock_that_jumps_back_for_a_while_brings_no_end_nearer() -> None:
+    cluster = serving_fleet(1, nodeSelector={"for": "kv"})
+    unlabel(cluster)
+    cluster.reconcile("n0")  # kept for 600 s
+    cluster.now_s -= 3600
+    cluster.settle()
+    cluster.now_s += 3600 + 590
+    cluster.settle()
+    assert absent(cluster) == set()
+    cluster.now_s += 20
+    cluster.settle()
+    assert absent(cluster) == {"n0"}
+
+
+def test_while_a_turn_is_waited_for_the_pool_is_looked_at_again() -> None:
+    cluster = serving_fleet(3, rollout={"maxUnavailable": 1})
+    cluster.change_pool("kv", size="9Gi")
+    changes = cluster.reconcile_pool("kv")
+    assert len(changes.grants.nodes) == 1
+    assert changes.recheck_at_s == cluster.now_s + 30
+
+
 def test_a_restarted_operator_keeps_the_grace_of_a_pool_that_was_deleted() -> None:
     cluster = serving_fleet(3, release={"gracePeriodSeconds": 5000})
     del cluster.pools["kv"]
