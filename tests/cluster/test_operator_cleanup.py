@@ -160,6 +160,16 @@ def _labels(api: Api, name: str) -> set[str]:
     return {key.partition("/")[2] for key in labels if key.startswith("ready.hostprep.dev/")}
 
 
+def _leaving(api: Api, pool: str) -> set[str]:
+    """The nodes that keep the memory of a pool that asks for it no more."""
+    return {
+        hmn["metadata"]["name"]
+        for hmn in api.get(HMNS)["items"]
+        for entry in hmn["spec"]["pools"]
+        if entry["name"] == pool and "releaseAfter" in entry
+    }
+
+
 def _is_as_before(api: Api, before: list[JsonObject]) -> bool:
     return [traceless(api.get(f"{NODES}/{name}")) for name in NAMES] == [
         traceless(node) for node in before
@@ -393,8 +403,9 @@ def test_pools_come_back_as_they_were(
     cluster: ControlPlane, api: Api, operator: OperatorProcess, way: str
 ) -> None:
     api.delete(f"{POOLS}/kv")
-    wait_for(lambda: all(_labels(api, name) == {"chat"} for name in NAMES))
+    wait_for(lambda: _leaving(api, "kv") == set(NAMES))
     api.create(POOLS, POOL)
+    wait_for(lambda: _leaving(api, "kv") == set())
     wait_for(lambda: all(_labels(api, name) == {"kv", "chat"} for name in NAMES))
     pools = [_written_by_people(pool) for pool in api.get(POOLS)["items"]]
     code, printed = _cleanup(cluster, "--timeout=60", "-o", "json")

@@ -320,7 +320,7 @@ def test_the_operator_wins_through_while_others_write_to_the_same_node_all_the_t
     thread = threading.Thread(target=scribble, daemon=True)
     thread.start()
     try:
-        api.create(POOLS, pool_object())
+        api.create(POOLS, pool_object(release={"when": "Immediately"}))
         wait_for(lambda: _is_open(api, "n1"), 15)
         api.delete(f"{POOLS}/kv")
         wait_for(lambda: "hostprep.dev/marks" not in json.dumps(_node(api, "n1")), 15)
