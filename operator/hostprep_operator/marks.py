@@ -76,6 +76,11 @@ class Marks(JsonObject):
         """Whether the node was opened and not closed since."""
         return self.opened_s is not None and self.closed_s is None
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the node was neither opened nor closed so far, as far as marks tell."""
+        return self.opened_s is None and self.closed_s is None
+
     @classmethod
     def parse(cls, text: str) -> Marks:
         """Read the annotation; what cannot be read, since it was edited, counts as not there."""

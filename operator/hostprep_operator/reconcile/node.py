@@ -62,7 +62,7 @@ def reconcile_node(view: NodeView) -> NodeChanges:
             assignment.entries, pools=view.pools, hmn=hmn, now_s=view.now_s
         )
         left = () if releasing is None else (releasing,)
-        labels = labels_of_deleted_pools(view, node, hmn, assignment)
+        labels = labels_of_deleted_pools(view, marks, node, hmn, assignment)
         stripped = strip_node(node, view.settings, left=left, left_labels=labels, now_s=view.now_s)
         return NodeChanges(writes=(*stripped, *write), events=news, facts=facts)
     required = tuple(pool for pool in chosen if pool.readiness.required)

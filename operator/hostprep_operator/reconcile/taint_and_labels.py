@@ -139,7 +139,9 @@ def _releasing(context: NodeContext) -> tuple[Condition, ...]:
 def _labels(context: NodeContext, move: LabelMove) -> tuple[dict[str, str | None], tuple[str, ...]]:
     """Return the changes of labels, and the keys that are then on the node."""
     node = context.node
-    kept = labels_of_deleted_pools(context.view, node, context.hmn, context.assignment)
+    kept = labels_of_deleted_pools(
+        context.view, context.marks, node, context.hmn, context.assignment
+    )
     by_key = {ready_label(pool.name): pool for pool in context.chosen}
     changes: dict[str, str | None] = {}
     keys: list[str] = []
@@ -161,7 +163,11 @@ def _labels(context: NodeContext, move: LabelMove) -> tuple[dict[str, str | None
 
 
 def labels_of_deleted_pools(
-    view: NodeView, node: NodeRecord, hmn: HostMemoryNodeRecord | None, assignment: Assignment
+    view: NodeView,
+    marks: Marks,
+    node: NodeRecord,
+    hmn: HostMemoryNodeRecord | None,
+    assignment: Assignment,
 ) -> frozenset[str]:
     """Return the ready labels of pools that were deleted, while the node serves their memory.
 
@@ -169,7 +175,7 @@ def labels_of_deleted_pools(
     takes is on the objects: an operator that restarts, and knows no such pool, says the same.
     """
     there = {pool.name for pool in view.pools}
-    marked = {*Marks.parse(node.marks).labels} & node.labels.keys()
+    marked = {*marks.labels} & node.labels.keys()
     return frozenset(
         ready_label(entry.name)
         for entry in assignment.entries
@@ -189,12 +195,11 @@ def _taints(context: NodeContext, move: Transition) -> tuple[tuple[Mapping[str, 
     former = managed_taint(node, context.marks, context.view.settings)
     if key is None and not context.marks.taint and move.taint != "remove":
         former = None  # nothing says that a taint of the usual key is of our making
-    elif key is None and move.opened and former is None and context.marks.closed_s is None:
-        # As above, by a process that was killed between the condition and this.
-        former = CLUSTER_AUTOSCALER_TAINT if context.marks.opened_s is None else None
+    elif key is None and former is None and move.opened and context.marks.is_fresh:
+        # A process that was killed between the condition and this would have taken it off.
+        former = CLUSTER_AUTOSCALER_TAINT
     renamed = former is not None and former != key
-    marked = move.marks.opened_s is not None or move.marks.closed_s is not None
-    recorded = key or "" if marked or renamed else move.marks.taint
+    recorded = key or "" if not move.marks.is_fresh or renamed else move.marks.taint
     if move.taint == "remove":
         return without_taints(node, key, former), recorded
     there = {taint.get("key") for taint in node.taints}
@@ -402,10 +407,9 @@ def managed_taint(node: NodeRecord, marks: Marks, settings: Settings) -> str | N
     """
     if marks.taint:
         return marks.taint if settings.may_write_taint(marks.taint) else None
-    never_marked = marks.opened_s is None and marks.closed_s is None
     condition = node.conditions.get(HOST_MEMORY_READY)
     # True: it was opened, and its marks went a moment ago.
-    if never_marked and condition is not None and condition.status != "True":
+    if marks.is_fresh and condition is not None and condition.status != "True":
         return CLUSTER_AUTOSCALER_TAINT
     return None
 
