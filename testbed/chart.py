@@ -13,6 +13,7 @@ import yaml
 from hostprep.errors import FailedError
 from testbed.api import APPLY_PATCH, Api
 from testbed.control_plane import ControlPlane
+from testbed.operator_process import POOLS, pool_object
 from testbed.processes import wait_for
 
 NAMESPACE = "hostprep-system"
@@ -65,6 +66,19 @@ def install_chart(
     cluster.helm(
         "install", release, str(_CHART), "--namespace", NAMESPACE, *IMAGE, *_PATIENT, *arguments
     )
+
+
+def wait_for_deletion_protection(api: Api, *, timeout_s: float = 10.0) -> None:
+    """Wait until the chart's policy keeps pools from being deleted: it acts a while later."""
+    probe = pool_object("probe", nodeSelector={"a": "b"}, deletionProtection="Always")
+    api.create(POOLS, probe)
+
+    def is_enforced() -> bool:
+        return api.request("DELETE", f"{POOLS}/probe?dryRun=All").status in {403, 422}
+
+    wait_for(is_enforced, timeout_s, why="the policy is not enforced")
+    api.patch(f"{POOLS}/probe", {"spec": {"deletionProtection": "None"}})
+    api.delete(f"{POOLS}/probe")
 
 
 def scale_operator(cluster: ControlPlane, replicas: int) -> None:

@@ -17,15 +17,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from hostprep.api.conditions import parse_time
 from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT, HOST_MEMORY_RELEASING
 from hostprep.api.node_resource import Phase, PoolEntry
 from hostprep.console import print_table
 from testbed.api import MERGE_PATCH, Api, ApiError
-from testbed.chart import IMAGE, apply_crds
+from testbed.chart import IMAGE, apply_crds, wait_for_deletion_protection
 from testbed.control_plane import ControlPlane
 from testbed.nodes import create_node, node_object
 from testbed.operator_process import HMNS, NODES, POOLS, OperatorProcess, pool_object, run_command
@@ -40,7 +40,7 @@ _EVENTS = "/api/v1/namespaces/default/events"
 _NAMESPACE = "hostprep-system"
 _CHART = Path(__file__).parents[2] / "charts" / "hostprep"
 _LONGEST_S = 600.0
-_BUDGET = 0.1
+_BUDGET_PERCENT = 10
 """The default of `rollout.maxUnavailable`."""
 _RESIZE_S = 2.0
 """How long a simulated agent takes for a change."""
@@ -219,8 +219,7 @@ class Slips:
 
     def pool_is_deleted_while_leased(self) -> Slip:
         """`kubectl delete hmp` while engines run: the API server refuses."""
-        leased = set(self._nodes[: max(len(self._nodes) * 2 // 5, 1)])
-        self._lease(leased)
+        leased = self._lease_two_fifths()
         with self._slip(f"kubectl delete hmp, {len(leased)} nodes leased", 0) as slip:
             try:
                 self._api.delete(f"{POOLS}/{POOL}")
@@ -243,11 +242,9 @@ class Slips:
 
     def change_meets_leases(self) -> Slip:
         """Roll out a new size: free nodes go first, leased ones serve on; then the engines end."""
-        leased = set(self._nodes[: max(len(self._nodes) * 2 // 5, 1)])
-        self._lease(leased)
+        leased = self._lease_two_fifths()
         what = f"a new size while {len(leased)} nodes are leased"
         with self._slip(what, len(self._nodes)) as slip:
-            began_s = time.monotonic()
             self._patch_pool({"size": "128Mi"})
             self._wait(
                 lambda: (
@@ -257,7 +254,7 @@ class Slips:
                 ),
                 "the roll-out stalled",
             )
-            after_s = time.monotonic() - began_s
+            after_s = time.monotonic() - self._began_s
             most = self._fleet.most_without_memory
             slip.answer = (
                 f"{len(self._nodes) - len(leased)} changed and {len(leased)} Blocked, open and"
@@ -268,14 +265,13 @@ class Slips:
             self._wait(
                 lambda: self._counts()["blocked"] == 0 and self._is_as_before(), "it did not end"
             )
-            slip.settled_s = time.monotonic() - began_s
+            slip.settled_s = time.monotonic() - self._began_s
         slip.without_memory = most  # engines that end all at once are no step of the roll-out
         return slip
 
     def uninstalled_while_leased(self) -> Slip:
         """`helm uninstall` begins with this command, and stops where it fails."""
-        leased = set(self._nodes[: max(len(self._nodes) * 2 // 5, 1)])
-        self._lease(leased)
+        leased = self._lease_two_fifths()
         versions = self._pool_versions()
         with self._slip(f"uninstall, {len(leased)} nodes leased", 0) as slip:
             code, printed = run_command(
@@ -290,8 +286,8 @@ class Slips:
 
     @contextmanager
     def _slip(self, what: str, touched: int) -> Iterator[Slip]:
-        budget = -(-int(len(self._nodes) * _BUDGET * 1000) // 1000)
-        slip = Slip(what=what, touched=touched, budget=max(budget, 1))
+        budget = -(-len(self._nodes) * _BUDGET_PERCENT // 100)
+        slip = Slip(what=what, touched=touched, budget=budget)
         self._fleet.begin()
         self._began_s = time.monotonic()
         self._began_at_s = time.time()
@@ -308,11 +304,11 @@ class Slips:
             "event": self._event_shows,
             "metric": lambda: self._metric("leaving") > 0,
         }
-        while (now_s := time.monotonic() - self._began_s) < after_s:
+        while time.monotonic() - self._began_s < after_s:
             for name, is_shown in shows.items():
                 if name not in slip.seen_s and is_shown():
                     slip.seen_s[name] = time.monotonic() - self._began_s
-            time.sleep(0.2 if now_s < after_s - 0.2 else 0.05)
+            time.sleep(0.05)
 
     def _settle(self, slip: Slip) -> None:
         slip.put_right_s = time.monotonic() - self._began_s
@@ -358,6 +354,11 @@ class Slips:
         self._agents.report(*sorted(changed))
         self._wait(lambda: self._counts()["leased"] == len(nodes), "leases did not show")
 
+    def _lease_two_fifths(self) -> set[str]:
+        leased = set(self._nodes[: max(len(self._nodes) * 2 // 5, 1)])
+        self._lease(leased)
+        return leased
+
     def _phase(self, node: str, entry: PoolEntry) -> Phase:
         """Say what an agent reports: a change takes a while, and waits for leases."""
         if entry.policy["size"] == "64Mi":
@@ -398,8 +399,7 @@ class Slips:
 
 
 def _time_of(event: JsonObject) -> float:
-    stamp = event.get("lastTimestamp") or event.get("eventTime") or "1970-01-01T00:00:00Z"
-    return datetime.fromisoformat(stamp).timestamp()
+    return parse_time(event.get("lastTimestamp") or event.get("eventTime")) or 0.0
 
 
 def _first_refusal(printed: str) -> str:
@@ -414,16 +414,7 @@ def protect_pools(cluster: ControlPlane) -> None:
         *("--show-only", "templates/operator/deletionpolicy.yaml"),
     )
     cluster.kubectl("apply", "-f", "-", stdin=rendered)
-    probe = pool_object("probe", nodeSelector={"a": "b"}, deletionProtection="Always")
-    cluster.api.create(POOLS, probe)
-
-    def acts() -> bool:
-        return cluster.api.request("DELETE", f"{POOLS}/probe?dryRun=All").status in {403, 422}
-
-    wait_for(acts, 60, why="the policy does not act")
-    words = {"spec": {"deletionProtection": "None"}}
-    cluster.api.patch(f"{POOLS}/probe", words, content_type=MERGE_PATCH)
-    cluster.api.delete(f"{POOLS}/probe")
+    wait_for_deletion_protection(cluster.api, timeout_s=60)
 
 
 def run_slips(cluster: ControlPlane, *, nodes: int, grace_s: int) -> Iterator[Slip]:

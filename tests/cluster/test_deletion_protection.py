@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from testbed.api import ApiError
+from testbed.chart import wait_for_deletion_protection
 from testbed.control_plane import ClientError, ControlPlane
 from testbed.processes import wait_for
 from tests.cluster.charts import CHART, cluster_with_the_chart
@@ -26,15 +27,7 @@ _MERGE = "application/merge-patch+json"
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ControlPlane]:
     with cluster_with_the_chart() as cluster:
-        _make(cluster, "v1alpha1", "probe", protection="Always")
-
-        def is_enforced() -> bool:
-            reply = cluster.api.request("DELETE", f"{_path('v1alpha1')}/probe?dryRun=All")
-            return reply.status in {403, 422}
-
-        wait_for(is_enforced, why="the policy is not enforced")
-        cluster.api.patch(f"{_path('v1alpha1')}/probe", {"spec": {"deletionProtection": "None"}})
-        cluster.api.delete(f"{_path('v1alpha1')}/probe")
+        wait_for_deletion_protection(cluster.api)
         yield cluster
 
 
