@@ -100,9 +100,19 @@ def main(arguments: list[str] | None = None) -> int:
         report(refused, as_json="json" in arguments)
         return refused.exit_code
     except (KeyboardInterrupt, click.Abort, Stopped):
-        command = next((word for word in arguments if not word.startswith("-")), "")
-        click.echo(f"hostprep: interrupted{_AFTER_CTRL_C.get(command, '')}", err=True)
-        return 130
+        return _interrupted(arguments)
+    except Exception as error:
+        # What a library raises as it tidies up after Ctrl-C hides it: zipfile, for one, refuses to
+        # close an archive in the middle of an entry.
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        return _interrupted(arguments)
+
+
+def _interrupted(arguments: list[str]) -> int:
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    click.echo(f"hostprep: interrupted{_AFTER_CTRL_C.get(command, '')}", err=True)
+    return 130
 
 
 def _usage_error(error: click.UsageError) -> BadInputError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import zipfile
+from io import BytesIO
 
 import pytest
 
@@ -51,3 +53,27 @@ def test_it_ends_the_line_of_a_terminal_and_none_in_a_log(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     assert node_half.main(["status"]) == 130
     assert capsys.readouterr().err == f"{begin}hostprep: interrupted\n"
+
+
+def _fail_as_it_tidies_up(*_: object, **__: object) -> None:
+    with zipfile.ZipFile(BytesIO(), "w") as archive:
+        entry = archive.open("entry", "w")
+        entry.write(b"")
+        raise KeyboardInterrupt  # in an entry: the archive cannot be closed
+
+
+def test_what_a_library_raises_as_it_tidies_up_does_not_hide_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(node_half.cli, "main", _fail_as_it_tidies_up)
+    assert node_half.main(["status"]) == 130
+    assert capsys.readouterr().err == "hostprep: interrupted\n"
+
+
+def test_an_error_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(node_half.cli, "main", fail)
+    with pytest.raises(ValueError):
+        node_half.main(["status"])
