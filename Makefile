@@ -53,7 +53,7 @@ unit: $(STAMP)  ## pure code: a process for each CPU
 kernel: $(STAMP)  ## real memory, locks, cgroups, processes that are killed
 	@REQUIRE_TIERS="$(REQUIRE)" $(PYTEST) -q --durations=12 -m kernel -n 2 --dist loadscope tests/kernel
 
-testbed: $(STAMP)  ## build what the cluster, node and engines tests need, once: half an hour on two cores
+testbed: $(STAMP)  ## build what the cluster, node and engines tests need, once: 35 minutes on two cores
 	@$(PY) -m testbed build
 	@$(PY) -m testbed build --node
 	@$(PY) -m testbed build --engines

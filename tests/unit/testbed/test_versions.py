@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hostprep.errors import BadInputError, FailedError, HostprepError
 from testbed import go_programs as go_build
-from testbed.binaries import ALL, NODE, given
+from testbed.binaries import ALL, NEWEST, NODE, given
 from testbed.go_programs import GO_NEEDED, cache_name, pinned_requirement
 from testbed.versions import (
     DEFAULT_KUBERNETES,
@@ -110,6 +110,11 @@ def test_the_node_tier_wants_every_program_of_the_node_and_names_them_once() -> 
     assert set(NODE_PROGRAMS) <= set(NODE)
     assert len(set(NODE)) == len(NODE)
     assert not set(NODE_PROGRAMS) & set(ALL)
+
+
+def test_the_cluster_tier_wants_the_newest_api_server_beside_its_own() -> None:
+    assert kubernetes_version("newest") != DEFAULT_KUBERNETES
+    assert set(NEWEST) < set(ALL)
 
 
 def test_programs_that_the_user_brings_come_first(tmp_path: Path) -> None:
