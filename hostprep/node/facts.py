@@ -437,6 +437,13 @@ class Facts:
     warnings: tuple[str, ...] = field(default=())
     """Probes that failed; the rest of the facts stand."""
 
+    @property
+    def may_have_engines(self) -> bool:
+        """Whether a region of any pool is leased, or a pool cannot be observed: it may be."""
+        return any(
+            pool.failure or any(region.leased for region in pool.regions) for pool in self.pools
+        )
+
     def pool(self, name: str) -> PoolFacts | None:
         """Return what there is of that pool."""
         return next((pool for pool in self.pools if pool.name == name), None)

@@ -31,16 +31,8 @@ from hostprep.node.apply.folder import clear_debris, put_aside
 from hostprep.node.apply.held import discard_file
 from hostprep.node.facts import PoolFacts
 from hostprep.node.plan.actions import CreateRegion, RemoveRegion, Shortfall, ShortfallError
+from hostprep.node.plan.estimate import PIECE_BYTES
 from hostprep.paths import PoolPaths
-
-_PIECE_BYTES = {
-    Backing.HUGETLB_1GI: 1 << 30,
-    Backing.HUGETLB_2MI: 64 * MIB,
-    Backing.THP: 64 * MIB,
-    Backing.BASE: 16 * MIB,
-}
-"""About 10 ms of one thread's work each (1 GiB pages cannot be cut): progress moves, and Ctrl-C
-takes effect."""
 
 _MIN_HUGE_SHARE = 0.95
 
@@ -106,7 +98,7 @@ def _populate(
         run_pieces(
             work,
             size_bytes=action.size_bytes,
-            piece_bytes=_PIECE_BYTES[action.backing],
+            piece_bytes=PIECE_BYTES[action.backing],
             threads=action.threads,
             cpus=action.cpus,
             on_thread_start=lambda: place(action.node_ids),
@@ -182,11 +174,16 @@ def mark_damaged(paths: PoolPaths, pool: PoolFacts) -> None:
 
 
 def scrub_region(
-    paths: PoolPaths, region: Region, *, on_done: Callable[[int], None], stop: threading.Event
+    paths: PoolPaths,
+    region: Region,
+    *,
+    on_done: Callable[[int], None],
+    stop: threading.Event,
+    threads: int | None = None,
 ) -> None:
     """Zero a dirty region that is not in use, keep claimers away meanwhile, and mark it clean.
 
-    Raises BusyError if it is in use.
+    `threads` None: as many as a claim that scrubs by itself has. Raises BusyError if it is in use.
     """
     with _held_alone(paths, region, "scrubbed") as fd:
         # Before the first zero: a kill in between must leave no owner's name on half its bytes.
@@ -195,7 +192,7 @@ def scrub_region(
         remove_file(paths.warm_report(region.name))
         remove_file(paths.kept_mark(region.name))
         mark_dirty(paths, region.name)
-        scrub_file(region, fd, on_done=on_done, stop=stop)
+        scrub_file(region, fd, threads=threads, on_done=on_done, stop=stop)
         forget_members(paths, region.name)
         status = os.fstat(fd)
         mark_clean(

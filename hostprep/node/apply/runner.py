@@ -318,7 +318,9 @@ class Runner:
             done = partial(self.progress.advance, action)
             try:
                 with _as_pools_error(action):
-                    scrub_region(paths, region, on_done=done, stop=self.stop)
+                    scrub_region(
+                        paths, region, on_done=done, stop=self.stop, threads=action.threads
+                    )
             except HostprepError as error:
                 # Leased: claimed since. Its holder had it scrubbed, or asked for its own bytes.
                 if error.reason != "Leased":

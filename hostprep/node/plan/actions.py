@@ -171,6 +171,7 @@ class ScrubRegion(Action):
     region: str
     why: str = ""
     """Of one that was kept for its owner for as long as the pool allows."""
+    threads: int
 
     def describe(self) -> str:  # noqa: D102
         return f"scrub {self.region}" + (f": {self.why}" if self.why else "")

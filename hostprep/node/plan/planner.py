@@ -404,8 +404,10 @@ def _mount(
 def _create(context: PlanContext, planned: PlannedRegion, mount_dir: str) -> CreateRegion:
     node = planned.placement.node
     node_ids = context.layout.node_ids if node is None else (node,)
-    nodes, process = context.layout.nodes, context.facts.process
-    cpus, threads = estimate.cpus_and_threads(planned.placement, nodes, process)
+    cpus, threads = estimate.cpus_and_threads(
+        planned.placement, context.layout.nodes, context.facts
+    )
+    threads = min(threads, estimate.pieces(planned.size_bytes, planned.backing))
     there = planned.resumed.resident_bytes if planned.resumed else 0
     missing = max(0, planned.size_bytes - there)
     return CreateRegion(
@@ -435,12 +437,16 @@ def _scrub(context: PlanContext, region: RegionFacts) -> tuple[Action, ...]:
         if most_s is None or region.kept_s is None or region.kept_s < most_s:
             return ()
         why = f"kept for {format_seconds(region.kept_s)}, {format_seconds(most_s)} at most"
-    nodes, process = context.layout.nodes, context.facts.process
-    _, threads = estimate.cpus_and_threads(region.placement, nodes, process)
-    name, size = context.spec.name, region.size_bytes
-    seconds = estimate.scrub_s(size, threads)
+    nodes = context.layout.nodes
+    _, threads = estimate.cpus_and_threads(region.placement, nodes, context.facts)
+    node_count = len(nodes) if region.placement.node is None else 1
     scrub = ScrubRegion(
-        pool=name, region=region.name, why=why, expected_bytes=size, expected_s=seconds
+        pool=context.spec.name,
+        region=region.name,
+        why=why,
+        threads=threads,
+        expected_bytes=region.size_bytes,
+        expected_s=estimate.scrub_s(region.size_bytes, region.backing, threads, node_count),
     )
     return (scrub,)
 
