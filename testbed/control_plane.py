@@ -67,7 +67,9 @@ class ControlPlane:
         flags: Sequence[str] = (),
     ) -> None:
         """`kubernetes`: a pinned version, by default `$KUBERNETES`, else DEFAULT_KUBERNETES;
-        `flags`: more flags for the API server. Raises NotReadyError when a program is not built yet.
+        `flags`: more flags for the API server.
+
+        Raises NotReadyError when a program is not built yet.
         """
         names = ["etcd", "kube-apiserver"]
         names += ["kube-controller-manager"] * controllers + ["kube-scheduler"] * scheduler

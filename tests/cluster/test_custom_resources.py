@@ -25,6 +25,9 @@ from hostprep.api.node_resource import NodeStatus, PoolEntry, PoolStatus, entrie
 from hostprep.api.pool_resource import load_pools, spec_from_policy
 from hostprep.api.versions import WRITTEN_API_VERSION
 from testbed.api import APPLY_PATCH, Api, ApiError
+from testbed.chart import apply_crds
+from testbed.control_plane import ControlPlane
+from testbed.processes import wait_for
 from tests.support.host_memory_nodes import full_status
 from tests.support.pool_corpus import (
     BAD,
@@ -43,6 +46,7 @@ JsonObject = dict[str, Any]
 POOLS = f"/apis/{GROUP}/{VERSION}/{POOL_PLURAL}"
 WRITTEN_POOLS = f"/apis/{WRITTEN_API_VERSION}/{POOL_PLURAL}"
 NODES = f"/apis/{GROUP}/{VERSION}/{NODE_PLURAL}"
+WRITTEN_NODES = f"/apis/{WRITTEN_API_VERSION}/{NODE_PLURAL}"
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 STRICT = {"fieldValidation": "Strict"}
 DRY_RUN = {"dryRun": "All", **STRICT}
@@ -127,6 +131,120 @@ def test_every_example_is_accepted(api: Api, path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text()):
         if document["kind"] == POOL_KIND:
             assert verdict_of_server(api, document) == ""
+
+
+@pytest.mark.parametrize("case", GOOD, ids=lambda case: case.name)
+def test_a_pool_is_the_same_in_both_versions_with_every_field(
+    api: Api, created: Callable[[str, JsonObject], JsonObject], case: Case
+) -> None:
+    stored = created(collection_of(case.document), case.document)
+    name = stored["metadata"]["name"]
+    for collection in (POOLS, WRITTEN_POOLS):
+        read = api.get(f"{collection}/{name}")
+        assert collection == collection_of(read)
+        assert read["spec"] == stored["spec"]
+        assert _kept(case.document["spec"], read["spec"]), "a field is not as it was written"
+
+
+def _kept(written: object, read: object) -> bool:
+    """Whether all that was written is there, beside defaults; nulls are fields not written."""
+    if isinstance(written, dict) and isinstance(read, dict):
+        return all(v is None or (k in read and _kept(v, read[k])) for k, v in written.items())
+    if isinstance(written, list) and isinstance(read, list):
+        return len(written) == len(read) and all(map(_kept, written, read))
+    return written == read
+
+
+@pytest.mark.parametrize(("field", "old"), [("attach", {"mode": "hostPath"}), ("boot", "systemd")])
+def test_a_pool_with_the_old_spelling_can_be_changed_by_those_who_write_the_new_version(
+    api: Api, created: Callable[[str, JsonObject], JsonObject], field: str, old: object
+) -> None:
+    spec = {"allNodes": True, "size": "8Gi", field: old}
+    document = {"apiVersion": API_VERSION, "kind": POOL_KIND, "metadata": {"name": "old"}}
+    created(POOLS, {**document, "spec": spec})
+    changed = api.patch(f"{WRITTEN_POOLS}/old", {"spec": {"priority": 7}}, **STRICT)
+    assert changed["spec"][field] == old
+    assert changed["spec"]["priority"] == 7
+    with pytest.raises(ApiError, match="Unsupported value"):
+        api.create(
+            WRITTEN_POOLS,
+            {**document, "apiVersion": WRITTEN_API_VERSION, "spec": spec},
+            **DRY_RUN,
+        )
+
+
+def test_a_node_is_the_same_in_both_versions_with_every_field(
+    api: Api, created: Callable[[str, JsonObject], JsonObject]
+) -> None:
+    every = policy_of(next(c for c in GOOD if c.name == "every-field").document["spec"])
+    entries = (
+        PoolEntry(name="kv", uid="0a1b", generation=3, policy=every, release_after_s=1_800_000_000),
+        PoolEntry(name="gone", absent=True),
+    )
+    status = {"status": full_status().to_json()}
+    for number, written in enumerate((NODES, WRITTEN_NODES)):
+        document = host_memory_node(f"node-{number}", *entries)
+        document["apiVersion"] = written.removeprefix("/apis/").rpartition("/")[0]
+        stored = created(written, document)
+        assert stored["spec"] == document["spec"]
+        stored = api.patch(f"{written}/node-{number}/status", status, **STRICT)
+        for collection in (NODES, WRITTEN_NODES):
+            read = api.get(f"{collection}/node-{number}")
+            assert (read["spec"], read["status"]) == (document["spec"], status["status"])
+            assert entries_of(read) == entries
+
+
+@pytest.fixture
+def pool_without_selector(private_control_plane: ControlPlane) -> Api:
+    """A cluster in which pool `kv` was stored before a selector was required."""
+    api = private_control_plane.api
+    apply_crds(api)
+    name = f"{POOL_PLURAL}.{GROUP}"
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
+    definition = api.get(path)
+    for version in definition["spec"]["versions"]:
+        schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        rules = schema["x-kubernetes-validations"]
+        schema["x-kubernetes-validations"] = [r for r in rules if not r.get("optionalOldSelf")]
+        assert len(schema["x-kubernetes-validations"]) == len(rules) - 1
+    api.replace(path, definition)
+    pool = {"apiVersion": API_VERSION, "kind": POOL_KIND, "metadata": {"name": "kv"}}
+    body = {**pool, "spec": {"size": "8Gi"}}
+    wait_for(lambda: api.request("POST", POOLS, body).status == 201, why="the rule is still there")
+    apply_crds(api)
+    other = {**body, "metadata": {"name": "other"}}
+    wait_for(lambda: verdict_of_server(api, other), why="the rule is not back")
+    return api
+
+
+def test_a_pool_that_was_stored_without_a_selector_can_be_changed_and_gains_one_for_good(
+    pool_without_selector: Api,
+) -> None:
+    api = pool_without_selector
+    for collection in (POOLS, WRITTEN_POOLS):
+        path = f"{collection}/kv"
+        changes: tuple[JsonObject, ...] = (
+            {"priority": 7},
+            {"size": "16Gi"},
+            {"deletionProtection": "None"},
+        )
+        for change in changes:
+            changed = api.patch(path, {"spec": change}, **STRICT)["spec"]
+            assert change.items() <= changed.items()
+            assert not changed.keys() & {"allNodes", "nodeSelector", "nodeSelectorTerms"}
+        assert api.patch(f"{path}/status", {"status": {"selected": 3}})["status"]["selected"] == 3
+    terms = [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]
+    selections: tuple[JsonObject, ...] = (
+        {"nodeSelector": {"gpu": "true"}},
+        {"nodeSelectorTerms": terms},
+        {"allNodes": True},
+    )
+    for selection in selections:
+        nothing: JsonObject = dict.fromkeys(("allNodes", "nodeSelector", "nodeSelectorTerms"))
+        api.patch(f"{WRITTEN_POOLS}/kv", {"spec": nothing | selection}, **STRICT)
+        for none in (nothing, nothing | {"allNodes": False}):
+            with pytest.raises(ApiError, match="spec selects no nodes"):
+                api.patch(f"{WRITTEN_POOLS}/kv", {"spec": none}, **STRICT)
 
 
 def test_a_pool_gets_its_defaults_and_nothing_that_means_unset(
@@ -275,6 +393,7 @@ def test_short_names_and_the_category_are_served(kubectl: Callable[..., str], pl
     kubectl("get", plural)
 
 
+@pytest.mark.parametrize("version", [API_VERSION, WRITTEN_API_VERSION])
 @pytest.mark.parametrize(
     ("field", "words"),
     [
@@ -288,6 +407,9 @@ def test_short_names_and_the_category_are_served(kubectl: Callable[..., str], pl
     ],
 )
 def test_explain_tells_what_a_field_is_for(
-    kubectl: Callable[..., str], field: str, words: str
+    kubectl: Callable[..., str], version: str, field: str, words: str
 ) -> None:
-    assert words in " ".join(kubectl("explain", field).split())
+    kubectl("api-resources", f"--api-group={GROUP}")  # explain alone trusts an old discovery
+    shown = kubectl("explain", field, f"--api-version={version}")
+    assert words in " ".join(shown.split())
+    assert ["VERSION:", version.partition("/")[2]] in [line.split() for line in shown.splitlines()]

@@ -72,8 +72,8 @@ def test_what_a_library_raises_as_it_tidies_up_does_not_hide_it(
 
 def test_an_error_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise ValueError
+        raise ValueError("an error")
 
     monkeypatch.setattr(node_half.cli, "main", fail)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="an error"):
         node_half.main(["status"])
