@@ -375,6 +375,24 @@ def test_no_variable_can_be_given_twice(option: str, name: str, helm: str) -> No
     assert f"extraEnv names {name}, which is there already" in error
 
 
+@pytest.mark.parametrize("helm", HELMS)
+def test_commands_that_run_beside_the_agent_find_its_folders(helm: str) -> None:
+    def variables(*options: str) -> dict[str, Any]:
+        (agent,) = (o for o in render(*options, helm=helm) if o["kind"] == "DaemonSet")
+        (container,) = agent["spec"]["template"]["spec"]["containers"]
+        return {variable["name"]: variable.get("value") for variable in container["env"]}
+
+    assert variables() == {"NODE_NAME": None}
+    moved = ("--set", "agent.stateDir=/data/state,agent.root=/data/run")
+    folders = {"HOSTPREP_ROOT": "/data/run", "HOSTPREP_STATE_DIR": "/data/state"}
+    assert variables(*moved) == {"NODE_NAME": None, **folders}
+    for name in folders:
+        given = ("--set", f"agent.extraEnv[0].name={name},agent.extraEnv[0].value=x")
+        assert variables(*given)[name] == "x"
+        error = render_error(*moved, *given, helm=helm)
+        assert f"extraEnv names {name}, which is there already" in error
+
+
 def test_ids_can_be_others_and_null_leaves_them_to_the_platform() -> None:
     for option, ids in (
         ("operator.podSecurityContext.runAsUser=1000", (1000, 65532, 65532)),
