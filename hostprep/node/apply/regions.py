@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from hostprep.backing import MIB, Backing
 from hostprep.client.claim import claim_lock_briefly
@@ -26,7 +26,7 @@ from hostprep.linux.files import closing_fd, from_os_error, open_state_file, rem
 from hostprep.linux.locks import try_lock
 from hostprep.linux.memory import address_of, explain, map_shared, populate
 from hostprep.linux.numa import bind_memory, interleave_memory
-from hostprep.linux.threads import run_pieces
+from hostprep.linux.threads import Workers, pieces_of
 from hostprep.node.apply.folder import clear_debris, put_aside
 from hostprep.node.apply.held import discard_file
 from hostprep.node.facts import PoolFacts
@@ -37,9 +37,23 @@ from hostprep.paths import PoolPaths
 _MIN_HUGE_SHARE = 0.95
 
 
+def populating_workers(actions: Sequence[CreateRegion]) -> Workers:
+    """Return threads for these regions of one placement, near it and with its memory."""
+    first = actions[0]
+    place = interleave_memory if first.placement.node is None else bind_memory
+
+    def prepare() -> None:
+        if first.cpus:
+            os.sched_setaffinity(0, first.cpus)
+        place(first.node_ids)
+
+    return Workers(max(action.threads for action in actions), prepare)
+
+
 def create_region(
     paths: PoolPaths,
     action: CreateRegion,
+    workers: Workers,
     *,
     on_done: Callable[[int], None],
     stop: threading.Event,
@@ -58,7 +72,7 @@ def create_region(
     with closing_fd(fd):
         os.ftruncate(fd, action.size_bytes)
         try:
-            _populate(fd, action, on_done, stop)
+            _populate(fd, action, workers, on_done, stop)
             _check_resident(fd, action)
         except ShortfallError:
             remove_file(part)
@@ -76,9 +90,12 @@ def create_region(
 
 
 def _populate(
-    fd: int, action: CreateRegion, on_done: Callable[[int], None], stop: threading.Event
+    fd: int,
+    action: CreateRegion,
+    workers: Workers,
+    on_done: Callable[[int], None],
+    stop: threading.Event,
 ) -> None:
-    place = interleave_memory if action.placement.node is None else bind_memory
     try:  # on hugetlbfs this reserves all pages, and fails where they are not
         mapping = map_shared(fd, action.size_bytes)
     except HostprepError as error:
@@ -86,7 +103,8 @@ def _populate(
     with mapping:
         address = address_of(mapping)
 
-        def work(offset: int, length: int) -> None:
+        def work(piece: tuple[int, int]) -> None:
+            offset, length = piece
             try:
                 if action.large_folios:
                     os.posix_fallocate(fd, offset, length)
@@ -94,17 +112,9 @@ def _populate(
             except OSError as error:
                 explained = explain(error.errno, f"populating {action.region}")
                 raise _as_shortfall(explained, action) from error
+            on_done(length)
 
-        run_pieces(
-            work,
-            size_bytes=action.size_bytes,
-            piece_bytes=PIECE_BYTES[action.backing],
-            threads=action.threads,
-            cpus=action.cpus,
-            on_thread_start=lambda: place(action.node_ids),
-            on_done=on_done,
-            stop=stop,
-        )
+        workers.run(work, pieces_of(action.size_bytes, PIECE_BYTES[action.backing]), stop)
         if action.backing is Backing.THP:
             _check_huge(address, action)
 

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial, singledispatchmethod
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from hostprep.backing import GIB, Backing
 from hostprep.client.sidecar import make_state_folder
 from hostprep.errors import FailedError, HostprepError
 from hostprep.linux.files import from_os_error, remove_file
-from hostprep.linux.threads import CancelEvent, Stopped, shielded
+from hostprep.linux.threads import CancelEvent, Stopped, Workers, shielded, working
 from hostprep.node.apply.folder import (
     ensure_mount,
     make_pool,
@@ -35,7 +34,13 @@ from hostprep.node.apply.hugepages import (
     replay_ledger,
 )
 from hostprep.node.apply.publish import publish
-from hostprep.node.apply.regions import create_region, mark_damaged, remove_region, scrub_region
+from hostprep.node.apply.regions import (
+    create_region,
+    mark_damaged,
+    populating_workers,
+    remove_region,
+    scrub_region,
+)
 from hostprep.node.facts import Facts
 from hostprep.node.ledger import Ledger, LedgerWriter, read_boot_ledger, read_ledger
 from hostprep.node.observe.pools import find_region, held_files, observe_pool
@@ -221,27 +226,25 @@ class Runner:
 
     def _run_queues(self, queues: Sequence[Sequence[CreateRegion]], interrupted: Stop) -> None:
         cancelled = CancelEvent(self.stop, interrupted)
-        with ThreadPoolExecutor(max_workers=len(queues)) as pool:
+        crews = [populating_workers(queue) for queue in queues]
+        lanes = Workers(len(queues))
+
+        def run_lane(lane: tuple[Sequence[CreateRegion], Workers]) -> None:
             try:
-                futures = [pool.submit(self._run_queue, queue, cancelled) for queue in queues]
+                for action in lane[0]:
+                    self._create(action, lane[1], cancelled)
             except BaseException:
                 cancelled.set()
                 raise
-        errors = [error for future in futures if (error := future.exception())]
-        if errors:
-            # The cause, not the Stopped of those that it stopped.
-            raise next((error for error in errors if not isinstance(error, Stopped)), errors[0])
 
-    def _run_queue(self, actions: Sequence[CreateRegion], cancelled: threading.Event) -> None:
-        try:
-            for action in actions:
-                with self._progress_of(action, cancelled):
-                    new = _NewBytes(action.there_bytes, partial(self.progress.advance, action))
-                    paths = PoolPaths(self.root, action.pool)
-                    create_region(paths, action, on_done=new.done, stop=cancelled)
-        except BaseException:
-            cancelled.set()
-            raise
+        with working([lanes, *crews]):
+            lanes.run(run_lane, zip(queues, crews, strict=True), cancelled)
+
+    def _create(self, action: CreateRegion, workers: Workers, cancelled: threading.Event) -> None:
+        with self._progress_of(action, cancelled):
+            new = _NewBytes(action.there_bytes, partial(self.progress.advance, action))
+            paths = PoolPaths(self.root, action.pool)
+            create_region(paths, action, workers, on_done=new.done, stop=cancelled)
 
     @contextlib.contextmanager
     def _progress_of(self, action: Action, stop: threading.Event) -> Iterator[None]:

@@ -85,6 +85,7 @@ class _CtrlCAtBegin(ProgressReporter):
 
 def test_ctrl_c_while_threads_start_leaves_none_at_work(node: Node) -> None:
     """Such a thread went on unheard and unknown, when the node's lock was free already."""
+    before = threading.enumerate()
     switch_interval_s = sys.getswitchinterval()
     sys.setswitchinterval(10.0)  # A new thread goes on till it first waits for something.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -94,9 +95,8 @@ def test_ctrl_c_while_threads_start_leaves_none_at_work(node: Node) -> None:
     finally:
         signal.signal(signal.SIGINT, handler)
         sys.setswitchinterval(switch_interval_s)
-    for thread in threading.enumerate():
-        if thread.name.startswith("ThreadPoolExecutor"):
-            thread.join(timeout=10)
+    started = [thread for thread in threading.enumerate() if thread not in before]
+    assert [each for each in started if not each.name.startswith("Dummy")] == []
     assert not any(region.finished for region in observe_pools(node.root)[0].regions)
     node.prepare([pool_of(regions=2, backing=Backing.BASE)])
     assert len(read_handoff(PoolPaths(node.root, POOL)).regions) == 2
