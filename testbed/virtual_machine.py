@@ -5,18 +5,21 @@ It dies with the process that started it, and its disks are thrown away: every s
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import select
 import shlex
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hostprep.errors import FailedError
+from testbed.cache import cache_folder
 from testbed.processes import Child
 from testbed.qemu import Qemu
 
@@ -35,6 +38,14 @@ _CONSOLE_TAIL = 4000
 
 Spawn = Callable[[str, Sequence[str]], Child]
 """Starts a named program that dies with us: `ControlPlane.spawn`."""
+
+
+@contextlib.contextmanager
+def virtual_machine_lock() -> Iterator[None]:
+    """Wait for other test runs: two machines at once take twice as long each."""
+    with open(cache_folder() / "virtual-machine.lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 class CommandError(FailedError):

@@ -6,24 +6,24 @@ nothing of its speed is ever asserted.
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from hostprep.errors import HostprepError
-from testbed.cache import cache_folder
 from testbed.chart import NAMESPACE, RELEASE, install_chart, wait_for_chart
 from testbed.control_plane import ControlPlane
 from testbed.node import NodeParts, NodeSettings, VirtualNode, build_node_parts
 from testbed.node_scene import KV, POOL_LABEL, apply, wait_open
+from testbed.virtual_machine import virtual_machine_lock
 
 JsonObject = dict[str, Any]
-# First what needs no node, so that none runs beside it; then the story, since it begins with an
-# empty cluster; last what reboots or takes things away.
+# First what needs no node or has one of its own, so that none runs beside it; then the story, since
+# it begins with an empty cluster; last what reboots or takes things away.
 _ORDER = (
     "test_image_command",
+    "test_lanes",
     "test_story",
     "test_engine_pods",
     "test_device_plugin",
@@ -73,11 +73,8 @@ def parts() -> NodeParts:
 @pytest.fixture(scope="session")
 def cluster(parts: NodeParts) -> Iterator[ControlPlane]:
     """Etcd, API server, controller manager and scheduler, on this machine."""
-    with open(cache_folder() / "virtual-machine.lock", "w", encoding="ascii") as lock:
-        # Two machines at once take twice as long each: other test runs wait here.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with ControlPlane(controllers=True, scheduler=True) as running:
-            yield running
+    with virtual_machine_lock(), ControlPlane(controllers=True, scheduler=True) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
