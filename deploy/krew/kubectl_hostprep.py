@@ -25,9 +25,12 @@ _NODES = f"hostmemorynodes.{_GROUP}"
 _AGENTS = "app.kubernetes.io/name=hostprep,app.kubernetes.io/component=agent"
 _WORST_FIRST = (
     *("Failed", "Degraded", "Unreported", "Blocked", "Releasing", "Resizing"),
-    *("Preparing", "Pending", "Ready"),
+    *("Preparing", "Pending", "Leaving", "Ready"),
 )
-"""Phases; those that are not known come first."""
+"""Phases; those that are not known come first. Leaving is ours: no longer wanted, and kept yet."""
+_SINCE = {"Blocked": "ResizeBlocked", "Releasing": "Releasing"}
+"""The condition of the node that says since when; for other phases it is Ready."""
+_SERVING = ("Leaving", "Ready")
 _SHOWN = 10
 _MESSAGE_CHARS = 80
 _COUNTS = (
@@ -107,8 +110,6 @@ def _kubectl_error(said: str) -> HostprepError:
 
 def status(kubectl: Kubectl, options: argparse.Namespace) -> int:
     """Print the pools, and the nodes, worst first."""
-    if options.pool:
-        kubectl.get(_POOLS, options.pool)
     pools, nodes = kubectl.get(_POOLS)["items"], kubectl.get(_NODES)["items"]
     now_s = time.time()
     rows = [
@@ -117,6 +118,8 @@ def status(kubectl: Kubectl, options: argparse.Namespace) -> int:
         for row in _node_rows(node, now_s)
         if options.pool in (None, row["pool"])
     ]
+    if options.pool and not rows:  # else it is one that was deleted, at the least
+        kubectl.get(_POOLS, options.pool)
     rows.sort(key=lambda row: (_rank(row["phase"]), -(row["sinceSeconds"] or 0), row["node"]))
     names = {pool["metadata"]["name"]: pool for pool in pools}
     wanted = [options.pool] if options.pool else sorted(names.keys() | {r["pool"] for r in rows})
@@ -137,14 +140,15 @@ def _pool_row(name: str, pool: Mapping[str, Any] | None, rows: Iterable[Any]) ->
     for count in _COUNTS:
         found[count] = said.get(count)
     if pool is None:
-        found["releasing"] = len(mine)
+        found["leaving"] = sum(row["keptUntil"] != "" for row in mine)
+        found["releasing"] = len(mine) - found["leaving"]
     spec = (pool or {}).get("spec") or {}
     share = f"{spec['percent']}%" if "percent" in spec else None
     found["size"] = spec.get("size") or share or spec.get("regionSize")
     selected, ready = found["selected"], found["ready"]
     found["readyPercent"] = round(100 * (ready or 0) / selected, 1) if selected else None
     found["leasedNodes"] = sum(row["regionsLeased"] > 0 for row in mine)
-    waiting = [row["sinceSeconds"] or 0 for row in mine if row["phase"] != "Ready"]
+    waiting = [row["sinceSeconds"] or 0 for row in mine if row["phase"] not in _SERVING]
     found["oldestSeconds"] = max(waiting, default=None)
     """For how long the node that is longest not Ready has not been so."""
     return found
@@ -156,22 +160,28 @@ def _node_rows(node: Mapping[str, Any], now_s: float) -> Iterable[dict[str, Any]
     reports = {pool["name"]: pool for pool in said.get("pools") or ()}
     entries = {entry["name"]: entry for entry in (node.get("spec") or {}).get("pools") or ()}
     conditions = {c.get("type"): c for c in said.get("conditions") or ()}
-    changed = _seconds_since(conditions.get("Ready", {}).get("lastTransitionTime"), now_s)
     created = _seconds_since(node["metadata"].get("creationTimestamp"), now_s)
     for name in sorted(entries.keys() | reports.keys()):
         report = reports.get(name)
         if report is None and entries[name].get("state") == "Absent":
             report = {"phase": "Releasing", "reason": "NotReadYet"}
         report = report or {"phase": "Unreported", "message": "the agent has reported nothing"}
+        until = _kept_until(entries.get(name) or {})
+        if until and report.get("phase") in ("Ready", "Blocked"):
+            message = f"no longer wanted: kept at least until {until}, then released"
+            report = {**report, "phase": "Leaving", "reason": "GracePeriod", "message": message}
+        phase = report.get("phase") or "Unreported"
+        condition = conditions.get(_SINCE.get(phase, "Ready"), {})
+        changed = _seconds_since(condition.get("lastTransitionTime"), now_s)
         ready = _seconds_since(report.get("readySince"), now_s)
-        is_ready = report.get("phase") == "Ready"
         held = sum(int(region.get("sizeBytes") or 0) for region in report.get("regions") or ())
         yield {
             "node": node["metadata"]["name"],
             "pool": name,
-            "phase": report.get("phase") or "Unreported",
+            "phase": phase,
             "reason": report.get("reason") or "",
-            "sinceSeconds": ready if is_ready else (changed if changed is not None else created),
+            "keptUntil": until,
+            "sinceSeconds": _first(ready if phase in _SERVING else None, changed, created),
             "regionsLeased": int(report.get("regionsLeased") or 0),
             "regions": len(report.get("regions") or ()),
             "heldBytes": max(held, int(report.get("readyBytes") or 0)),
@@ -401,6 +411,15 @@ def _confirm(what: str) -> None:
 
 def _rank(phase: str) -> int:
     return _WORST_FIRST.index(phase) if phase in _WORST_FIRST else -1
+
+
+def _kept_until(entry: Mapping[str, Any]) -> str:
+    """Return until when an entry that is no longer wanted is kept, or nothing."""
+    return str(entry.get("releaseAfter") or "") if entry.get("state") != "Absent" else ""
+
+
+def _first(*seconds: int | None) -> int | None:
+    return next((found for found in seconds if found is not None), None)
 
 
 def _seconds_since(text: str | None, now_s: float) -> int | None:

@@ -156,9 +156,24 @@ def test_a_released_pool_is_saved_first_and_comes_back_by_apply(
     done = plugin("release", "kv", "--yes", "-o", "json")
     assert done.returncode == 0, done.stderr
     assert not api.exists(f"{POOLS}/kv")
+    wait_for(lambda: _shown(plugin)["n1"]["keptUntil"], why="the plugin does not show it")
+    shown = _shown(plugin)
+    assert {name: row["phase"] for name, row in shown.items()} == {
+        **dict.fromkeys(("n1", "n2"), "Leaving"),
+        "n3": "Failed",
+    }
+    heads, pool, *_, last = plugin("status").stdout.splitlines()
+    counts = dict(zip(heads.split(), pool.replace(" (deleted)", "").split(), strict=True))
+    assert (counts["LEAVING"], counts["RELEASING"]) == ("3", "0")
+    assert f"kept at least until {shown['n2']['keptUntil']}" in last
     saved = tmp_path / "work" / json.loads(done.stdout)["saved"]
     cluster.kubectl("apply", "-f", str(saved))
     assert api.get(f"{POOLS}/kv")["spec"] == before
+
+
+def _shown(plugin: Run) -> dict[str, JsonObject]:
+    rows = json.loads(plugin("status", "kv", "-o", "json").stdout or '{"nodes": []}')["nodes"]
+    return {row["node"]: row for row in rows}
 
 
 def test_a_file_that_exists_is_not_written_over_and_nothing_is_deleted(
