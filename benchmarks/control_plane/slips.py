@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from hostprep.api.conditions import parse_time
 from hostprep.api.names import CLUSTER_AUTOSCALER_TAINT, HOST_MEMORY_RELEASING
 from hostprep.api.node_resource import Phase, PoolEntry
 from hostprep.console import print_table
+from hostprep.errors import HostprepError
 from testbed.api import MERGE_PATCH, Api, ApiError
 from testbed.chart import IMAGE, apply_crds, wait_for_deletion_protection
 from testbed.control_plane import ControlPlane
@@ -42,6 +44,7 @@ _CHART = Path(__file__).parents[2] / "charts" / "hostprep"
 _LONGEST_S = 600.0
 _BUDGET_PERCENT = 10
 """The default of `rollout.maxUnavailable`."""
+_TOLD_CHARS = 100
 _RESIZE_S = 2.0
 """How long a simulated agent takes for a change."""
 
@@ -439,8 +442,14 @@ def _row(slip: Slip) -> tuple[str, ...]:
         f"{slip.without_memory} of {slip.budget}",
         f"{slip.put_right_s:.0f} s",
         f"{slip.settled_s - slip.put_right_s:.1f} s",
-        slip.answer or seen,
+        _cut(slip.answer) or seen,
     )
+
+
+def _cut(text: str) -> str:
+    """One line of a table, without the name of the policy; `-o json` has all of it."""
+    text = re.sub(r": .* denied request: ", ": ", text, count=1)
+    return text if len(text) <= _TOLD_CHARS else f"{text[: _TOLD_CHARS - 1].rstrip()}…"
 
 
 _COLUMNS = (
@@ -459,14 +468,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.control_plane.slips", description=__doc__
     )
-    parser.add_argument("--nodes", type=int, default=500)
-    parser.add_argument("--grace", type=int, default=60, help="seconds; pools have 600 by default")
+    parser.add_argument(
+        "--nodes", type=int, default=500, help="at least 5; %(default)s, which takes some minutes"
+    )
+    parser.add_argument(
+        "--grace",
+        type=int,
+        default=60,
+        help="gracePeriodSeconds, at least 6; %(default)s, where pools have 600 by default",
+    )
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
     if options.nodes < 5 or options.grace < 6:
         parser.error("at least 5 nodes, and 6 seconds of grace")
-    with ControlPlane() as cluster:
-        slips = list(run_slips(cluster, nodes=options.nodes, grace_s=options.grace))
+    try:
+        with ControlPlane() as cluster:
+            slips = list(run_slips(cluster, nodes=options.nodes, grace_s=options.grace))
+    except HostprepError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return error.exit_code
     if options.output == "json":
         print(json.dumps([asdict(slip) for slip in slips], indent=2))
     else:

@@ -1,4 +1,4 @@
-"""Device plugins of pools with `attach.mode: devicePlugin`: from observations to kubelet."""
+"""Device plugins of pools with `attach.mode: DevicePlugin`: from observations to kubelet."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class DesiredPool:
     leave_dirty: bool = False
     """The next claim scrubs, not the agent (`scrub.when: OnClaim`)."""
     at_boot: bool = False
-    """A unit on the node reserves its pages at every boot (`boot: systemd`)."""
+    """A unit on the node reserves its pages at every boot (`boot: Systemd`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ LEVELS = ("debug", "info", "warning", "error")
     default="",
     metavar="PATH",
     help="Kubelet's root folder, such as /var/lib/kubelet: hand regions out by its device"
-    " plugins, where pools ask for it (attach.mode: devicePlugin).",
+    " plugins, where pools ask for it (attach.mode: DevicePlugin).",
 )
 @click.option(
     "--allow-cgroup-v1",

@@ -1,4 +1,4 @@
-"""`boot: systemd`: the node's own copy of the boot scripts, and the one unit that runs them.
+"""`boot: Systemd`: the node's own copy of the boot scripts, and the one unit that runs them.
 
 Only files that begin with our mark are ever changed or removed. systemd is not notified: it reads
 the unit at the next boot, which is when there is something to do.
@@ -217,7 +217,7 @@ def _not_ours(path: str) -> _NotOursError:
     return _NotOursError(
         f"/{path} is not the agent's",
         reason="ForeignFile",
-        remedy="move it away, or set boot: none",
+        remedy="move it away, or set boot: None",
     )
 
 

@@ -148,7 +148,7 @@ def test_files_of_others_are_neither_changed_nor_removed(host: Path, theirs: str
 
     assert pool == "kv"
     assert theirs in why
-    assert "boot: none" in why
+    assert "boot: None" in why
     _keep(host, unwanted=("kv",))
     assert (host / theirs).read_text() == "an administrator's\n"
 
@@ -174,7 +174,7 @@ def test_a_link_of_ours_whose_unit_is_gone_goes_too(host: Path) -> None:
 
 def test_a_masked_unit_stays_masked(host: Path) -> None:
     (host / "etc/systemd/system" / UNIT).symlink_to("/dev/null")
-    assert "boot: none" in dict(_keep(host, _pool()).failures)["kv"]
+    assert "boot: None" in dict(_keep(host, _pool()).failures)["kv"]
     assert os.readlink(host / "etc/systemd/system" / UNIT) == "/dev/null"
 
 
