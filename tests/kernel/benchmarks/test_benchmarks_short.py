@@ -8,7 +8,16 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks import adopt, attach, fragmented, memory, populate_2m, populate_4k, startup
+from benchmarks import (
+    adopt,
+    attach,
+    fragmented,
+    memory,
+    populate_2m,
+    populate_4k,
+    populate_files,
+    startup,
+)
 from benchmarks.fragment import fragmented_memory
 from benchmarks.kill_run import missed, run, show
 from benchmarks.report import print_results
@@ -18,7 +27,7 @@ from testbed.machine import huge_pages_total
 pytestmark = pytest.mark.kernel
 
 _IN_C = (populate_2m, populate_4k, fragmented, attach)
-_ALL = (*_IN_C, adopt, memory, startup)
+_ALL = (*_IN_C, adopt, memory, populate_files, startup)
 
 
 @pytest.mark.parametrize("benchmark", _ALL, ids=lambda module: module.__name__.split(".")[-1])
