@@ -110,7 +110,8 @@ def agent(log_format: Literal["console", "json"], log_level: str, **options: Any
         from hostprep.kube.logs import make_logger, set_up_logs
     except ModuleNotFoundError as error:
         raise BadInputError(
-            f"the agent needs {error.name}", remedy="install it by: pip install 'hostprep[agent]'"
+            f"the agent needs {error.name}",
+            remedy="install it from a clone by: pip install '.[agent]'",
         ) from error
     settings = Settings(**options)
     set_up_logs(style=log_format, level=log_level)

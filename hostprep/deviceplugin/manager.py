@@ -157,7 +157,7 @@ class PluginManager:
             raise FailedError(
                 f"device plugins need {error.name}",
                 reason="NoGrpc",
-                remedy="install it by: pip install 'hostprep[agent]'",
+                remedy="install it from a clone by: pip install '.[agent]'",
             ) from error
         try:
             if pool.plugin is None:

@@ -255,6 +255,16 @@ def main(arguments: list[str] | None = None) -> int:
     except HostprepError as error:
         report(error, as_json="json" in arguments)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        # The command line alone is installed without what the operator needs.
+        if (error.name or "").startswith("hostprep"):
+            raise
+        needed = BadInputError(
+            f"hostprep-operator needs {error.name}",
+            remedy="install it from a clone by: pip install '.[operator]'",
+        )
+        report(needed, as_json="json" in arguments)
+        return needed.exit_code
     except click.ClickException as error:
         error.show()
         return error.exit_code

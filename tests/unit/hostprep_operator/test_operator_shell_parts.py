@@ -146,3 +146,20 @@ def test_help_shows_no_mark_of_its_markup(capsys: pytest.CaptureFixture[str]) ->
     shown = capsys.readouterr().out
     assert "Exit codes: 0 done" in shown
     assert "\\b" not in shown
+
+
+@pytest.mark.parametrize("command", ["run", "cleanup", "restore"])
+def test_without_what_it_needs_it_says_what_to_install(command: str) -> None:
+    """`pip install .` brings the program and none of the operator's libraries."""
+    script = (
+        "import sys; sys.modules['structlog'] = None; "
+        f"from hostprep_operator.cli import main; sys.exit(main(['{command}']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "hostprep: hostprep-operator needs structlog; "
+        "install it from a clone by: pip install '.[operator]'\n"
+    )
