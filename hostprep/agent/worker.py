@@ -36,6 +36,7 @@ from hostprep.agent.verification import Verification, mark_bad_regions, verify_n
 from hostprep.api.pool_spec import PoolState
 from hostprep.client.claim import claim_lock_briefly, has_waiters
 from hostprep.errors import BusyError, HostprepError
+from hostprep.linux import selinux
 from hostprep.linux.threads import Stopped
 from hostprep.node.apply.service import (
     AppliedPool,
@@ -77,6 +78,7 @@ class Worker:
     def reconcile(self, request: ReconcileRequest) -> None:
         """Verify the node, answer, and begin whatever is to be done."""
         job = self._job
+        selinux.share_tree(self.node.root)  # what engines made since
         found = verify_node(
             self.node.root,
             scrubbing=frozenset(job[1].scrubbing) if job else (),

@@ -290,6 +290,11 @@ class RootFacts:
     """Why nothing is prepared below it, as far as its owner, mode and parents go; '' if it is."""
     remedy: str = ""
     """For `refused`."""
+    unshared: str = ""
+    """The first path in it that SELinux keeps containers from, with its label; '' if there is none,
+    or no SELinux."""
+    is_enforcing: bool | None = None
+    """Whether SELinux enforces; None where that cannot be seen, as in most containers."""
 
 
 @dataclass(frozen=True, slots=True)

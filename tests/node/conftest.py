@@ -16,7 +16,7 @@ from testbed.chart import NAMESPACE, RELEASE, install_chart, wait_for_chart
 from testbed.control_plane import ControlPlane
 from testbed.node import NodeParts, NodeSettings, VirtualNode, build_node_parts
 from testbed.node_scene import KV, POOL_LABEL, apply, wait_open
-from testbed.virtual_machine import virtual_machine_lock
+from testbed.virtual_machine import Hardware, virtual_machine_lock
 
 JsonObject = dict[str, Any]
 # First what needs no node or has one of its own, so that none runs beside it; then the story, since
@@ -29,12 +29,14 @@ _ORDER = (
     "test_device_plugin",
     "test_bad_input",
 )
-# Bad pages stay in the kernel's books until a reboot: after the accounts, and before that.
+# Bad pages stay in the kernel's books until a reboot, and so does a policy of SELinux in the
+# kernel: after the accounts, and before that.
 _LAST = (
     "test_upgrade",
     "test_warm",
     "test_accounting",
     "test_bad_pages",
+    "test_selinux",
     "test_reboot",
     "test_uninstall",
 )
@@ -81,7 +83,9 @@ def cluster(parts: NodeParts) -> Iterator[ControlPlane]:
 def node(cluster: ControlPlane, parts: NodeParts) -> Iterator[VirtualNode]:
     """`node-a`, which registered with the start-up taint and the label of pool kv; Ready."""
     settings = NodeSettings(labels={POOL_LABEL: "true"})
-    with parts.node(cluster, settings=settings) as machine:
+    # Without a policy, which only test_selinux.py loads, it allows everything.
+    hardware = Hardware(append="security=selinux")
+    with parts.node(cluster, settings=settings, hardware=hardware) as machine:
         machine.wait_ready()
         yield machine
 

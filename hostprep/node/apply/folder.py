@@ -16,6 +16,7 @@ import os
 from hostprep.api.pool_spec import mount_options
 from hostprep.client.sidecar import make_state_folder
 from hostprep.errors import BadInputError, FailedError, HostprepError
+from hostprep.linux import selinux
 from hostprep.linux.files import (
     closing_fd,
     empty_folder,
@@ -208,6 +209,7 @@ def ensure_mount(paths: PoolPaths, action: MountMemory) -> None:
             large_folios=action.large_folios,
         )
         mount(fs_type, target, options)
+        selinux.share(target)
     elif len(here) > 1 or here[0].fs_type != fs_type:
         raise FailedError(
             f"{target} has {len(here)} mount(s), {here[-1].fs_type} on top; {fs_type} is wanted",
@@ -248,6 +250,7 @@ def mount_shared_folder(path: str) -> None:
         # Once it is used, a mount over it would take the files of those who use it out of sight.
         if not os.listdir(fd) and not _mounts_at(path):
             mount("tmpfs", path, _SHARED_FOLDER_OPTIONS)
+            selinux.share(path)
 
 
 def unmount_shared_folder(path: str) -> None:

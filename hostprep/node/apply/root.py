@@ -14,6 +14,7 @@ import stat
 
 from hostprep.api.pool_spec import MOUNT_SOURCE, ROOT_BYTES, ROOT_INODES, root_options
 from hostprep.errors import BadInputError, FailedError, HostprepError, NotReadyError
+from hostprep.linux import selinux
 from hostprep.linux.files import closing_fd, from_os_error, open_folder, open_own_folder
 from hostprep.linux.locks import lies_at, try_lock
 from hostprep.linux.mounts import detach, mount, open_below_mounts, remount
@@ -64,6 +65,7 @@ def make_root(root: str, *, mount_existing: bool = False) -> None:
         with contextlib.suppress(OSError, HostprepError):  # without the right, a plain folder
             if mount_existing or os.path.lexists(f"{root}/{MADE}"):
                 _mount_once(root)
+    selinux.share(root)
 
 
 def _check_not_removed(root: str) -> None:

@@ -12,6 +12,7 @@ from hostprep.api.pool_spec import PoolSpec, PoolState
 from hostprep.backing import Backing
 from hostprep.cuda.turnstile_files import make_turnstiles, remove_turnstiles
 from hostprep.errors import BadInputError, BusyError, HostprepError, NotReadyError
+from hostprep.linux import selinux
 from hostprep.linux.threads import Stopped
 from hostprep.node.apply.cgroups import host_cgroup, remove_host_cgroup
 from hostprep.node.apply.exclusive import exclusive
@@ -146,6 +147,7 @@ class Node:
             mount_shared_folder(turnstile)
         with contextlib.suppress(OSError, HostprepError):  # engines register without them too
             make_turnstiles(self.root)
+        selinux.share_tree(self.root)
 
     def clear_if_empty(self, *, wait_timeout_s: float) -> None:
         """Remove what killed runs put aside, and the shared files once there is no pool.

@@ -171,6 +171,24 @@ def _check_root(facts: Facts) -> Iterator[Finding]:
         yield all_well(name, f"{root.path} is on {root.fs_type} and can be written")
 
 
+def _check_selinux(facts: Facts) -> Iterator[Finding]:
+    """Report labels with which a confined container may not read what lies below the root."""
+    root, name = facts.root, "selinux"
+    if root.unshared and root.is_enforcing is not False:
+        what = f"SELinux keeps engines in containers from {root.unshared}"
+        remedy = (
+            f"chcon -R -t container_file_t -l s0 {root.path}; agents do it at every round, and"
+            " prepare does, where the policy lets them relabel (docs/selinux.md)"
+        )
+        severity = Severity.ERROR if root.is_enforcing else Severity.WARNING
+        yield Finding(severity, name, what, remedy)
+    elif root.unshared:
+        what = f"were SELinux enforcing, it would keep engines in containers from {root.unshared}"
+        yield Finding(Severity.INFO, name, what, f"chcon -R -t container_file_t -l s0 {root.path}")
+    else:
+        yield all_well(name, "no label keeps containers from the root folder")
+
+
 def _check_probes(facts: Facts) -> Iterator[Finding]:
     """Report what could not be seen: the rest rests on less than it should."""
     for warning in facts.warnings:
@@ -500,6 +518,7 @@ CHECKS: tuple[Callable[[Facts], Iterable[Finding]], ...] = (
     _check_kernel,
     _check_privileges,
     _check_root,
+    _check_selinux,
     _check_pools,
     _check_cgroup,
     _check_fragmentation,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import stat
 
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.linux.files import open_own_folder
+from hostprep.linux.selinux import read_label, shared_label
 from hostprep.node.facts import Mount, RootFacts
 from hostprep.node.observe.host import Warn, fs_type_of, nearest_existing, read_mounts
 
@@ -26,7 +28,26 @@ def observe_root(root: str, warn: Warn) -> RootFacts:
         nearest_path=nearest,
         refused=refused.message if refused else "",
         remedy=(refused.remedy or "") if refused else "",
+        unshared=_unshared(path),
+        is_enforcing=_is_enforcing(),
     )
+
+
+def _unshared(root: str) -> str:
+    """Look at the root and at what each pool publishes: engines read those first."""
+    for path in (root, *sorted(glob.glob(f"{glob.escape(root)}/*/handoff.json"))):
+        label = read_label(path)
+        if shared_label(label) not in ("", label):
+            return f"{path} ({label})"
+    return ""
+
+
+def _is_enforcing() -> bool | None:
+    try:
+        with open("/sys/fs/selinux/enforce", "rb") as file:
+            return file.read(1) == b"1"
+    except OSError:
+        return None
 
 
 def _refusal(root: str) -> BadInputError | None:

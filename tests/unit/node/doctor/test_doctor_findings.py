@@ -313,6 +313,25 @@ def test_the_root_folder_is_judged(new: Facts, change: dict[str, Any], severity:
     assert _of(replace(new, root=root), "root-folder")[0].severity is severity
 
 
+@pytest.mark.parametrize(
+    ("unshared", "is_enforcing", "severity"),
+    [
+        ("", True, Severity.OK),
+        ("", None, Severity.OK),
+        ("/run/hostprep (system_u:object_r:var_run_t:s0)", True, Severity.ERROR),
+        ("/run/hostprep (system_u:object_r:var_run_t:s0)", None, Severity.WARNING),
+        ("/run/hostprep (system_u:object_r:var_run_t:s0)", False, Severity.INFO),
+    ],
+)
+def test_labels_that_keep_containers_out_are_judged_by_whether_selinux_enforces(
+    new: Facts, unshared: str, is_enforcing: bool | None, severity: Severity
+) -> None:
+    root = replace(new.root, unshared=unshared, is_enforcing=is_enforcing)
+    (found,) = _of(replace(new, root=root), "selinux")
+    assert found.severity is severity
+    assert not unshared or "chcon -R -t container_file_t -l s0 /run/hostprep" in found.remedy
+
+
 def _pool(
     facts: Facts, *, backing: Backing, size_bytes: int, boot_id: str | None = None
 ) -> PoolFacts:
