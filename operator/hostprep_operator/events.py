@@ -54,6 +54,7 @@ class _Posted:
 
 
 _Key = tuple[str, str, str]
+_Waiting = tuple[Regarding, EventNote]
 
 
 class Recorder:
@@ -62,7 +63,8 @@ class Recorder:
     def __init__(self, kube: KubeClient, *, identity: str) -> None:
         self._kube = kube
         self._identity = identity
-        self._waiting: deque[tuple[Regarding, EventNote]] = deque(maxlen=_WAITING)
+        self._waiting = {kind: deque[_Waiting](maxlen=_WAITING) for kind in ("Warning", "Normal")}
+        """Warnings are posted first: a thousand openings must not keep a slip from being told."""
         self._more = asyncio.Event()
         self._posted: OrderedDict[_Key, _Posted] = OrderedDict()
         self._tokens = _BURST
@@ -70,15 +72,15 @@ class Recorder:
 
     def record(self, about: Regarding, note: EventNote) -> None:
         """Queue the event; never waits."""
-        self._waiting.append((about, replace(note, message=_cut(note.message))))
+        self._waiting[note.type].append((about, replace(note, message=_cut(note.message))))
         self._more.set()
 
     async def run(self) -> None:
         """Post until cancelled."""
         while True:
             await self._more.wait()
-            while self._waiting:
-                await self._post(*self._waiting.popleft())
+            while (waiting := self._next()) is not None:
+                await self._post(*waiting)
                 await self._pace()
             self._more.clear()
 
@@ -86,10 +88,15 @@ class Recorder:
         """Post what still waits, for at most so many seconds."""
         try:
             async with asyncio.timeout(within_s):
-                while self._waiting:
-                    await self._post(*self._waiting.popleft())
+                while (waiting := self._next()) is not None:
+                    await self._post(*waiting)
         except TimeoutError:
-            _log.info("events dropped at the end", count=len(self._waiting))
+            count = sum(map(len, self._waiting.values()))
+            _log.info("events dropped at the end", count=count)
+
+    def _next(self) -> _Waiting | None:
+        queue = next((queue for queue in self._waiting.values() if queue), None)
+        return queue.popleft() if queue else None
 
     async def _post(self, about: Regarding, note: EventNote) -> None:
         key = (about.uid, note.reason, note.message)

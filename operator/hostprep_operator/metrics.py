@@ -15,7 +15,9 @@ import hostprep
 from hostprep_operator.reconcile.changes import Cause, NodeState
 from hostprep_operator.records import POOL_COUNTS
 
-_AGED_STATES = ("preparing", "degraded", "failed", "leaving", "releasing", "unavailable")
+_AGED_STATES = (
+    *("preparing", "blocked", "degraded", "failed", "leaving", "releasing", "unavailable"),
+)
 _RECONCILE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 _READY_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900)
 

@@ -380,6 +380,8 @@ def _entry(read: PoolEntry) -> PoolEntry:
 
 
 _STATUS_KEYS = ("observedGeneration", "bootID", "hugePages")
+_CONDITIONS = ("ResizeBlocked", "Releasing")
+"""Those of the agent's that tell since when a node is in a state; they have no others' names."""
 _POOL_KEYS = (
     *("name", "uid", "generation", "phase", "reason", "message", "backing", "readyBytes"),
     "regionsLeased",
@@ -390,7 +392,13 @@ def _of_interest(status: Mapping[str, Any]) -> dict[str, Any]:
     """Return a status without what is progress or for people: decoding costs, 5,000 times."""
     kept = {key: status[key] for key in _STATUS_KEYS if key in status}
     pools = status.get("pools") or ()
-    return {**kept, "pools": [_pool_of_interest(pool) for pool in pools]}
+    # Without their words, which are no news here and may change with every lease.
+    conditions = [
+        {key: condition.get(key) for key in ("type", "status", "lastTransitionTime")}
+        for condition in status.get("conditions") or ()
+        if condition.get("type") in _CONDITIONS and condition.get("status") == "True"
+    ]
+    return {**kept, "pools": list(map(_pool_of_interest, pools)), "conditions": conditions}
 
 
 def _pool_of_interest(pool: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,6 +123,12 @@ def _unknown_labels(view: NodeView, marks: Marks) -> frozenset[str]:
 def _recheck_at_s(context: NodeContext, marking: Marking) -> float | None:
     unreachable_s, move = unreachable_at_s(context), marking.transition
     times = [] if unreachable_s is None else [unreachable_s]
+    # What it says of the memory that leaves is another thing once the grace period is over.
+    times += [
+        entry.release_after_s
+        for entry in context.assignment.entries
+        if entry.release_after_s is not None and entry.release_after_s > context.view.now_s
+    ]
     if not move.marks.is_open and not move.marks.deadline:
         times.append(_closed_since_s(context, marking) + context.readiness.deadline_s)
     return min(times, default=None)

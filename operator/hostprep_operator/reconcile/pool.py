@@ -25,6 +25,7 @@ _NOT_ALLOWED = "TaintKeyNotAllowed"
 _TROUBLE = {Phase.DEGRADED: "degraded", Phase.FAILED: "failed"}
 _STATES = ("ready", "preparing", "blocked", "degraded", "failed", "leaving", "releasing")
 """Where a node stands: one of these, or unknown."""
+_AGENTS_CONDITION = {"releasing": "Releasing", "blocked": "ResizeBlocked"}
 _HELD = ("Paused", "Partitioned", "Blocked")
 _WAITING_S = 30.0
 _PROGRESSING = ("RollingOut", *_HELD)
@@ -138,23 +139,35 @@ def _state(member: Member) -> str:
 
 
 def _since_s(members: list[Member], states: Mapping[str, str]) -> dict[str, float]:
-    """Return since when the longest in each state is in it, by its node's own conditions.
+    """Return since when the longest in each state is in it, by conditions of the objects.
 
-    So a restarted operator says the same. A node that serves has no condition that tells since
-    when it is blocked: the agent's metrics do.
+    So a restarted operator says the same.
     """
     since_s: dict[str, float] = {}
     for member in members:
         state = states[member.name]
-        kind = HOST_MEMORY_RELEASING if not member.selected else HOST_MEMORY_READY
-        condition = member.node.conditions.get(kind)
-        if condition is None or condition.since_s is None:
+        at_s = _state_since_s(member, state)
+        if at_s is None:
             continue
-        if member.selected and condition.status == "True":
-            continue
-        for name in (state, "unavailable") if member.selected else (state,):
-            since_s[name] = min(since_s.get(name, condition.since_s), condition.since_s)
+        is_unavailable = member.selected and state != "blocked"
+        for name in (state, "unavailable") if is_unavailable else (state,):
+            since_s[name] = min(since_s.get(name, at_s), at_s)
     return {name: at_s for name, at_s in since_s.items() if name in POOL_COUNTS}
+
+
+def _state_since_s(member: Member, state: str) -> float | None:
+    """Return since when the node is in its state; None where it serves, or nothing tells.
+
+    The node's HostMemoryReleasing holds through the grace period and the wait for a turn, which
+    may take days in a large fleet, where all is well: of the release itself the agent tells.
+    """
+    if state in _AGENTS_CONDITION:
+        return member.agent_since_s.get(_AGENTS_CONDITION[state])
+    kind = HOST_MEMORY_READY if member.selected else HOST_MEMORY_RELEASING
+    condition = member.node.conditions.get(kind)
+    if condition is None or (member.selected and condition.status == "True"):
+        return None
+    return condition.since_s
 
 
 def _ruled_by(pool: PoolRecord, members: list[Member], pools: Iterable[PoolRecord]) -> Counter[str]:
@@ -184,7 +197,11 @@ def _events(
     if progressing.reason == "RollingOut" and was not in _PROGRESSING:
         message = f"A change is rolled out: {progressing.message}"
         notes.append(EventNote("Normal", "RolloutStarted", message))
-    elif was in _PROGRESSING and progressing.reason not in _PROGRESSING:
+    elif (
+        was in _PROGRESSING
+        and progressing.reason not in _PROGRESSING
+        and counters.counts["selected"]
+    ):
         updated, selected = counters.counts["updated"], counters.counts["selected"]
         message = f"{updated} of {selected} nodes are updated."
         notes.append(EventNote("Normal", "RolloutFinished", message))

@@ -12,7 +12,7 @@ would. Outside of the budget stand
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -51,6 +51,10 @@ class Member:
     """Without its entry by a slip: it comes back without a turn."""
     report: PoolStatus | None
     """Of this boot, whichever entry it answers."""
+    agent_since_s: Mapping[str, float] = field(default_factory=dict)
+    """Since when conditions of the agent's hold, in this boot, by their type."""
+    opened_for: bool = True
+    """Whether this pool was there when the node was opened, as far as its marks tell."""
 
     @property
     def name(self) -> str:
@@ -67,8 +71,9 @@ class Member:
 
     @property
     def served(self) -> bool:
-        """Whether the node was opened in this boot: what it lacks now, it had."""
-        return Marks.parse(self.node.marks).opened_boot == self.node.boot_id != ""
+        """Whether the node was opened in this boot with this pool: what it lacks now, it had."""
+        opened_boot = Marks.parse(self.node.marks).opened_boot
+        return self.opened_for and opened_boot == self.node.boot_id != ""
 
     @property
     def leased(self) -> bool:
@@ -119,7 +124,8 @@ def member_of(
     selected = pool.selects(node.labels)
     if not selected and (entry is None or (not entry.absent and is_retained(entry, pool))):
         return None
-    report = hmn.status.pool(pool.name) if hmn and hmn.status.boot_id == node.boot_id else None
+    status = hmn.status if hmn and hmn.status.boot_id == node.boot_id else None
+    marks = Marks.parse(node.marks)
     return Member(
         node=node,
         selected=selected,
@@ -127,8 +133,11 @@ def member_of(
         current=selected and is_current(entry, pool),
         ready=pool_ready(node, hmn, entry),
         joining=is_joining(pool, node, now_s),
-        restored=hmn is None and selected and is_restored(pool, node, Marks.parse(node.marks)),
-        report=report,
+        restored=hmn is None and selected and is_restored(pool, node, marks),
+        report=status.pool(pool.name) if status else None,
+        agent_since_s={c.type: c.since_s or 0.0 for c in status.conditions} if status else {},
+        # Marks of an older version, or of a node that no required pool ruled, name no pool at all.
+        opened_for=not marks.policies or pool.name in marks.policies,
     )
 
 
@@ -213,6 +222,8 @@ def _is_under_way(member: Member) -> bool:
     entry, report = member.entry, member.report
     if entry is None or member.ready:
         return False
+    if member.leaving:
+        return False  # nothing asks for what it lacks; its release takes a turn when it is due
     if entry.absent:
         return not member.leased
     if report is not None and report.phase in (Phase.FAILED, Phase.DEGRADED):

@@ -21,10 +21,12 @@ class _Server(KubeClient):
 
     def __init__(self) -> None:
         self.posted = 0
+        self.reasons: list[str] = []
 
     async def create(self, resource: Resource, body: Mapping[str, Any]) -> dict[str, Any]:
         await asyncio.sleep(0.005)
         self.posted += 1
+        self.reasons.append(body["reason"])
         return dict(body)
 
 
@@ -41,3 +43,23 @@ def test_sentences_that_come_one_by_one_are_held_back_like_those_that_come_at_on
         return server.posted
 
     assert 200 <= run_virtually(scene()) <= 25 + 10 * 20 + 1
+
+
+def test_a_warning_is_told_before_all_that_is_usual_and_each_kind_in_its_order() -> None:
+    async def scene() -> list[str]:
+        server = _Server()
+        recorder = Recorder(server, identity="test")
+        for number in range(500):
+            node = Regarding(kind="Node", name=f"n{number}", uid=f"uid-{number}")
+            recorder.record(node, EventNote("Normal", f"Ready{number}", "Host memory is ready."))
+        pool = Regarding(kind="HostMemoryPool", name="kv", uid="uid")
+        for reason in ("ReleaseScheduled", "NothingSelected"):
+            recorder.record(pool, EventNote("Warning", reason, "nodes leave"))
+        running = asyncio.create_task(recorder.run())
+        await asyncio.sleep(1)
+        running.cancel()
+        return server.reasons
+
+    said = run_virtually(scene())
+    assert said[:3] == ["ReleaseScheduled", "NothingSelected", "Ready0"]
+    assert said[2:] == [f"Ready{number}" for number in range(len(said) - 2)]

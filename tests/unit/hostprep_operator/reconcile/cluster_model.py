@@ -181,10 +181,19 @@ class Cluster:
                 phase = "Ready"
             answer = {key: entry[key] for key in ("name", "uid", "generation")}
             pools.append({**answer, "phase": phase, "reason": phase, "readyBytes": 8 << 30, **more})
+        said = {pool["phase"] for pool in pools}
+        before = {c["type"]: c for c in hmn.get("status", {}).get("conditions", ())}
+        conditions = [
+            before.get(kind)
+            or {"type": kind, "status": "True", "lastTransitionTime": format_time(self.now_s)}
+            for phase, kind in (("Releasing", "Releasing"), ("Blocked", "ResizeBlocked"))
+            if phase in said
+        ]
         hmn["status"] = {
             "observedGeneration": hmn["metadata"]["generation"],
             "bootID": self.machine_boots[node],
             "pools": pools,
+            "conditions": conditions,
             "hugePages": [{"pageBytes": 2 << 20, "total": 8192, "held": 8192}],
         }
         self.touch(hmn)

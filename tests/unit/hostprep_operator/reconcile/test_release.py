@@ -14,6 +14,7 @@ from tests.unit.hostprep_operator.reconcile.test_rollout import (
     progress,
     ready,
     serving_fleet,
+    with_size,
 )
 
 pytestmark = pytest.mark.unit
@@ -180,7 +181,8 @@ def test_the_pool_and_the_node_say_what_leaves_and_until_when() -> None:
     cluster.now_s += 600
     cluster.reconcile_pool("kv")
     assert cluster.reconcile("n0").facts.state == "releasing"
-    assert cluster.reconcile_pool("kv").since_s["releasing"] <= cluster.now_s
+    cluster.agent_reports("n0", {"kv": "Releasing"})
+    assert cluster.reconcile_pool("kv").since_s["releasing"] == cluster.now_s
 
 
 def test_a_pool_made_again_within_the_grace_period_finds_its_memory() -> None:
@@ -245,3 +247,41 @@ def test_the_word_said_just_before_a_deletion_holds() -> None:
     cluster.reconcile_pools()
     cluster.settle()
     assert absent(cluster) == {"n0"}
+
+
+def test_the_age_of_a_release_begins_when_the_agent_does_and_not_with_the_slip() -> None:
+    """A long wave, in which all is well, must not look like a release that hangs."""
+    cluster = serving_fleet(2, nodeSelector={"for": "kv"}, rollout={"maxUnavailable": 1})
+    unlabel(cluster)
+    cluster.settle()
+    cluster.now_s += 86_400
+    cluster.settle()
+    (told,) = [name for name in cluster.nodes if entry(cluster, name)["state"] == "Absent"]
+    assert "releasing" not in cluster.reconcile_pool("kv").since_s
+    cluster.agent_reports(told, {"kv": "Releasing"})
+    began_s = cluster.now_s
+    cluster.now_s += 60
+    assert cluster.reconcile_pool("kv").since_s["releasing"] == began_s
+    assert cluster.reconcile_pool("kv").since_s["leaving"] < began_s - 86_000
+
+
+def test_after_the_grace_period_the_node_says_that_it_waits_for_its_turn() -> None:
+    cluster = serving_fleet(2, nodeSelector={"for": "kv"}, rollout={"maxUnavailable": 1})
+    unlabel(cluster)
+    cluster.settle()
+    (again_s,) = {cluster.reconcile(name).recheck_at_s for name in cluster.nodes}
+    assert again_s is not None
+    assert again_s > cluster.now_s
+    cluster.now_s = again_s
+    cluster.settle()
+    assert {releasing(cluster, n) for n in cluster.nodes} == {"Releasing", "WaitingForTurn"}
+
+
+def test_what_leaves_and_does_not_serve_holds_up_nobody() -> None:
+    cluster = serving_fleet(3, nodeSelector={"for": "kv"}, rollout={"maxUnavailable": 1})
+    cluster.agent_reports("n0", {"kv": "Degraded"})
+    unlabel(cluster, "n0")
+    cluster.settle()
+    cluster.change_pool("kv", size="9Gi")
+    cluster.settle()
+    assert with_size(cluster, "9Gi") == {"n1"}

@@ -119,6 +119,30 @@ def test_first_preparations_that_fail_hold_up_nobody() -> None:
     assert len(cluster.hmns) == 6
 
 
+def test_a_second_pools_failed_first_preparation_holds_up_nobody() -> None:
+    """Each node serves another pool: what it lacks of this one, it never had."""
+    cluster = serving_fleet(3)
+    cluster.add_pool("tier", rollout={"maxUnavailable": 1})
+    for _ in range(4):
+        cluster.settle()
+        for name in cluster.nodes:
+            if entry(cluster, name, "tier"):
+                cluster.agent_reports(name, {"tier": "Failed"})
+    assert all(entry(cluster, name, "tier") for name in cluster.nodes)
+
+
+def test_the_age_of_a_change_that_waits_for_leases_is_the_agents() -> None:
+    cluster = serving_fleet(1)
+    answer(cluster, regionsLeased=1)
+    cluster.change_pool("kv", size="9Gi")
+    cluster.settle()
+    cluster.agent_reports("n0", {"kv": "Blocked"}, regionsLeased=1)
+    began_s = cluster.now_s
+    cluster.now_s += 600
+    since_s = cluster.reconcile_pool("kv").since_s
+    assert since_s == {"blocked": began_s}
+
+
 # --- changes
 
 
