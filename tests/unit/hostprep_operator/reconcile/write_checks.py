@@ -203,9 +203,10 @@ def _may_lose_taint(cluster: Cluster, name: str, marks: Document, gone: set[str]
         return True
     if marks.get("openedAt") and not marks.get("closedAt"):
         return True  # open, and checked when it was opened
-    if any(_key_of(pool) not in gone for pool in required.values()):
-        return True  # a key that gives way to another pool's
+    # One that the node leaves in this very look still rules it, by what it says now.
     ruling = [*required.values(), *_leaving_now(cluster, name).values()]
+    if any(_key_of(pool) not in gone for pool in ruling):
+        return True  # a key that gives way to another pool's, or to none
     policies = [pool["spec"].get("readiness") or {} for pool in ruling]
     return bool(marks.get("deadline")) and any(
         policy.get("onDeadline") == "OpenWithout" for policy in policies
