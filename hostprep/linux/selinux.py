@@ -24,6 +24,7 @@ _TYPE = "container_file_t"
 _HUGE_PAGES = "hugetlbfs_t"
 """Huge pages' own type, which containers may use already (container.te)."""
 _NO_CATEGORIES = "s0"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEPTH = 6
 """A device's view of a region's files lies five folders deep; engines could nest without end."""
 
@@ -51,37 +52,40 @@ def shared_label(label: str) -> str:
     return ":".join([user, "object_r", _TYPE, *level])
 
 
-def share(path: str) -> None:
-    """Let containers use one file or folder; what is made in the folder later inherits it."""
+def share(path: str) -> bool:
+    """Let containers use one file or folder; what is made in the folder later inherits it.
+
+    Returns False where the label is refused, or there is none to change.
+    """
     label = read_label(path)
     wanted = shared_label(label)
-    if wanted not in ("", label):
-        with contextlib.suppress(OSError):
-            os.setxattr(path, _ATTRIBUTE, f"{wanted}\0".encode(), follow_symlinks=False)
+    if wanted in ("", label):
+        return wanted != ""
+    try:
+        os.setxattr(path, _ATTRIBUTE, f"{wanted}\0".encode(), follow_symlinks=False)
+    except OSError:
+        return False
+    return True
 
 
 def share_tree(folder: str) -> None:
     """Let containers use a folder and all in it, such as what engines made with their categories.
 
-    Returns at once without SELinux. No link is followed: engines may write to folders below.
+    Returns at once without SELinux, or without the right: each refusal is a line in the audit log.
+    No link is followed: engines may write to folders below.
     """
-    if not shared_label(read_label(folder)):
+    if not share(folder):
         return
-    share(folder)
     with contextlib.suppress(OSError, HostprepError), closing_fd(open_own_folder(folder)) as fd:
         _share_entries(fd, _DEPTH)
 
 
-def _share_entries(folder: int, depth: int) -> None:
-    with os.scandir(folder) as entries:
+def _share_entries(fd: int, depth: int) -> None:
+    with os.scandir(fd) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name, is_folder in found:
         # By the open folder: whatever others put in the place of those above it meanwhile.
-        share(f"/proc/self/fd/{folder}/{name}")
+        share(f"/proc/self/fd/{fd}/{name}")
         if is_folder and depth:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            with (
-                contextlib.suppress(OSError),
-                closing_fd(os.open(name, flags, dir_fd=folder)) as below,
-            ):
-                _share_entries(below, depth - 1)
+            with contextlib.suppress(OSError), closing_fd(os.open(name, _FOLDER, dir_fd=fd)) as sub:
+                _share_entries(sub, depth - 1)
