@@ -94,6 +94,8 @@ def _stays(cluster: Cluster, name: str, pool: Document, entry: Document | None) 
     """Whether the node left the pool, and nothing lets its memory go in this very moment."""
     if entry is None or not is_kept(pool, entry):
         return False
+    if pool["spec"].get("deletionPolicy") == "Retain":
+        return False  # the entry goes in this look: the memory stays for good, and marks nothing
     is_due = (parse_time(entry["releaseAfter"]) or 0) <= cluster.now_s
     return not (is_due and entry["name"] in cluster.granted(name))
 
