@@ -53,4 +53,5 @@ def test_every_block_that_is_believed_has_its_own_bytes(node: Node, backing: Bac
 )
 def test_a_broken_protocol_is_found(node: Node, mutant: str) -> None:
     node.prepare([pool_of()])
-    assert _killed(node, 40, mutant)["wrong"]
+    # Random kills: forty find it nearly every time, on a busy machine now and then none.
+    assert any(_killed(node, 40, mutant)["wrong"] for _ in range(5))
