@@ -27,6 +27,8 @@ from hostprep.node.observe.pools import observe_pools
 _LOCK = "/tmp/hostprep-machine.lock"
 _HELD = "HOSTPREP_TEST_MACHINE_LOCK"
 """Set while it is held, for this process and those that it starts: they have it as well."""
+_ROOT_PREFIX = "hostprep-test-node-"
+"""Of folders of `clean_node` in /dev/shm: whoever holds the lock knows that their run has ended."""
 
 
 def _find_old_python() -> str | None:
@@ -65,36 +67,89 @@ def machine_lock() -> Iterator[None]:
         print(os.getpid(), *sys.argv, end="", file=file, flush=True)
         os.environ[_HELD] = "1"
         try:
-            yield
+            if os.geteuid() != 0:
+                yield
+                return
+            _release_what_killed_runs_left()
+            with _without_free_huge_pages():
+                yield
         finally:
             del os.environ[_HELD]
 
 
+def _release_what_killed_runs_left() -> None:
+    for folder in Path("/dev/shm").glob(f"{_ROOT_PREFIX}*"):
+        print(f"releasing {folder}, left by a run that was killed", file=sys.stderr, flush=True)
+        # Its mounts may lie in a namespace that is gone, and its files may be damaged on purpose.
+        with suppress(HostprepError, OSError):
+            _tidy(Node(f"{folder}/root"))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _without_free_huge_pages() -> Iterator[None]:
+    """Give free 2 MiB pages to the kernel, and take as many back afterwards.
+
+    A plan takes free pages before it adds any, and tests count what is added: with a few that an
+    administrator reserved, or that a killed process left, they would count less.
+    """
+    taken = {folder: pages for folder in _HUGE_PAGE_POOLS if (pages := _unused_pages(folder)) > 0}
+    try:
+        for folder, pages in taken.items():
+            _add_pages(folder, -pages)
+        yield
+    finally:
+        for folder, pages in taken.items():
+            _add_pages(folder, pages)
+
+
+_HUGE_PAGE_POOLS = sorted(
+    Path("/sys/devices/system/node").glob("node[0-9]*/hugepages/hugepages-2048kB")
+)
+
+
+def _unused_pages(folder: Path) -> int:
+    """Return a node's free pages, less those that a mapping has reserved on any node."""
+    reserved = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages").read_text()
+    return int((folder / "free_hugepages").read_text()) - int(reserved)
+
+
+def _add_pages(folder: Path, pages: int) -> None:
+    before = int((folder / "nr_hugepages").read_text())
+    surplus = int((folder / "surplus_hugepages").read_text())
+    (folder / "nr_hugepages").write_text(str(before - surplus + pages))
+
+
 @contextmanager
 def clean_node() -> Iterator[Node]:
-    """Yield this machine with a root of its own; while holding the lock.
+    """Yield this machine with a root of its own, alone with its huge pages.
 
     Releases whatever is left, and fails where pages or mounts remain.
     """
-    before = huge_pages_total()
-    folder = tempfile.mkdtemp(prefix="hostprep-test-", dir="/dev/shm")
-    node = Node(f"{folder}/root")
-    try:
-        yield node
-    finally:
-        pools = [pool.name for pool in observe_pools(node.root)]
-        if pools:
-            node.release(pools, force=True)
-        elif os.path.isdir(node.root):  # a worker that was stopped before it made a pool
-            with suppress(HostprepError):  # some tests make a root that nobody can use
-                node.clear_if_empty(wait_timeout_s=10)
-        shutil.rmtree(node.root, ignore_errors=True)
-        if os.path.ismount(node.root):  # kept for files that are not ours, or that a test left
-            unmount(node.root)
-        left = [entry.path for entry in read_mounts() if entry.path.startswith(folder)]
-        shutil.rmtree(folder, ignore_errors=True)
-    assert huge_pages_total() == before, "huge pages were left"
-    assert not left, "mounts were left"
+    with machine_lock():
+        before = huge_pages_total()
+        folder = tempfile.mkdtemp(prefix=_ROOT_PREFIX, dir="/dev/shm")
+        node = Node(f"{folder}/root")
+        try:
+            yield node
+        finally:
+            _tidy(node)
+            left = [entry.path for entry in read_mounts() if entry.path.startswith(folder)]
+            shutil.rmtree(folder, ignore_errors=True)
+        assert huge_pages_total() == before, "huge pages were left"
+        assert not left, "mounts were left"
+
+
+def _tidy(node: Node) -> None:
+    pools = [pool.name for pool in observe_pools(node.root)]
+    if pools:
+        node.release(pools, force=True)
+    elif os.path.isdir(node.root):  # a worker that was stopped before it made a pool
+        with suppress(HostprepError):  # some tests make a root that nobody can use
+            node.clear_if_empty(wait_timeout_s=10)
+    shutil.rmtree(node.root, ignore_errors=True)
+    if os.path.ismount(node.root):  # kept for files that are not ours, or that a test left
+        unmount(node.root)
 
 
 POOL = "kv"
