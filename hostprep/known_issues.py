@@ -194,8 +194,7 @@ def issues_of(region: Region) -> tuple[KnownIssue, ...]:
     """
     if region.attach.skip_register or driver_text() is None:
         return ()
-    call_bytes = max(region.attach.register_chunk_bytes, region.page_bytes)
-    return local_issues(region.size_bytes, call_bytes, region)
+    return local_issues(region.size_bytes, region.attach.register_chunk_bytes, region)
 
 
 def local_issues(

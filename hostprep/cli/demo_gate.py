@@ -365,7 +365,7 @@ def _policy(attachment: Attachment, size_bytes: int) -> ChunkPolicy:
     """Return four chunks a slice: a simulated driver is too slow to steer by."""
     page = attachment.page_bytes
     chunk = max(page, size_bytes // _CHUNKS // page * page)
-    return ChunkPolicy(first_bytes=chunk, least_bytes=chunk, most_bytes=chunk, page_bytes=page)
+    return ChunkPolicy(first_bytes=chunk, least_bytes=chunk, most_bytes=chunk)
 
 
 def _join_host_tier(config: RankConfig, driver: Driver) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from math import gcd
+from mmap import PAGESIZE
 
 from hostprep.backing import MIB
 from hostprep.client.attach import Attachment
@@ -29,7 +30,10 @@ class ChunkPolicy:
     most_bytes: int = 480 * MIB
     target_s: float = 0.05
     """How long one call should last."""
-    page_bytes: int = 4096
+    page_bytes: int = PAGESIZE
+    """Base pages, whatever the region's are: the kernel pins any of them by themselves, also those
+    of a huge page (mm/gup.c), so that a chunk of a region in pages of 1 GiB is as short as others.
+    """
     row_bytes: int = 0
     """Rows that no copy straddles; a copy across two registrations fails. 0: none."""
 
@@ -45,7 +49,7 @@ class ChunkPolicy:
 
     @property
     def step_bytes(self) -> int:
-        """Chunks are multiples of this: whole pages and, counted from the slice, whole rows."""
+        """Chunks are multiples of this: base pages and, counted from the slice, whole rows."""
         return _step_bytes(self.page_bytes, self.row_bytes)
 
 
@@ -117,19 +121,19 @@ def check_slice(
             reason="BadSlice",
             remedy=f"register [{start}, {end}), and give neighbours slices that share no page",
         )
-    _check_step(page_bytes, size_bytes, row_bytes)
+    _check_step(size_bytes, row_bytes)
 
 
-def _check_step(page_bytes: int, size_bytes: int, row_bytes: int) -> None:
+def _check_step(size_bytes: int, row_bytes: int) -> None:
     """Refuse rows that leave no place to end a chunk before one call gets too large."""
-    smallest = min(size_bytes, _step_bytes(page_bytes, row_bytes))
+    smallest = min(size_bytes, _step_bytes(PAGESIZE, row_bytes))
     if smallest >= ONE_CALL_LIMIT_BYTES:
         raise BadInputError(
-            f"rows of {row_bytes} bytes meet the end of a page of {format_bytes(page_bytes)} "
+            f"rows of {row_bytes} bytes meet the end of a page of {format_bytes(PAGESIZE)} "
             f"every {format_bytes(smallest)} only, and drivers fail a call of "
             f"{format_bytes(ONE_CALL_LIMIT_BYTES)}",
             reason="BadRows",
-            remedy=f"pad rows to a multiple of {page_bytes} bytes, or copy no more than a page",
+            remedy=f"pad rows to a multiple of {PAGESIZE} bytes, or copy no more than a page",
         )
 
 
@@ -156,12 +160,12 @@ class Slice:
         return f"region {self.region.name}, slice [{self.offset_bytes}, {end})"
 
     def policy(self, bounds: ChunkPolicy | None, row_bytes: int) -> ChunkPolicy:
-        """Return how to cut it: along its own pages and rows, within the given bounds.
+        """Return how to cut it: along its own rows, within the given bounds.
 
         By default beginning with what the agent, which knows the node, advises.
         """
         bounds = bounds or ChunkPolicy(first_bytes=self.region.attach.register_chunk_bytes)
-        return replace(bounds, page_bytes=self.region.page_bytes, row_bytes=row_bytes)
+        return replace(bounds, row_bytes=row_bytes)
 
 
 def slice_of(

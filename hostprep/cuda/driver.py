@@ -14,6 +14,7 @@ from hostprep.errors import FailedError, HostprepError, NotReadyError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 _GONE = frozenset({4, 201, 709, 713})
@@ -39,8 +40,9 @@ _MEANINGS = {
     ),
     2: (
         "OutOfMemory",
-        "the driver has no memory for its tables, or a single call was too large",
-        "`hostprep doctor --gpu` shows what a registration takes; " + _SEE_LOG,
+        "the driver has no memory for its tables",
+        "free memory of the host and of the GPU: `hostprep doctor --gpu` shows what registering "
+        "takes; " + _SEE_LOG,
     ),
     3: _CONTEXT,
     4: _CONTEXT,
@@ -100,6 +102,10 @@ _INIT = {
 
 _RELEASES_GIL = (12, 9, 1)
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})", re.ASCII)
+
+_UNKNOWN_CODE = re.compile(r"(\d{1,9})(?: is not a valid CUresult)?", re.ASCII)
+
+_GPU_UUID = re.compile(r"^GPU UUID:\s*GPU-([0-9a-f-]{36})", re.ASCII | re.MULTILINE)
 
 _MODULE = "cuda.bindings.driver"
 _LEAST_VERSION = 12000
@@ -182,7 +188,7 @@ class DeviceTraits:
 
     ordinal: int
     uuid: str
-    """As nvidia-smi writes it: GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx."""
+    """As nvidia-smi -L writes it: GPU- and 36 characters; of an instance of MIG: MIG- and 36."""
     name: str
     total_bytes: int
     host_register_supported: bool
@@ -191,7 +197,8 @@ class DeviceTraits:
     uses_host_page_tables: bool
     """ATS: the device reaches pageable memory by the host's tables; registering gains nothing."""
     can_use_host_pointer: bool
-    """Kernels may use the host's address; elsewhere cuMemHostGetDevicePointer gives theirs."""
+    """Kernels may use the host's address; elsewhere (WSL2) cuMemHostGetDevicePointer gives theirs,
+    and a kernel that takes the host's one faults (SGLang issue 40232)."""
     can_map_host_memory: bool
     unified_addressing: bool
 
@@ -206,6 +213,12 @@ class DeviceTraits:
                 f"{self.name} cannot register host memory",
                 reason="RegisterUnsupported",
                 remedy="run without the host tier on this device",
+            )
+        if not self.can_use_host_pointer:
+            raise FailedError(
+                f"{self.name} reaches registered memory by other addresses than the host's (WSL2)",
+                reason="OtherAddresses",
+                remedy="run without the host tier here: engines copy from the host's addresses",
             )
         if read_only and not self.read_only_supported:
             raise FailedError(
@@ -238,7 +251,7 @@ def load_driver(name: str | None = None) -> Driver:
             "version that nvidia-smi shows or an earlier one",
         ) from error
     try:
-        code = int(api.cuInit(0)[0])
+        code = _result(api.cuInit, 0)[0]
     except (RuntimeError, OSError) as error:  # cuda-python: libcuda.so.1 cannot be loaded
         raise NotReadyError(
             f"the CUDA driver cannot be loaded: {error}",
@@ -401,17 +414,16 @@ class Driver:
     def _call(self, name: str, *arguments: Any, api: Any = None) -> tuple[Any, ...]:
         """Call a function of the driver; return what it gives besides success."""
         try:
-            result = getattr(api or self._api, name)(*arguments)
+            code, *values = _result(getattr(api or self._api, name), *arguments)
         except (AttributeError, RuntimeError) as error:  # cuda-python: no such symbol in libcuda
             raise FailedError(
                 f"the CUDA driver or cuda-python lacks {name}: {error}",
                 reason="DriverTooOld",
                 remedy="update the NVIDIA driver, or install a cuda-bindings that suits it",
             ) from error
-        code = int(result[0])
         if code != 0:
             raise DriverError(code, self._error_name(code), name)
-        return tuple(result[1:])
+        return tuple(values)
 
     def _error_name(self, code: int) -> str:
         try:
@@ -419,6 +431,22 @@ class Driver:
         except (ValueError, RuntimeError):  # a code that this cuda-python does not know
             return f"CUDA error {code}"
         return result[1].decode() if int(result[0]) == 0 else f"CUDA error {code}"
+
+
+def _result(call: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
+    """Call a function of the driver module; return what it gives, its code as a number first.
+
+    cuda-bindings makes each code a member of an enumeration, and knows those of its own release
+    only: a newer driver's are a KeyError (as of 13.0.3) or a ValueError (12.9.10, 13.5.0).
+    """
+    try:
+        code, *values = call(*arguments)
+    except (KeyError, ValueError) as error:
+        found = _UNKNOWN_CODE.fullmatch(str(error))
+        if found is None:
+            raise
+        return (int(found[1]),)
+    return (int(code), *values)
 
 
 _initialised_in: set[int] = set()
@@ -440,4 +468,19 @@ def _number(handle: Any) -> int:
 def _uuid_text(uuid: bytes) -> str:
     digits = uuid.hex()
     parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
-    return "GPU-" + "-".join(parts)
+    text = "-".join(parts)
+    whole_gpus = _uuids_of_whole_gpus()
+    return f"MIG-{text}" if whole_gpus and text not in whole_gpus else f"GPU-{text}"
+
+
+def _uuids_of_whole_gpus(folder: str = "/proc/driver/nvidia/gpus") -> set[str]:
+    """Return the UUIDs that the kernel module lists: none of MIG instances, all of GPUs.
+
+    Empty where it lists none, as in containers that hide it and in gVisor.
+    """
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with open(f"{folder}/{name}/information", encoding="ascii", errors="replace") as file:
+                found.update(_GPU_UUID.findall(file.read(1 << 16)))
+    return found

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from mmap import PAGESIZE
 from types import TracebackType
 
 from hostprep.client.attach import Attachment, make_present
@@ -24,6 +25,7 @@ from hostprep.cuda.turnstile import Turnstile, patience_for
 from hostprep.errors import BadInputError, BusyError, FailedError, HostprepError
 from hostprep.known_issues import warn_once
 from hostprep.linux.threads import Stopped
+from hostprep.units import format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ _SKIPPED = (
     "not registered: the device uses the host's page tables (ATS) and would gain nothing; the "
     "memory stays resident because the pool is pinned"
 )
+"""Of base pages. Huge pages are registered where the driver takes them: cheaply, since their page
+table entries are few, and only then CUDA says of the memory that it is pinned."""
 
 
 class Registration:
@@ -263,14 +267,20 @@ class Registration:
     def _register(self, driver: Driver) -> str:
         """Register the slice; return the outcome's name. Raises HostprepError: undo then."""
         traits = driver.attributes(driver.device_of(self._cuda.context))
-        if traits.uses_host_page_tables:
+        if traits.uses_host_page_tables and self._part.region.page_bytes <= PAGESIZE:
             self._tracker.note = _SKIPPED
             return "Skipped"
         flags = traits.registration_flags(read_only=self._part.read_only)
         most_bytes = max(self._policy.most_bytes, self._policy.step_bytes)
         warn_once(self._part.size_bytes, most_bytes, self._part.region)
         self._make_present()
-        self._register_chunks(driver, flags)
+        try:
+            self._register_chunks(driver, flags)
+        except DriverError as error:
+            if not traits.uses_host_page_tables or self._unregister_all(driver) is not None:
+                raise
+            self._tracker.note = f"{_SKIPPED}. {error.message}"
+            return "Skipped"
         return "Registered"
 
     def _make_present(self) -> None:
@@ -312,8 +322,8 @@ class Registration:
             self._range.register(driver, offset, size, flags)
         except DriverError as error:
             error.message = (
-                f"{self._part.name}: bytes [{offset}, {offset + size}) of it at "
-                f"{self._part.address + offset:#x}: {error.message}"
+                f"{self._part.name}: {format_bytes(size)} at its byte {offset} "
+                f"({self._part.address + offset:#x}) could not be registered. {error.message}"
             )
             raise
         return time.monotonic() - began_s

@@ -109,8 +109,13 @@ class Scene:
         assert int(self.api.cuCtxSetCurrent(context)[0]) == 0
         return int(context)
 
-    def attachment(self, mib: int = 8, *, writable: bool = True) -> Attachment:
-        """Return a real attachment to resident base pages, without a pool around it."""
+    def attachment(
+        self, mib: int = 8, *, writable: bool = True, backing: Backing = Backing.BASE
+    ) -> Attachment:
+        """Return a real attachment to resident base pages, without a pool around it.
+
+        With another `backing` its region says that it is of those pages.
+        """
         fd, path = tempfile.mkstemp(prefix="hostprep-test-", dir="/dev/shm")
         os.unlink(path)
         os.posix_fallocate(fd, 0, mib * MIB)
@@ -121,8 +126,8 @@ class Scene:
             st_dev=status.st_dev,
             st_ino=status.st_ino,
             size_bytes=mib * MIB,
-            backing=Backing.BASE,
-            page_bytes=Backing.BASE.page_bytes,
+            backing=backing,
+            page_bytes=backing.page_bytes,
             placement="node:0",
             pinned=True,
         )

@@ -389,7 +389,7 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
     case 19: *value = 1; return SUCCESS; /* CAN_MAP_HOST_MEMORY */
     case 41: *value = 1; return SUCCESS; /* UNIFIED_ADDRESSING */
     case 88: *value = (int)ats; return SUCCESS; /* PAGEABLE_MEMORY_ACCESS */
-    case 91: *value = 1; return SUCCESS; /* CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
+    case 91: *value = (int)setting("STANDIN_SAME_ADDRESSES", 1); return SUCCESS; /* CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
     case 99: *value = !setting("STANDIN_UNSUPPORTED", 0); return SUCCESS; /* HOST_REGISTER */
     case 100: *value = (int)ats; return SUCCESS; /* ..._USES_HOST_PAGE_TABLES */
     case 113: *value = (int)setting("STANDIN_READ_ONLY", 1); return SUCCESS; /* READ_ONLY_... */

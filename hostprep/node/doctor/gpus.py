@@ -155,11 +155,15 @@ def _devices(cuda: CudaFacts) -> Iterator[Finding]:
     for number, device in enumerate(cuda.devices):
         named = f"GPU {number} ({device.name}, {format_bytes(device.total_bytes)})"
         if device.uses_host_page_tables:
-            what = f"{named} uses the host's page tables: registering is skipped, and not needed"
+            what = f"{named} uses the host's page tables: only huge pages are registered there"
             yield Finding(Severity.INFO, _NAME, what, NOTHING_TO_DO)
         elif not device.host_register_supported:
             what = f"{named} cannot register host memory"
             remedy = "the engine copies through its own buffers there; see: nvidia-smi -q"
+            yield Finding(Severity.ERROR, _NAME, what, remedy)
+        elif not device.can_use_host_pointer:
+            what = f"{named} reaches registered memory by other addresses than the host's (WSL2)"
+            remedy = "run engines without a host tier there: they would not register it"
             yield Finding(Severity.ERROR, _NAME, what, remedy)
         else:
             yield all_well(_NAME, f"{named} registers host memory")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hostprep.backing import MIB
+from hostprep.backing import MIB, Backing
 from hostprep.client.attach import Attachment
 from hostprep.cuda.chunks import ChunkPolicy
 from hostprep.register import Registration
@@ -39,10 +39,12 @@ class Notes:
         self.told.append(f"FAILED {reason}")
 
 
-def registration_of(scene: Scene, mib: int = 8, **options: Any) -> tuple[Attachment, Registration]:
+def registration_of(
+    scene: Scene, mib: int = 8, backing: Backing = Backing.BASE, **options: Any
+) -> tuple[Attachment, Registration]:
     """Return an attachment, and a registration of it in chunks of 1 MiB, yet to be started."""
     scene.context()
-    attachment = scene.attachment(mib)
+    attachment = scene.attachment(mib, backing=backing)
     return attachment, Registration(attachment, **{"policy": ONE_MIB, **options})
 
 

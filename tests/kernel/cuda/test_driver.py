@@ -9,10 +9,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from hostprep.backing import GIB, MIB
+from hostprep.cuda import driver as driver_module
 from hostprep.cuda.driver import Driver, DriverError, load_driver
 from hostprep.errors import FailedError, HostprepError, NotReadyError
 from hostprep.linux.memory import address_of
@@ -39,6 +41,61 @@ def test_it_tells_what_is_there(scene: Scene) -> None:
     assert not traits.uses_host_page_tables
     assert traits.registration_flags(read_only=False) == 0
     assert traits.registration_flags(read_only=True) == 8
+
+
+@in_child(standin_only=True)
+def test_an_instance_of_mig_is_named_as_one(scene: Scene) -> None:
+    """The kernel module lists whole GPUs only; CUDA gives the instance's UUID."""
+    context = scene.context()
+    driver = load_driver()
+
+    def named(*whole: str) -> str:
+        information = "".join(f"Model: \t\t NVIDIA H200\nGPU UUID:   \t {gpu}\n" for gpu in whole)
+        for name, text in (("0000:01:00.0", information), ("0000:02:00.0", "")):
+            folder = scene.folder / "gpus" / name
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "information").write_text(text)
+        listed = partial(driver_module._uuids_of_whole_gpus, str(scene.folder / "gpus"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(driver_module, "_uuids_of_whole_gpus", listed)
+            return driver.attributes(driver.device_of(context)).uuid
+
+    own = "a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a000"
+    assert named(f"GPU-{own}") == f"GPU-{own}"
+    assert named("GPU-c0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a000") == f"MIG-{own}"
+    assert named() == f"GPU-{own}"
+
+
+@in_child(fail="register:1:12345,unregister:1:54321")
+def test_a_result_that_this_cuda_python_does_not_know_is_an_error_as_others(scene: Scene) -> None:
+    scene.context()
+    driver, memory = load_driver(), mmap.mmap(-1, MIB)
+    with pytest.raises(DriverError, match="CUDA error 12345") as caught:
+        driver.register(address_of(memory), MIB, 0)
+    assert caught.value.code == 12345
+    driver.register(address_of(memory), MIB, 0)
+    with pytest.raises(DriverError, match="CUDA error 54321"):
+        driver.unregister(address_of(memory))
+
+
+@in_child(init=12345)
+def test_also_at_the_first_call(scene: Scene) -> None:
+    del scene
+    with pytest.raises(FailedError, match="CUDA error 12345"):
+        load_driver()
+
+
+@pytest.mark.parametrize("error", [KeyError(12345), ValueError("12345 is not a valid CUresult")])
+def test_as_the_releases_of_cuda_python_raise_it(error: Exception) -> None:
+    def call() -> None:
+        raise error
+
+    assert driver_module._result(call) == (12345,)
+
+
+def test_other_errors_of_a_call_are_not_taken_for_results() -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        driver_module._result(int, "12x")
 
 
 @in_child(devices=2)

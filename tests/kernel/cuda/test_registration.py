@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hostprep.backing import MIB
+from hostprep.backing import MIB, Backing
 from hostprep.cuda.chunks import ChunkPolicy
 from hostprep.cuda.driver import Driver, load_driver
 from hostprep.errors import FailedError, NotReadyError
@@ -123,6 +123,46 @@ def test_nothing_is_registered_where_the_device_uses_the_hosts_page_tables(scene
     assert (called, notes.told) == ([1], ["INITIALIZING", "READY"])
     assert scene.calls("register") == []
     registration.close()
+
+
+@in_child(ats=1)
+def test_huge_pages_are_registered_there_all_the_same(scene: Scene) -> None:
+    """For CUDA to say that they are pinned, which copies ask."""
+    _, registration = registration_of(scene, backing=Backing.HUGETLB_2MI)
+    assert registration.run().state == "Registered"
+    assert len(scene.registered()) == 8
+    registration.close()
+
+
+@in_child(ats=1, fail="register:3:801")
+def test_and_what_the_driver_does_not_take_there_is_no_failure(scene: Scene) -> None:
+    notes = Notes()
+    _, registration = registration_of(scene, board=notes, backing=Backing.HUGETLB_2MI)
+    assert registration.run().state == "Skipped"
+    assert notes.told == ["INITIALIZING", "READY"]
+    assert "NOT_SUPPORTED" in registration.progress.note
+    assert scene.unregistered() == scene.registered()[::-1]
+    assert len(scene.registered()) == 2
+    registration.close()
+
+
+@in_child()
+def test_chunks_of_huge_pages_are_no_larger_than_others(scene: Scene) -> None:
+    """The driver pins base pages: a chunk may end within a page of 1 GiB."""
+    _, registration = registration_of(scene, backing=Backing.HUGETLB_2MI, row_bytes=384 << 10)
+    registration.run().close()
+    sizes = [args[1] for _, args, _ in scene.calls("register")]
+    assert set(sizes[:-1]) == {768 << 10}
+    assert sum(sizes) == 8 * MIB
+
+
+@in_child(same_addresses=0)
+def test_a_device_with_addresses_of_its_own_gets_no_registrations(scene: Scene) -> None:
+    _, registration = registration_of(scene)
+    with pytest.raises(FailedError, match="by other addresses") as caught:
+        registration.run()
+    assert caught.value.reason == "OtherAddresses"
+    assert scene.calls("register") == []
 
 
 @in_child()

@@ -33,7 +33,8 @@ def _fails_and_rolls_back(scene: Scene) -> None:
     error = registration.error
     assert isinstance(error, DriverError)
     assert error.reason == "OutOfMemory"
-    assert "bytes [3145728, 4194304) of it" in str(error)
+    assert f"1 MiB at its byte 3145728 ({attachment.address + 3145728:#x}) could not" in str(error)
+    assert "single call" not in str(error)
     assert notes.told[0] == "INITIALIZING"
     assert notes.told[1].startswith("FAILED region r0")
     assert len(notes.told) == 2

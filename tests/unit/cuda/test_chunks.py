@@ -158,5 +158,5 @@ def test_a_bad_slice_is_refused_with_what_to_do(
 
 def test_rows_that_leave_no_end_for_a_chunk_are_refused() -> None:
     with pytest.raises(BadInputError, match="pad rows") as caught:
-        check_slice(2 * ONE_CALL_LIMIT_BYTES, 2 * MIB, 0, 2 * ONE_CALL_LIMIT_BYTES, MIB + 1)
+        check_slice(2 * ONE_CALL_LIMIT_BYTES, 2 * MIB, 0, 2 * ONE_CALL_LIMIT_BYTES, 128 * MIB + 1)
     assert caught.value.reason == "BadRows"

@@ -160,10 +160,17 @@ def test_devices_are_told_one_by_one() -> None:
     assert (broken.severity, "cannot register" in broken.what) == (Severity.ERROR, True)
 
 
+def test_a_device_with_addresses_of_its_own_is_told() -> None:
+    cuda = CudaFacts((device(can_use_host_pointer=False),))
+    findings = said(LARGE, NvidiaFacts(MODULE, cuda=cuda))
+    (told,) = [finding for finding in findings if "WSL2" in finding.what]
+    assert told.severity == Severity.ERROR
+
+
 def test_where_the_hosts_page_tables_are_used_there_is_no_price() -> None:
     cuda = CudaFacts((device(uses_host_page_tables=True),))
     findings = said(LARGE, NvidiaFacts(MODULE, cuda=cuda), "600Gi")
-    assert any("registering is skipped" in finding.what for finding in findings)
+    assert any("only huge pages are registered there" in finding.what for finding in findings)
     assert all("registering takes" not in finding.what for finding in findings)
     assert set(severities(findings)) <= {"ok", "info"}
 
