@@ -104,9 +104,10 @@ class Gate:
     """Polled by the engine. Once open it stays open, once degraded it stays degraded.
 
     `board` is this process's RankBoard, or a BoardReader in a process that is no rank; without
-    one, `report` is all there is. `deadline_s`: seconds from now after which a gate that is not
-    open is degraded. `on_degraded(why)` and `on_open()` are called once, by whichever thread
-    decides; without `on_degraded` a warning is logged. Safe from any thread.
+    one, `report` is all there is. `deadline_s`: for how many seconds a gate that is shut may see
+    no progress on the board, from now on; then it is degraded. `on_degraded(why)` and `on_open()`
+    are called once, by whichever thread decides; without `on_degraded` a warning is logged. Safe
+    from any thread.
     """
 
     def __init__(
@@ -133,7 +134,8 @@ class Gate:
         self.deadline_s = deadline_s
         self.opened_after_s: float | None = None
         """Seconds from the gate's creation to its opening; None until then."""
-        self._begun_s = time.monotonic()
+        self._begun_s = self._moved_s = time.monotonic()
+        self._done_bytes = 0
         self._on_degraded = on_degraded or _log
         self._on_open = on_open
         self._lock = threading.Lock()
@@ -201,13 +203,18 @@ class Gate:
             with self._read_lock:
                 board = self._board.read() if self._board is not None else None
             verdict = judge(self._world, reports, board)
+            done_bytes = sum(rank.slot.done_bytes for rank in board.ranks) if board else 0
         except (HostprepError, OSError) as error:
             verdict = Verdict(DEGRADED, getattr(error, "message", f"the rank board: {error}"))
+            done_bytes = 0
+        if done_bytes != self._done_bytes:
+            self._done_bytes, self._moved_s = done_bytes, time.monotonic()
         is_late = (
-            self.deadline_s is not None and time.monotonic() - self._begun_s >= self.deadline_s
+            self.deadline_s is not None and time.monotonic() - self._moved_s >= self.deadline_s
         )
         if verdict.state == CLOSED and is_late:
-            verdict = Verdict(DEGRADED, f"not open within {self.deadline_s:g} s: {verdict.why}")
+            why = f"no progress within {self.deadline_s:g} s: {verdict.why}"
+            verdict = Verdict(DEGRADED, why)
         self._decide(verdict)
 
     def _decide(self, verdict: Verdict, *, silently: bool = False) -> None:

@@ -7,13 +7,14 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from mmap import PAGESIZE
 from types import TracebackType
 
 from hostprep.client.attach import Attachment, make_present
 from hostprep.cuda.chunks import ChunkPolicy, buffer_of, next_chunk_bytes, pool_of, slice_of
 from hostprep.cuda.driver import CudaAccess, Driver, DriverError, forked_child_error
+from hostprep.cuda.pace import Pace
 from hostprep.cuda.registration_state import (
     CancelledError,
     Control,
@@ -55,14 +56,18 @@ if TYPE_CHECKING:
         on_progress: Callable[[Progress], object] | None
         board: Board | None
         policy: ChunkPolicy | None
+        pace: Pace | None
 
 
 _SKIPPED = (
     "not registered: the device uses the host's page tables (ATS) and would gain nothing; the "
     "memory stays resident because the pool is pinned"
 )
-"""Of base pages. Huge pages are registered where the driver takes them: cheaply, since their page
+"""For base pages. Huge pages are registered where the driver takes them: cheaply, since their page
 table entries are few, and only then CUDA says of the memory that it is pinned."""
+
+_UNDO_TURN_S = 5.0
+_NEVER = threading.Event()
 
 
 class Registration:
@@ -77,10 +82,12 @@ class Registration:
     `driver` and `context`: the CUDA context that uses the memory; by default the one current in
     the thread that makes this object (loading the driver module takes it 0.1 s, once). `row_bytes`:
     no chunk ends inside a row, counted from the slice's start. `turnstile.turn(...)` is held
-    during each call. `deadline_s`: from the start to the end, pauses included. `on_registered` is
-    called when all is registered, in the thread that did it with the context current: only then
-    does `board` get READY, and its exception is a failure. `on_progress` gets a Progress after
-    each chunk and at the end. `policy` bounds the chunks; their pages are the region's.
+    during each call. `deadline_s`: for the first chunk, and for each that follows, pauses and turns
+    included. `pace`: how short calls are and how long the gaps, once the engine says by `step()`
+    that it works; several registrations may share it. `on_registered` is called when all is
+    registered, in the thread that did it with the context current: only then does `board` get
+    READY, and its exception is a failure. `on_progress` gets a Progress after each chunk and at the
+    end. `policy` bounds the chunks.
 
     Raises BadInputError for an invalid slice. Anything that prevents registering, such as a
     missing driver, becomes Failed: it must not keep an engine from serving.
@@ -101,6 +108,7 @@ class Registration:
         on_progress: Callable[[Progress], object] | None = None,
         board: Board | None = None,
         policy: ChunkPolicy | None = None,
+        pace: Pace | None = None,
     ) -> None:
         part = slice_of(attachment, offset_bytes, size_bytes, row_bytes)
         self._part = part
@@ -110,6 +118,7 @@ class Registration:
             part.name, buffer_of(attachment), part.address, part.size_bytes
         )
         self._policy = part.policy(policy, row_bytes)
+        self._pace = pace or Pace(attachment.lease_id)
         self._turnstile = turnstile
         self._on_registered = on_registered
         self._pid = os.getpid()
@@ -158,6 +167,14 @@ class Registration:
         if self.error is not None:
             raise self.error
         return self
+
+    def step(self) -> None:
+        """Say that the engine begins a step; call it at each one, it takes less than 1 µs.
+
+        From the first step on calls are short, and have gaps as long as steps go on: the threads of
+        this process wait during a call as others do. Without steps it goes at full speed.
+        """
+        self._pace.step()
 
     def pause(self) -> None:
         """Stop after the chunk that is being registered, until `resume()`."""
@@ -297,12 +314,15 @@ class Registration:
     def _register_chunks(self, driver: Driver, flags: int) -> None:
         offset = last = 0
         last_s = 0.0
+        policy = self._policy
         while True:
+            before = policy.target_s
+            policy = self._pace.chunks(self._policy, self._part.size_bytes, last, last_s)
             last = next_chunk_bytes(
-                self._policy,
+                policy,
                 offset_bytes=offset,
                 end_bytes=self._part.size_bytes,
-                last_bytes=last,
+                last_bytes=last if policy.target_s == before else 0,
                 last_s=last_s,
             )
             if last == 0:
@@ -310,9 +330,13 @@ class Registration:
             with contextlib.ExitStack() as turn:
                 while not self._enter_turn(turn):
                     pass
+                began_s = time.monotonic()
                 last_s = self._register_chunk(driver, offset, last, flags)
             offset += last
+            self._control.start_clock()
             self._tracker.chunk(last, last_s)
+            if offset < self._part.size_bytes:
+                self._pace.wait(began_s, last_s, self._control.interrupt)
 
     def _register_chunk(self, driver: Driver, offset: int, size: int, flags: int) -> float:
         """Register one chunk; return the seconds that the call took."""
@@ -367,6 +391,7 @@ class Registration:
                 reason="OnRegisteredFailed",
                 remedy="see the engine's log; it serves from GPU memory alone",
             ) from error
+        self._control.start_clock()  # what it took was the engine's, or other registrations'
 
     def _finish(self, outcome: str) -> None:
         """Report READY, unless the registration was cancelled before."""
@@ -403,9 +428,27 @@ class Registration:
         self._range.release()
         return error
 
+    @contextlib.contextmanager
+    def _turn_to_undo(self) -> Iterator[None]:
+        """Hold a turn for one call, and leave the engine its gap after it if it goes on to serve.
+
+        Where no turn is to be had it is for all that follow, too: what was registered must not stay
+        so for want of turns, and there may be thousands.
+        """
+        with contextlib.ExitStack() as turn:
+            if self._turnstile is not None:
+                try:
+                    turn.enter_context(self._turnstile.turn(timeout_s=_UNDO_TURN_S))
+                except BusyError:
+                    self._turnstile = None
+            began_s = time.monotonic()
+            yield
+        if not self._closing.locked():
+            self._pace.wait(began_s, time.monotonic() - began_s, _NEVER)
+
     def _unregister_all(self, driver: Driver) -> HostprepError | None:
         """Unregister all chunks, the last one first; return why one of them could not be."""
-        error = self._range.undo(driver)
+        error = self._range.undo(driver, self._turn_to_undo)
         self._tracker.done_bytes = 0
         if error is not None:
             self._tracker.note = (
@@ -432,6 +475,8 @@ def register(
     if "turnstile" not in options:
         # No chunk ends inside a row: a row that is all of a rank's part is one long call.
         patience = patience_for(options.get("row_bytes", 0))
-        options["turnstile"] = Turnstile(pool_of(attachment).root, patience_s=patience)
+        options["turnstile"] = Turnstile(
+            pool_of(attachment).root, patience_s=patience, engine=attachment.lease_id
+        )
     registration = Registration(attachment, **options)
     return registration.run() if mode == "sync" else registration.start()

@@ -52,7 +52,7 @@ class Control:
         self._is_cancelled = False
 
     def start_clock(self) -> None:
-        """Count the deadline from now."""
+        """Count the deadline from now: at the start, and again after each chunk."""
         if self._deadline_s is not None:
             self._ends_at_s = time.monotonic() + self._deadline_s
 
@@ -106,7 +106,7 @@ class Control:
             raise CancelledError("the registration was cancelled")
         if self.left_s() == 0.0:
             raise FailedError(
-                f"memory was not registered within {self._deadline_s:g} s",
+                f"nothing was registered for {self._deadline_s:g} s",
                 reason="DeadlineExceeded",
                 remedy="give it more time, or a turnstile that is wider",
             )
@@ -270,22 +270,27 @@ class RegisteredRange:
             self._chunks.pop()
             raise
 
-    def undo(self, driver: Driver) -> HostprepError | None:
+    def undo(
+        self, driver: Driver, turn: Callable[[], contextlib.AbstractContextManager[object]]
+    ) -> HostprepError | None:
         """Unregister all chunks, the last one first; return the first error, after all.
 
         In reverse, as in every roll-back: at any moment what is left is a range without holes
-        from its start on. A context that is gone took its registrations with it.
+        from its start on. Each call within a `turn()`: it stalls others as registering does. A
+        context that is gone took its registrations with it.
         """
         first_error: DriverError | None = None
         stuck: list[int] = []
         while self._chunks:
-            address = self._chunks.pop()
+            address = self._chunks[-1]
             try:
-                driver.unregister(address)
+                with turn():
+                    driver.unregister(address)
             except DriverError as error:
                 if not error.is_gone:
                     stuck.append(address)
                     first_error = first_error or error
+            self._chunks.pop()  # not before: Ctrl-C while it waits for its turn leaves it noted
         self._chunks = stuck[::-1]
         return first_error
 

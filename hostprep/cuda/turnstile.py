@@ -1,7 +1,8 @@
-"""The turnstile: the processes of a node take turns with the driver, chunk by chunk.
+"""The turnstile: the engines of a node take turns with the driver, chunk by chunk.
 
 While one process registers, the driver's locks stall the others' calls; a lock alone is not fair
-(flock(2) promises no order). Hence tickets, in order of arrival, for a small number of slots.
+(flock(2) promises no order). Hence tickets, in order of arrival, for a small number of slots. The
+ranks of one engine run in lockstep: what stalls one stalls all, so that they have turns together.
 Kernel locks only: they go with their process, in any PID namespace, and no daemon has to be up.
 
 Registering unfairly is better than not registering: without a folder to write to, an engine logs it
@@ -17,6 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hostprep.cuda.board_layout import generation_of
 from hostprep.cuda.turnstile_files import (
     QueueTicket,
     TicketId,
@@ -61,10 +63,11 @@ def patience_for(call_bytes: int) -> float:
 class Turnstile:
     """The turnstile of one GPU, or of the whole node: every process that uses the same key.
 
-    At most `width` processes register at once. `patience_s`: how long the queue before us may
-    stand still until we go past it, and ten times as long in any case; a turn takes milliseconds.
-    `say` gets a sentence for people, once; by default it is logged as a warning. Each thread of a
-    process may take turns of its own.
+    At most `width` engines register at once. `engine`: what all ranks of one have in common, such
+    as the lease's id; a process without it is by itself. `patience_s`: how long the queue before us
+    may stand still until we go past it, and ten times as long in any case; a turn takes
+    milliseconds. `say` gets a sentence for people, once; by default it is logged as a warning. Each
+    thread of a process may take turns of its own.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Turnstile:
         root: str | None = None,
         key: str = "node",
         *,
+        engine: str = "",
         width: int = 1,
         patience_s: float = PATIENCE_S,
         say: Callable[[str], None] | None = None,
@@ -91,6 +95,7 @@ class Turnstile:
             )
         self._root = root or default_root()
         self._key = key
+        self._engine = generation_of(engine) if engine else b""
         self._width = width
         self._patience_s = patience_s
         self._stopped: frozenset[TicketId] = frozenset()
@@ -141,9 +146,15 @@ class Turnstile:
         """Wait until we are next, and return our slot; None for a turn without one."""
         self._forget_who_moved(folder)
         while True:
-            ahead = living_ahead(folder, ticket.number, limit=self._width + 1, skip=self._stopped)
+            ahead = living_ahead(
+                folder,
+                ticket.number,
+                limit=self._width + 1,
+                skip=self._stopped,
+                engine=self._engine,
+            )
             is_next = len(ahead) < self._width
-            slot = try_slots(folder, self._width) if is_next else None
+            slot = try_slots(folder, self._width, self._engine) if is_next else None
             if slot is not None:
                 self._slot_is_stuck = self._impatient = False
                 return slot
@@ -154,7 +165,7 @@ class Turnstile:
                 self._lose_patience(wait, is_stuck=is_stuck)
                 if is_next or not is_stuck:
                     self._slot_is_stuck = is_next
-                    return try_slots(folder, self._width)
+                    return try_slots(folder, self._width, self._engine)
                 # Those that could be at work. Others behind them wait for them as we do.
                 self._stopped |= set(ahead[: self._width])
             wait.pause(_HEAD_PAUSE_S if len(ahead) <= self._width else _PAUSE_S)
@@ -205,7 +216,7 @@ class Turnstile:
     def _draw_once(self) -> tuple[int, QueueTicket]:
         folder = track_fd(open_turnstile(self._root, self._key))
         try:
-            return folder, draw(folder)
+            return folder, draw(folder, self._engine)
         except BaseException:
             close_tracked(folder)
             raise

@@ -1,4 +1,8 @@
-"""The files of a turnstile: tickets of processes that wait or register, slots, and the folders."""
+"""The files of a turnstile: tickets of processes that wait or register, slots, and the folders.
+
+A ticket holds the 16 bytes of its process's engine, or nothing. A slot is locked exclusively by a
+process without an engine; the processes of one engine share it, and its bytes are in the slot then.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,7 @@ thousand times a second."""
 _MODE = 0o1777
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SLOT = "slot0"
+_ENGINE_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,10 @@ class TicketId:
     inode: int
 
 
-def draw(folder: int) -> QueueTicket:
+def draw(folder: int, engine: bytes = b"") -> QueueTicket:
     """Take the last place in the queue. Raises OSError where nothing can be written.
+
+    `engine`: 16 bytes that all processes of an engine have in common; empty for one by itself.
 
     Two processes that draw at once may swap places; a process loses at most one place to each
     other that way, since later ones always draw behind.
@@ -69,6 +76,7 @@ def draw(folder: int) -> QueueTicket:
     try:
         # Never waits: no other process has a file without a name.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.pwrite(fd, engine, 0)
         living = [number for number, name in _numbers(folder) if living_inode(folder, name)]
         number = 1 + max(living, default=0)
         while number <= _LAST:
@@ -82,19 +90,27 @@ def draw(folder: int) -> QueueTicket:
 
 
 def living_ahead(
-    folder: int, number: int, *, limit: int, skip: Collection[TicketId] = ()
+    folder: int,
+    number: int,
+    *,
+    limit: int,
+    skip: Collection[TicketId] = (),
+    engine: bytes = b"",
 ) -> tuple[TicketId, ...]:
     """Return the first `limit` living tickets before ours, less those in `skip`.
 
+    Of each engine the first one counts, and none of our own's: its processes have turns together.
     Tickets of dead processes are removed on the way, where this process may. Raises OSError.
     """
     found: list[TicketId] = []
+    engines = {engine} - {b""}
     for other, name in _numbers(folder):
         if other >= number or len(found) == limit:
             break
-        inode = living_inode(folder, name)
-        if inode and TicketId(other, inode) not in skip:
+        inode, of = _living(folder, name)
+        if inode and of not in engines and TicketId(other, inode) not in skip:
             found.append(TicketId(other, inode))
+            engines |= {of} - {b""}
     return tuple(found)
 
 
@@ -103,10 +119,10 @@ def is_held(folder: int, other: TicketId) -> bool:
     return living_inode(folder, _name(other.number)) == other.inode
 
 
-def try_slots(folder: int, width: int) -> int | None:
-    """Return a slot that was free, now locked; None where all are taken.
+def try_slots(folder: int, width: int, engine: bytes = b"") -> int | None:
+    """Return a slot that was free or is our engine's, now locked; None where all are taken.
 
-    The slots alone keep more than `width` processes from registering at once; tickets only say
+    The slots alone keep more than `width` engines from registering at once; tickets only say
     which may try next. A slot that cannot be opened (malice) is passed over; raises OSError where
     none can be.
     """
@@ -114,17 +130,28 @@ def try_slots(folder: int, width: int) -> int | None:
     usable = 0
     for index in range(width):
         try:
-            fd = track_fd(_open_slot(folder, f"slot{index}"))
+            fd = track_fd(_open_slot(folder, f"slot{index}", os.O_RDWR if engine else os.O_RDONLY))
         except OSError as error:
             problem = error
             continue
         usable += 1
-        if try_lock(fd, exclusive=True) and os.fstat(fd).st_nlink > 0:
+        if _lock_slot(fd, engine) and os.fstat(fd).st_nlink > 0:
             return fd
         close_tracked(fd)
     if problem is not None and not usable:
         raise problem
     return None
+
+
+def _lock_slot(fd: int, engine: bytes) -> bool:
+    """Lock a slot, together with processes of the same engine; False where it is another's."""
+    if not engine:
+        return try_lock(fd, exclusive=True)
+    if try_lock(fd, exclusive=True):
+        os.pwrite(fd, engine, 0)
+    # A lock that is made a shared one is none for an instant (flock(2)): another engine may have
+    # taken it then, and written its own bytes.
+    return try_lock(fd, exclusive=False) and os.pread(fd, _ENGINE_BYTES, 0) == engine
 
 
 def release_slot(fd: int) -> None:
@@ -149,23 +176,28 @@ def is_ticket_name(name: str) -> bool:
     return len(name) == _DIGITS and name.isascii() and name.isdigit()
 
 
-def open_plain(folder: int, name: str) -> int:
+def open_plain(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
     """Open a regular file for locking. Never with O_CREAT: see fs.protected_regular."""
-    return open_state_file(name, os.O_RDONLY, folder=folder)
+    return open_state_file(name, flags, folder=folder)
 
 
 def living_inode(folder: int, name: str) -> int:
     """Return the inode of a ticket whose process lives; else remove the ticket and return 0."""
+    return _living(folder, name)[0]
+
+
+def _living(folder: int, name: str) -> tuple[int, bytes]:
+    """Return the same, and the bytes of the process's engine."""
     try:
         fd = open_plain(folder, name)
     except OSError:
-        return 0  # gone, or no ticket of ours: those can be opened by everybody
+        return 0, b""  # gone, or no ticket of ours: those can be opened by everybody
     try:
         if not try_lock(fd, exclusive=True):
-            return os.fstat(fd).st_ino
+            return os.fstat(fd).st_ino, os.pread(fd, _ENGINE_BYTES, 0)
         with contextlib.suppress(OSError):
             _unlink_own(folder, name, fd)
-        return 0
+        return 0, b""
     finally:
         os.close(fd)
 
@@ -174,13 +206,13 @@ def _name(number: int) -> str:
     return f"{number:0{_DIGITS}d}"
 
 
-def _open_slot(folder: int, name: str) -> int:
+def _open_slot(folder: int, name: str, flags: int) -> int:
     try:
-        return open_plain(folder, name)
+        return open_plain(folder, name, flags)
     except FileNotFoundError:
         pass
     _make_slot(folder, name)
-    return open_plain(folder, name)
+    return open_plain(folder, name, flags)
 
 
 def _make_slot(folder: int, name: str) -> None:

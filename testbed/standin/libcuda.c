@@ -15,6 +15,9 @@
  *   STANDIN_READ_ONLY    0: nor as read-only
  *   STANDIN_CONTEXT  1: device 0's context is current in every thread, as where an engine's runtime
  *                    has made it so; for engines whose platform is none of CUDA's
+ *   STANDIN_LOCKS    1: while a call registers or unregisters, it also holds the context's lock, and
+ *                    the process's mmap_lock for reading, as pinning does (mm/gup.c): see
+ *                    standin_launch, standin_fault and standin_map, which an engine's threads take
  *   STANDIN_FAIL     failures on demand, comma-separated: CALL:WHEN:CODE[:sticky], CALL register
  *                    or unregister, WHEN the n-th such call, any, base or huge (kind of pages)
  */
@@ -221,6 +224,47 @@ static CUresult check_capture(void)
     return CAPTURE_UNSUPPORTED;
 }
 
+/*
+ * The locks of one process. mmap_lock lets writers pass before later readers (rwsem): a fault waits
+ * behind a thread start, an mmap or a munmap that waits for the pin.
+ */
+static pthread_mutex_t context_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_rwlock_t mmap_lock = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+
+static void pin_locks(void)
+{
+    if (setting("STANDIN_LOCKS", 0)) {
+        pthread_mutex_lock(&context_mutex);
+        pthread_rwlock_rdlock(&mmap_lock);
+    }
+}
+
+static void unpin_locks(void)
+{
+    if (setting("STANDIN_LOCKS", 0)) {
+        pthread_rwlock_unlock(&mmap_lock);
+        pthread_mutex_unlock(&context_mutex);
+    }
+}
+
+void standin_launch(void)
+{
+    pthread_mutex_lock(&context_mutex);
+    pthread_mutex_unlock(&context_mutex);
+}
+
+void standin_fault(void)
+{
+    pthread_rwlock_rdlock(&mmap_lock);
+    pthread_rwlock_unlock(&mmap_lock);
+}
+
+void standin_map(void)
+{
+    pthread_rwlock_wrlock(&mmap_lock);
+    pthread_rwlock_unlock(&mmap_lock);
+}
+
 static struct Range *overlapping(uintptr_t start, uintptr_t end)
 {
     for (int n = 0; n < range_count; n++)
@@ -276,6 +320,7 @@ CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned flags)
     if (result == SUCCESS)
         result = ordered_failure("register", number, is_huge);
     if (result == SUCCESS) {
+        pin_locks();
         int fd = take_lock();
         write_log("enter");
         pthread_mutex_lock(&state_mutex);
@@ -290,6 +335,7 @@ CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned flags)
             take_time((long)(size >> 20) * (is_huge ? HUGE_NS_PER_MIB : BASE_NS_PER_MIB));
         write_log("leave");
         drop_lock(fd);
+        unpin_locks();
     }
     write_log("register(%#lx,%zu,%u,%d)=%d", start, size, flags,
               current != NULL ? current->device : -1, result);
@@ -306,6 +352,7 @@ CUresult cuMemHostUnregister(void *address)
     if (result == SUCCESS)
         result = ordered_failure("unregister", number, 0);
     if (result == SUCCESS) {
+        pin_locks();
         int fd = take_lock();
         size_t size = 0;
         pthread_mutex_lock(&state_mutex);
@@ -319,6 +366,7 @@ CUresult cuMemHostUnregister(void *address)
         pthread_mutex_unlock(&state_mutex);
         take_time((long)(size >> 20) * BASE_NS_PER_MIB / UNREGISTER_PART);
         drop_lock(fd);
+        unpin_locks();
     }
     write_log("unregister(%#lx)=%d", start, result);
     return result;

@@ -8,6 +8,7 @@ the board and no more; the first poll begins.
 from __future__ import annotations
 
 from hostprep.cuda.board import RankBoard, board_path
+from hostprep.cuda.pace import Pace
 from hostprep.cuda.registration import register
 from hostprep.errors import HostprepError
 
@@ -50,6 +51,7 @@ class RankRegistration:
         self._registers = registers
         self._registration: Registration | None = None
         self._has_begun = False
+        self._pace = Pace(memory.lease_id, duty_cycle=settings.duty_cycle)
         self._board = RankBoard.open(
             board_path(memory), generation=memory.lease_id, world=world, rank=rank
         )
@@ -64,8 +66,9 @@ class RankRegistration:
             raise
 
     def poll(self) -> None:
-        """Begin, at the first call."""
+        """Begin, at the first call; at the others, note that the engine works."""
         if self._has_begun:
+            self._pace.step()
             return
         self._has_begun = True
         if not self._registers:
@@ -81,6 +84,7 @@ class RankRegistration:
                 row_bytes=self._layout.row_bytes,
                 deadline_s=self._settings.deadline_s,
                 board=self._board,
+                pace=self._pace,
             )
         except HostprepError as error:
             self._board.failed(str(error))

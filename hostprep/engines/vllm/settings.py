@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hostprep.client import environment
 from hostprep.client.owner import check_owner_name
+from hostprep.cuda.pace import DUTY_CYCLE, Spacing
 from hostprep.engines.memory import MEMORY_KEYS
 from hostprep.errors import BadInputError
 from hostprep.units import parse_quantity
@@ -22,7 +23,15 @@ _MODES = ("background", "sync")
 _DEADLINE_S = 1800.0
 
 WARM = "hostprep.warm"
-_OWN_KEYS = ("hostprep.register", "hostprep.mode", "hostprep.deadline_s", SLOTS, WARM)
+_DUTY_CYCLE = "hostprep.duty_cycle"
+_OWN_KEYS = (
+    "hostprep.register",
+    "hostprep.mode",
+    "hostprep.deadline_s",
+    _DUTY_CYCLE,
+    SLOTS,
+    WARM,
+)
 _KEYS = (*MEMORY_KEYS, *_OWN_KEYS, "hostprep.owner_file")
 """All keys of ours; what else begins with "hostprep." is a slip of the pen."""
 
@@ -36,7 +45,10 @@ class Settings:
     mode: str
     """background: the engine serves meanwhile; sync: before it serves, as vLLM does by itself."""
     deadline_s: float
-    """From the start of the engine: after that it serves without the host tier until a restart."""
+    """For how long registering may make no progress: after that the engine serves without the host
+    tier until a restart."""
+    duty_cycle: float
+    """The share of the time that registering may take while the engine works."""
     size_bytes: int | None
     """vLLM's own cpu_bytes_to_use; None: the whole region."""
     slots: bool = False
@@ -58,6 +70,7 @@ class Settings:
             register=_one_of(config, "hostprep.register", _REGISTER),
             mode=_one_of(config, "hostprep.mode", _MODES),
             deadline_s=_deadline_s(config),
+            duty_cycle=_duty_cycle(config),
             size_bytes=_size_bytes(config.get("cpu_bytes_to_use")),
             slots=has_slots(
                 {
@@ -88,6 +101,7 @@ def check_settings(config: Mapping[str, Any]) -> None:
     _one_of(config, "hostprep.register", _REGISTER)
     _one_of(config, "hostprep.mode", _MODES)
     _deadline_s(config)
+    _duty_cycle(config)
 
 
 def warm_name(config: Mapping[str, Any], *, can_keep: bool) -> str | None:
@@ -200,6 +214,18 @@ def _deadline_s(config: Mapping[str, Any]) -> float:
             remedy="give seconds, more than 0",
         )
     return seconds
+
+
+def _duty_cycle(config: Mapping[str, Any]) -> float:
+    given = config.get(_DUTY_CYCLE, DUTY_CYCLE)
+    try:
+        return Spacing(float(given)).duty_cycle
+    except (TypeError, ValueError):
+        raise BadInputError(
+            f"{_DUTY_CYCLE} is {given!r}",
+            reason="BadSetting",
+            remedy=f"give a share of the time, such as {DUTY_CYCLE:g}",
+        ) from None
 
 
 def _size_bytes(given: Any) -> int | None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import time
 from dataclasses import dataclass
 
 from hostprep.cuda.board_layout import CLOSED, FAILED, READY
 from hostprep.cuda.chunks import pool_of
 from hostprep.cuda.gate import Gate
+from hostprep.cuda.pace import Pace
 from hostprep.cuda.registration import Registration
 from hostprep.cuda.turnstile import Turnstile
 from hostprep.engines.allocator import share_of
@@ -157,8 +157,8 @@ class RunRegistrations:
     `on_registered`, in its thread: it reports READY after all of them and after `on_registered`,
     which is the engine's part; a failure in there takes all back.
 
-    Make it where the engine's CUDA context is current, and start it then: `deadline_s` is for all
-    of them together.
+    Make it where the engine's CUDA context is current, and start it then. `deadline_s` is for each
+    chunk, and the pace is one for all runs.
     """
 
     def __init__(
@@ -169,11 +169,14 @@ class RunRegistrations:
         on_registered: Callable[[], object],
         board: RankBoard | None,
         deadline_s: float,
+        pace: Pace,
     ) -> None:
         self._attachment = attachment
         self._runs = runs
         self._on_registered = on_registered
-        self._turnstile = Turnstile(pool_of(attachment).root)
+        self._pace = pace
+        self._deadline_s = deadline_s
+        self._turnstile = Turnstile(pool_of(attachment).root, engine=attachment.lease_id)
         self._is_closing = False
         progress = RankProgress(board) if board is not None else None
         self._boards = [
@@ -182,9 +185,8 @@ class RunRegistrations:
             for at, run in enumerate(runs)
             if progress is not None
         ]
-        self.first = self._part(0, deadline_s)
+        self.first = self._part(0)
         self._parts = [self.first]
-        self._ends_s = time.monotonic() + deadline_s
 
     def close(self) -> None:
         """Take all back, the last run first; what is still in progress is cancelled."""
@@ -195,7 +197,7 @@ class RunRegistrations:
         for part in reversed(parts):
             part.close()
 
-    def _part(self, at: int, deadline_s: float) -> Registration:
+    def _part(self, at: int) -> Registration:
         run = self._runs[at]
         return Registration(
             self._attachment,
@@ -203,16 +205,17 @@ class RunRegistrations:
             size_bytes=run.size_bytes,
             row_bytes=run.row_bytes,
             turnstile=self._turnstile,
-            deadline_s=deadline_s,
+            deadline_s=self._deadline_s,
             on_registered=functools.partial(self._register_next, at + 1),
             board=self._boards[at] if self._boards else None,
+            pace=self._pace,
         )
 
     def _register_next(self, at: int) -> None:
         if at == len(self._runs):
             self._on_registered()
             return
-        part = self._part(at, max(0.001, self._ends_s - time.monotonic()))
+        part = self._part(at)
         self._parts.append(part)
         if self._is_closing:
             raise FailedError("the engine is ending", reason="Cancelled")
@@ -251,6 +254,8 @@ class PreparedTier:
         self._registers = registers
         self._in_background = settings.mode == "background"
         self._deadline_s = settings.deadline_s
+        self._duty_cycle = settings.duty_cycle
+        self._pace: Pace | None = None
         self._attachment: Attachment | None = None
         self._board: RankBoard | None = None
         self._registrations: RunRegistrations | None = None
@@ -276,6 +281,8 @@ class PreparedTier:
             if not self._has_begun:
                 self._has_begun = True
                 self._begin(self._attachment)
+            elif self._pace is not None:
+                self._pace.step()
             self._check_registrations()
         except Exception as error:
             self._outcome = (FAILED, str(error))
@@ -354,12 +361,14 @@ class PreparedTier:
                 board.ready()
             self._outcome = (READY, "")
             return
+        self._pace = Pace(attachment.lease_id, duty_cycle=self._duty_cycle)
         self._registrations = RunRegistrations(
             attachment,
             self._runs,
             on_registered=self._make_backend,
             board=self._board,
             deadline_s=self._deadline_s,
+            pace=self._pace,
         )
         if self._in_background:
             self._registrations.first.start()

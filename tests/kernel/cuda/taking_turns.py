@@ -1,7 +1,8 @@
 """A process that takes turns and writes down what happens, for the tests of the turnstile.
 
-Arguments: root, log, how many turns, seconds a turn, width, and what to take out of the turnstile.
-The log is appended to by all: `ask`, `begin` and `end` with a process's name, in order.
+Arguments: root, log, how many turns, seconds a turn, width, what to take out of the turnstile, and
+the process's engine. The log is appended to by all: `ask`, `begin` and `end` with a process's name,
+in order; the name begins with the engine.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def replace(module: ModuleType, **names: object) -> None:
 
 
 def main(*arguments: str) -> None:
-    root, log, turns, turn_s, width, mutant = arguments
+    root, log, turns, turn_s, width, mutant, engine = arguments
     mutate(mutant)
-    name = f"{os.getpid()}-{os.stat('/proc/self/ns/pid').st_ino}"
+    name = f"{engine}/{os.getpid()}-{os.stat('/proc/self/ns/pid').st_ino}"
     fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     witness = os.open(f"{log}.witness", os.O_RDWR | os.O_CREAT, 0o666)
 
@@ -43,20 +44,25 @@ def main(*arguments: str) -> None:
 
     draw = tickets.draw
 
-    def draw_and_tell(folder: int) -> tickets.QueueTicket:
-        ticket = draw(folder)
+    def draw_and_tell(folder: int, engine: bytes) -> tickets.QueueTicket:
+        ticket = draw(folder, engine)
         write("ask")
         return ticket
 
     replace(turnstile, draw=draw_and_tell)
     ours = turnstile.Turnstile(
-        root, width=int(width), patience_s=1e9, say=lambda text: write(f"say:{text[:60]!r}")
+        root,
+        width=int(width),
+        patience_s=1e9,
+        say=lambda text: write(f"say:{text[:60]!r}"),
+        engine=engine,
     )
     for _ in range(int(turns)):
         with ours.turn():
             write("begin")
-            own = os.dup(witness) if width != "1" else os.open(f"{log}.witness", os.O_RDWR)
-            if width == "1" and not try_lock(own, exclusive=True):
+            is_alone = width == "1" and not engine
+            own = os.open(f"{log}.witness", os.O_RDWR) if is_alone else os.dup(witness)
+            if is_alone and not try_lock(own, exclusive=True):
                 write("overlap")
             time.sleep(float(turn_s))
             os.close(own)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from hostprep.backing import MIB
 from hostprep.cuda.board import RankBoard
 from hostprep.cuda.driver import load_driver
 from hostprep.cuda.gate import Gate
+from hostprep.cuda.pace import Pace, Spacing
 from hostprep.cuda.registration_state import Progress
 from hostprep.cuda.turnstile import Turnstile
 from hostprep.cuda.turnstile_files import make_turnstiles
@@ -198,8 +201,120 @@ def test_each_chunk_is_in_a_turn_of_its_own(scene: Scene) -> None:
             return super().turn(*args, **named)
 
     _, registration = registration_of(scene, turnstile=Counted(str(scene.folder)))
-    registration.run().close()
+    registration.run()
     assert turns == list(range(8))
+    registration.close()
+    assert turns == [*range(8), *[8] * 8], "undoing stalls others as registering does"
+
+
+def _undoes_in_turns(scene: Scene) -> None:
+    make_turnstiles(str(scene.folder))
+    _, registration = registration_of(scene, turnstile=Turnstile(str(scene.folder)))
+    registration.run()
+    closing = threading.Thread(target=registration.close)
+    with Turnstile(str(scene.folder)).turn():
+        closing.start()
+        closing.join(0.3)
+        assert scene.unregistered() == [], "out of turn"
+    closing.join(LONG_S)
+    assert scene.unregistered() == scene.registered()[::-1]
+
+
+@in_child()
+def test_what_is_taken_back_waits_for_its_turn(scene: Scene) -> None:
+    _undoes_in_turns(scene)
+
+
+@in_child()
+def test_without_turns_for_that_it_would_be_seen(scene: Scene) -> None:
+    """A test of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Registration, "_turn_to_undo", lambda _: contextlib.nullcontext())
+        with pytest.raises(AssertionError, match="out of turn"):
+            _undoes_in_turns(scene)
+
+
+@in_child()
+def test_who_gets_no_turn_takes_all_back_without(scene: Scene) -> None:
+    """As from a stopped process: not once more for each of thousands of chunks."""
+    make_turnstiles(str(scene.folder))
+    _, registration = registration_of(scene, turnstile=Turnstile(str(scene.folder)))
+    registration.run()
+    waits: list[object] = []
+    real = Turnstile.turn
+
+    def counted(turnstile: Turnstile, *args: Any, **named: Any) -> Any:
+        waits.append(named)
+        return real(turnstile, *args, **named)
+
+    with Turnstile(str(scene.folder)).turn(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hostprep.cuda.registration._UNDO_TURN_S", 0.05)
+        patch.setattr(Turnstile, "turn", counted)
+        registration.close()
+    assert len(waits) == 1
+    assert scene.unregistered() == scene.registered()[::-1]
+
+
+def _leaves_gaps(scene: Scene) -> None:
+    _, registration = registration_of(scene)
+    registration.step()
+    ended = threading.Event()
+
+    def serve() -> None:
+        while not ended.wait(0.005):
+            registration.step()
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    try:
+        assert registration.start().wait(LONG_S)
+    finally:
+        ended.set()
+        serving.join()
+    assert registration.state == "Registered"
+    # 8 calls that take no time are a place on the grid apart; the first place may come at once.
+    assert registration.progress.elapsed_s > 6 * Spacing().period_s, "no gaps"
+    registration.close()
+
+
+@in_child()
+def test_an_engine_that_works_has_gaps_between_calls(scene: Scene) -> None:
+    _leaves_gaps(scene)
+
+
+@in_child()
+def test_without_the_gaps_that_would_be_seen(scene: Scene) -> None:
+    """A test of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pace, "wait", lambda *_: None)
+        with pytest.raises(AssertionError, match="no gaps"):
+            _leaves_gaps(scene)
+
+
+@in_child()
+def test_a_pause_and_a_cancellation_come_through_a_gap(scene: Scene) -> None:
+    _, registration = registration_of(scene, pace=Pace(duty_cycle=0.01))
+    registration.step()
+    registration.start()
+    wait_for(lambda: registration.progress.done_bytes)
+    registration.pause()
+    wait_for(lambda: registration.state == "Paused")
+    registration.cancel()
+    assert registration.wait(LONG_S)
+    assert registration.state == "Cancelled"
+
+
+@in_child()
+def test_a_deadline_is_for_each_chunk(scene: Scene) -> None:
+    class Slow:
+        def turn(self, *_: Any, **__: Any) -> Any:
+            time.sleep(0.3)
+            return contextlib.nullcontext()
+
+    _, registration = registration_of(scene, turnstile=Slow(), deadline_s=2.0)
+    registration.run()
+    assert registration.progress.elapsed_s > 2.0
+    registration.close()
 
 
 @in_child()

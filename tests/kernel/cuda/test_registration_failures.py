@@ -65,9 +65,9 @@ def test_without_the_reverse_that_would_be_seen(scene: Scene) -> None:
     """A test of the tests: all is taken back, the first chunk first."""
     undo = RegisteredRange.undo
 
-    def forwards(registered: RegisteredRange, driver: Any) -> Any:
+    def forwards(registered: RegisteredRange, *arguments: Any) -> Any:
         registered._chunks.reverse()
-        return undo(registered, driver)
+        return undo(registered, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RegisteredRange, "undo", forwards)

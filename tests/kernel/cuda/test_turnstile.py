@@ -51,12 +51,40 @@ def test_a_ticket_before_that_of_who_is_at_work_lets_nobody_in(
 ) -> None:
     """Tickets alone would: it is the slots that keep two from being at work at once."""
     with Turnstile(str(root)).turn():
-        monkeypatch.setattr(turnstile, "draw", _draw_the_first_number)
+        monkeypatch.setattr(turnstile, "draw", lambda folder, _: _draw_the_first_number(folder))
         with pytest.raises(BusyError):
             a_turn(root, timeout_s=0.2)
         any_file = track_fd(os.open("/dev/null", os.O_RDONLY))
         monkeypatch.setattr(turnstile, "try_slots", lambda *_: any_file)
         a_turn(root, timeout_s=0.2)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_ranks_of_an_engine_have_turns_together_and_engines_one_after_the_other(
+    root: Path, width: int
+) -> None:
+    turns = run_all(9, root, turns=12, turn_s=0.004, width=width, engines=3)
+    print(f"longest wait: {turns.longest_wait()} turns; at once: {turns.most_at_once()}")
+    assert turns.count("begin") == turns.count("end") == 9 * 12
+    assert turns.most_engines_at_once() <= width
+    assert turns.most_at_once() > width, "the ranks of an engine waited for each other"
+    assert turns.longest_wait() <= 2 * 9
+    assert entries(root) <= {f"slot{index}" for index in range(width)}
+
+
+def test_without_the_engines_bytes_in_the_slot_two_engines_would_be_in_at_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank may have a ticket before another engine's that is at work: see `draw`."""
+    with Turnstile(str(root), engine="a").turn():
+        monkeypatch.setattr(turnstile, "draw", lambda folder, _: _draw_the_first_number(folder))
+        a_turn(root, engine="a", timeout_s=HANG_S)
+        with pytest.raises(BusyError):
+            a_turn(root, engine="b", timeout_s=0.2)
+        with pytest.raises(BusyError):
+            a_turn(root, timeout_s=0.2)
+        monkeypatch.setattr(tickets, "_lock_slot", lambda fd, _: try_lock(fd, exclusive=False))
+        a_turn(root, engine="b", timeout_s=0.2)
 
 
 def test_told_to_stop_it_leaves_the_queue(root: Path) -> None:

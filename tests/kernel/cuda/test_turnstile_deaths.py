@@ -66,8 +66,8 @@ def test_without_passing_over_the_dead_nobody_gets_a_turn(
 ) -> None:
     _kill_one_that_waits(root)
     monkeypatch.setattr(
-        "hostprep.cuda.turnstile_files.living_inode",
-        lambda folder, name: name in os.listdir(folder),
+        "hostprep.cuda.turnstile_files._living",
+        lambda folder, name: (name in os.listdir(folder), b""),
     )
     with pytest.raises(BusyError, match="no turn"):
         a_turn(root, timeout_s=1)

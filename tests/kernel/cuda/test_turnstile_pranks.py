@@ -127,8 +127,8 @@ def test_who_waits_for_a_slot_that_is_replaced_goes_to_the_new_one(
     opened = os.open(folder, os.O_RDONLY)
     real = tickets.open_plain
 
-    def open_and_be_overtaken(folder: int, name: str) -> int:
-        fd = real(folder, name)
+    def open_and_be_overtaken(folder: int, name: str, flags: int) -> int:
+        fd = real(folder, name, flags)
         monkeypatch.setattr(tickets, "open_plain", real)
         make_turnstiles(str(root))
         return fd

@@ -227,7 +227,7 @@ def test_a_container_of_one_pool_takes_turns_by_a_mount_of_the_turnstile(
 def test_processes_of_other_pid_namespaces_share_it(root: Path) -> None:
     make_turnstiles(str(root))
     log = root / "log"
-    command = [sys.executable, str(WORKER), str(root), str(log), "20", "0.002", "1", "none"]
+    command = [sys.executable, str(WORKER), str(root), str(log), "20", "0.002", "1", "none", ""]
     started = [
         subprocess.Popen(
             ["unshare", "--pid", "--fork", "--kill-child", *command],

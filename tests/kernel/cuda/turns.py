@@ -37,6 +37,15 @@ class Turns:
             most = max(most, at_work)
         return most
 
+    def most_engines_at_once(self) -> int:
+        at_work: dict[str, int] = {}
+        most = 0
+        for event, name in self.events:
+            engine = name.partition("/")[0]
+            at_work[engine] = at_work.get(engine, 0) + {"begin": 1, "end": -1}.get(event, 0)
+            most = max(most, sum(count > 0 for count in at_work.values()))
+        return most
+
     def longest_wait(self) -> int:
         """Return how many turns of others anybody saw begin between asking and his own."""
         waiting: dict[str, int] = {}
@@ -53,15 +62,15 @@ class Turns:
 @contextlib.contextmanager
 def workers(
     number: int, root: Path, *, turns: int, turn_s: float, width: int = 1, mutant: str = "none",
-    before: tuple[str, ...] = (),
+    engines: int = 0, before: tuple[str, ...] = (),
 ) -> Iterator[list[subprocess.Popen[bytes]]]:  # fmt: skip
     started = [
         subprocess.Popen(
             [*before, sys.executable, str(WORKER), str(root), str(root / "log"), str(turns),
-             str(turn_s), str(width), mutant],
+             str(turn_s), str(width), mutant, f"engine-{rank % engines}" if engines else ""],
             env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
         )
-        for _ in range(number)
+        for rank in range(number)
     ]  # fmt: skip
     try:
         yield started

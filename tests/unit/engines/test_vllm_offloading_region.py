@@ -54,7 +54,7 @@ def test_a_region_without_room_for_one_chunk_is_refused_with_both_numbers() -> N
 
 def test_nothing_need_be_said() -> None:
     settings = Settings.read({"spec_name": "HostprepOffloadingSpec", "block_size": 64})
-    assert settings == Settings("auto", "background", 1800.0, None)
+    assert settings == Settings("auto", "background", 1800.0, 0.08, None)
     assert settings.registers(is_cuda=True)
     assert not settings.registers(is_cuda=False)
 
@@ -80,6 +80,9 @@ def test_sizes_are_vllms_own_or_kubernetes(given: Any, size: int | None) -> None
         ({"hostprep.mode": "fast"}, "'fast'; give background or sync"),
         ({"hostprep.deadline_s": "soon"}, "'soon'; give seconds"),
         ({"hostprep.deadline_s": 0}, "0; give seconds, more than 0"),
+        ({"hostprep.duty_cycle": "slow"}, "'slow'; give a share of the time"),
+        ({"hostprep.duty_cycle": 0}, "a duty cycle of 0 cannot be; give the share of the time"),
+        ({"hostprep.duty_cycle": 8}, "give the share of the time"),
         ({"cpu_bytes_to_use": "much"}, "'much' is not a quantity"),
         ({"cpu_bytes_to_use": -5}, "'-5' must be more than zero"),
     ],
