@@ -30,8 +30,6 @@ from hostprep_operator.reconcile.node import reconcile_node
 from hostprep_operator.reconcile.pool import reconcile_pool
 from hostprep_operator.records import (
     AgentRecord,
-    HostMemoryNodeRecord,
-    NodeRecord,
     PoolRecord,
     Record,
 )
@@ -234,7 +232,8 @@ class Controller:
             if name not in self._handler.gone_pools:
                 return  # missed by the cache alone: whoever needs it asks the API server
             pool = self._handler.former_pools.get(name, PoolRecord(name=name, uid="").as_gone())
-        members = list(self._members(name))
+        now_s = time.time()
+        members = list(self._members(name, now_s))
         if pool.gone and not members:
             self._handler.former_pools.pop(name, None)
             self._grants.pop(name, None)
@@ -248,7 +247,7 @@ class Controller:
             pools=tuple(self._cache.pools.values()),
             grants=former if former.hold(pool) else Grants(),
             settings=self._settings,
-            now_s=time.time(),
+            now_s=now_s,
         )
         self._handler.pool_reconciled(name, time.perf_counter() - began_s)
         self._metrics.show_pool(name, changes.counts, changes.since_s, paused=pool.rollout.paused)
@@ -267,13 +266,20 @@ class Controller:
                 self._handler.observed(Kind.POOL, answer)
         self._post("HostMemoryPool", pool, changes.events)
 
-    def _members(self, pool: str) -> Iterator[tuple[NodeRecord, HostMemoryNodeRecord | None]]:
+    def _members(self, pool: str, now_s: float) -> Iterator[NodeView]:
         """Yield the nodes that the pool selects, and those that still have an entry of it."""
         holders = self._cache.host_memory_nodes
         for name in self._cache.selected(pool) | set(self._cache.nodes_with_entry(pool)):
             node = self._cache.nodes.get(name)
             if node is not None:
-                yield node, holders.get(name)
+                yield NodeView(
+                    node=node,
+                    hmn=holders.get(name),
+                    agent=_current_agent(self._cache.agents_of(name)),
+                    agent_missing_since_s=self._handler.agent_gone_s.get(name),
+                    settings=self._settings,
+                    now_s=now_s,
+                )
 
 
 def _current_agent(agents: list[AgentRecord]) -> AgentRecord | None:

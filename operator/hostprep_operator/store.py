@@ -299,9 +299,7 @@ class EventHandler:
             self.agent_gone_s.pop(name, None)
         rebooted = old is not None and new is not None and old.boot_id != new.boot_id
         self._enqueue_node(name, urgent=rebooted)
-        holder = self._cache.host_memory_nodes.get(name)
-        held = {entry.name for entry in holder.entries} if holder else set()
-        self._enqueue_pools(pools | held | {pool.name for pool in self._cache.pools_of(name)})
+        self._enqueue_pools(pools | self._pools_at(name))
 
     def _host_memory_node(self, change: Change[HostMemoryNodeRecord]) -> None:
         records = (record for record in (change.old, change.new) if record is not None)
@@ -328,6 +326,13 @@ class EventHandler:
                 # For a node that went first it would never be read, and never be dropped.
                 self.agent_gone_s[node] = self._wall_clock()
             self._enqueue_node(node)
+            self._enqueue_pools(self._pools_at(node))
+
+    def _pools_at(self, node: str) -> set[str]:
+        """Return the pools that select the node, and those that it has an entry of."""
+        holder = self._cache.host_memory_nodes.get(node)
+        held = {entry.name for entry in holder.entries} if holder else set()
+        return held | {pool.name for pool in self._cache.pools_of(node)}
 
     def _enqueue_node(self, name: str, *, urgent: bool = False) -> None:
         if self._open:

@@ -81,7 +81,7 @@ def reconcile_node(view: NodeView) -> NodeChanges:
         return NodeChanges(
             writes=(*marked, *write),
             events=news,
-            recheck_at_s=unreachable_at_s(context),
+            recheck_at_s=unreachable_at_s(view, node),
             facts=NodeFacts(state="closed") if context.waiting else facts,
         )
     marking = mark(context)
@@ -121,7 +121,7 @@ def _unknown_labels(view: NodeView, marks: Marks) -> frozenset[str]:
 
 
 def _recheck_at_s(context: NodeContext, marking: Marking) -> float | None:
-    unreachable_s, move = unreachable_at_s(context), marking.transition
+    unreachable_s, move = unreachable_at_s(context.view, context.node), marking.transition
     times = [] if unreachable_s is None else [unreachable_s]
     # What it says of the memory that leaves is another thing once the grace period is over.
     times += [

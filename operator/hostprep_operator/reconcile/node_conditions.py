@@ -169,9 +169,8 @@ def waiting_condition(context: NodeContext) -> Condition:
     return _ready(status, "WaitingForTurn", message)
 
 
-def unreachable(context: NodeContext) -> Condition | None:
+def unreachable(view: NodeView, node: NodeRecord) -> Condition | None:
     """Return HostMemoryReady as Unknown where no agent can report for the node; else None."""
-    view, node = context.view, context.node
     grace_s = view.settings.agent_grace_s
     if node.ready != "True" and view.now_s - node.ready_since_s >= grace_s:
         return _ready("Unknown", "NodeNotReady", "Kubelet does not say that the node is Ready.")
@@ -188,9 +187,8 @@ def unreachable(context: NodeContext) -> Condition | None:
     )
 
 
-def unreachable_at_s(context: NodeContext) -> float | None:
-    """Return when HostMemoryReady becomes Unknown if nothing else happens."""
-    view, node = context.view, context.node
+def unreachable_at_s(view: NodeView, node: NodeRecord) -> float | None:
+    """Return when the node becomes unreachable if nothing else happens."""
     since_s = [_agent_unreachable_since_s(view, node)]
     if node.ready != "True":
         since_s.append(node.ready_since_s)

@@ -11,15 +11,16 @@ from hostprep.api.conditions import Condition, ConditionStatus, format_time, mer
 from hostprep.api.names import HOST_MEMORY_READY, HOST_MEMORY_RELEASING
 from hostprep.api.node_resource import Phase
 from hostprep.units import format_quantity
-from hostprep_operator.reconcile.changes import EventNote, Grants, PoolChanges, Settings
+from hostprep_operator.reconcile.changes import (
+    EventNote,
+    Grants,
+    NodeView,
+    PoolChanges,
+    Settings,
+)
 from hostprep_operator.reconcile.node_conditions import listed, nodes_of
 from hostprep_operator.reconcile.rollout import Member, Turns, member_of, turns
-from hostprep_operator.records import (
-    POOL_COUNTS,
-    HostMemoryNodeRecord,
-    NodeRecord,
-    PoolRecord,
-)
+from hostprep_operator.records import POOL_COUNTS, PoolRecord
 
 _NOT_ALLOWED = "TaintKeyNotAllowed"
 _TROUBLE = {Phase.DEGRADED: "degraded", Phase.FAILED: "failed"}
@@ -49,7 +50,7 @@ class Counters:
 
 def reconcile_pool(
     pool: PoolRecord,
-    members: Iterable[tuple[NodeRecord, HostMemoryNodeRecord | None]],
+    members: Iterable[NodeView],
     *,
     pools: Iterable[PoolRecord],
     grants: Grants,
@@ -58,21 +59,18 @@ def reconcile_pool(
 ) -> PoolChanges:
     """Return the pool's status, if it changed, and the nodes on which something may begin.
 
-    `members` are the nodes that the pool selects and those with an entry of its name; others
-    are skipped. `pools` are all pools, this one among them or not. A pool that is gone has no
-    status any more, and still gives turns to the nodes that release its memory.
+    `members` are the nodes that the pool selects and those with an entry of its name, with what
+    tells whether an agent lives there; others are skipped. `pools` are all pools, this one among
+    them or not. A pool that is gone has no status any more, and still gives turns to the nodes
+    that release its memory.
     """
-    known = [
-        member
-        for node, hmn in members
-        if not node.deleting and (member := member_of(pool, node, hmn, now_s=now_s)) is not None
-    ]
+    known = [member for view in members if (member := member_of(pool, view)) is not None]
     granted = turns(pool, known, grants, now_s=now_s)
     states = {member.name: _state(member) for member in known}
     counters = _counters_of(known, states, granted, now_s)
     result = PoolChanges(
         grants=granted.grants,
-        recheck_at_s=_recheck_at_s(counters, now_s),
+        recheck_at_s=_recheck_at_s(counters, known, now_s),
         counts=counters.counts,
         since_s=_since_s(known, states),
     )
@@ -86,9 +84,11 @@ def reconcile_pool(
     return replace(result, status_patch=patch, events=events)
 
 
-def _recheck_at_s(counters: Counters, now_s: float) -> float | None:
+def _recheck_at_s(counters: Counters, members: list[Member], now_s: float) -> float | None:
     """Return when to look again: where something waits, soon, whatever tells of its turn."""
-    times = [] if counters.kept_until_s is None else [counters.kept_until_s]
+    times = [m.unreachable_at_s for m in members if m.unreachable_at_s is not None]
+    if counters.kept_until_s is not None:
+        times.append(counters.kept_until_s)
     if counters.turns.waiting.total() > len(counters.turns.grants.nodes):
         times.append(now_s + _WAITING_S)
     return min(times, default=None)
@@ -131,7 +131,7 @@ def _state(member: Member) -> str:
     if not member.selected:
         return "leaving" if member.leaving else "releasing"
     if member.ready:
-        if not member.known:
+        if not member.reachable:
             return "unknown"
         return "blocked" if member.blocked else "ready"
     phase = member.report.phase if member.report else Phase.PENDING

@@ -6,7 +6,8 @@ would. Outside of the budget stand
 
 - a node that joins (it serves nothing yet, and a burst waits for it),
 - a change or a release that waits for leases (engines may run for weeks, and the memory serves),
-- and a first preparation that failed (nothing was lost there, and the others need not wait).
+- a first preparation that failed (nothing was lost there, and the others need not wait),
+- and a first preparation or a release on a node without a living agent, which may be dead for good.
 """
 
 from __future__ import annotations
@@ -16,21 +17,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from hostprep.api.names import HOST_MEMORY_READY
 from hostprep.api.node_resource import Phase, PoolEntry, PoolStatus
 from hostprep_operator.marks import Marks
 from hostprep_operator.reconcile.assign import (
     SERVING,
-    WAITING_REASONS,
     is_current,
     is_joining,
     is_restored,
     pool_ready,
     usable,
 )
-from hostprep_operator.reconcile.changes import Grants
+from hostprep_operator.reconcile.changes import Grants, NodeView
+from hostprep_operator.reconcile.node_conditions import unreachable, unreachable_at_s
 from hostprep_operator.reconcile.release import is_due, is_retained
-from hostprep_operator.records import HostMemoryNodeRecord, NodeRecord, PoolRecord
+from hostprep_operator.records import NodeRecord, PoolRecord
 
 Beginning: TypeAlias = Literal["prepare", "change", "release"]
 
@@ -55,19 +55,15 @@ class Member:
     """Since when conditions of the agent's hold, in this boot, by their type."""
     opened_for: bool = True
     """Whether this pool was there when the node was opened, as far as its marks tell."""
+    reachable: bool = True
+    """Whether an agent lives there. Where none does, what begins would hold up all others."""
+    unreachable_at_s: float | None = None
+    """When it becomes unreachable if nothing else happens."""
 
     @property
     def name(self) -> str:
         """The node's."""
         return self.node.name
-
-    @property
-    def known(self) -> bool:
-        """Its HostMemoryReady is not Unknown. Where it is, a change would hold up all others."""
-        condition = self.node.conditions.get(HOST_MEMORY_READY)
-        if condition is None or condition.reason in WAITING_REASONS:
-            return True
-        return condition.status != "Unknown"
 
     @property
     def served(self) -> bool:
@@ -115,11 +111,12 @@ class Turns:
     """Nodes that were told a change, and do not serve again yet."""
 
 
-def member_of(
-    pool: PoolRecord, node: NodeRecord, hmn: HostMemoryNodeRecord | None, *, now_s: float
-) -> Member | None:
+def member_of(pool: PoolRecord, view: NodeView) -> Member | None:
     """Return how the pool stands on a node; None where it has nothing to do with it."""
-    hmn = usable(node, hmn)
+    node = view.node
+    if node is None or node.deleting:
+        return None
+    hmn = usable(node, view.hmn)
     entry = hmn.entry(pool.name) if hmn else None
     selected = pool.selects(node.labels)
     if not selected and (entry is None or (not entry.absent and is_retained(entry, pool))):
@@ -132,12 +129,14 @@ def member_of(
         entry=entry,
         current=selected and is_current(entry, pool),
         ready=pool_ready(node, hmn, entry),
-        joining=is_joining(pool, node, now_s),
+        joining=is_joining(pool, node, view.now_s),
         restored=hmn is None and selected and is_restored(pool, node, marks),
         report=status.pool(pool.name) if status else None,
         agent_since_s={c.type: c.since_s or 0.0 for c in status.conditions} if status else {},
         # Marks of an older version, or of a node that no required pool ruled, name no pool at all.
         opened_for=not marks.policies or pool.name in marks.policies,
+        reachable=unreachable(view, node) is None,
+        unreachable_at_s=unreachable_at_s(view, node),
     )
 
 
@@ -162,7 +161,7 @@ def turns(pool: PoolRecord, members: Sequence[Member], former: Grants, *, now_s:
     room = max_unavailable(pool, len(members)) - len(busy) - len(taken)
     # Without leases first: there it will be over soonest.
     queue = sorted(
-        (m for m in waiting if m.name not in free and m.name not in taken and m.known),
+        (m for m in waiting if m.name not in free and m.name not in taken and m.reachable),
         key=lambda m: (m.leased, m.name),
     )
     granted = free | taken | {m.name for m in queue[: max(room, 0)]}
@@ -225,7 +224,7 @@ def _is_under_way(member: Member) -> bool:
     if member.leaving:
         return False  # nothing asks for what it lacks; its release takes a turn when it is due
     if entry.absent:
-        return not member.leased
+        return member.reachable and not member.leased
     if report is not None and report.phase in (Phase.FAILED, Phase.DEGRADED):
         return member.served
-    return member.served or (member.known and not member.joining)
+    return member.served or (member.reachable and not member.joining)

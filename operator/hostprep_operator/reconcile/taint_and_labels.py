@@ -80,7 +80,7 @@ def mark(context: NodeContext) -> Marking:
     """Mark a node with required pools."""
     releasing, now_s = _releasing(context), context.view.now_s
     accounting = accounting_conditions(context)
-    condition = unreachable(context) or derive_ready(context, accounting)
+    condition = unreachable(context.view, context.node) or derive_ready(context, accounting)
     move = transition(context, condition)
     if move.without and condition.status == "False":
         within_s = context.readiness.deadline_s
@@ -104,20 +104,22 @@ def mark_waiting(context: NodeContext) -> tuple[Write, ...]:
 
     Its taint stays as it is: what joined tainted goes on waiting, what serves goes on serving.
     """
-    labels, keys = _labels(context, "leave" if unreachable(context) else "set")
+    away = unreachable(context.view, context.node)
+    labels, keys = _labels(context, "leave" if away else "set")
     marks = replace(context.marks, labels=keys)
     if not context.is_open_this_boot:
         marks = Marks(labels=keys, taint=context.marks.taint)
     node = context.node
     patch = _node_patch(node, labels=labels, taints=node.taints, marks=marks.to_text())
-    wanted = (waiting_condition(context), *_releasing(context))
+    wanted = (away or waiting_condition(context), *_releasing(context))
     conditions = _changed_conditions(node, wanted, context.view.now_s)
     return _writes(patch, _status_patch(node, conditions))
 
 
 def mark_labels_only(context: NodeContext) -> tuple[Write, ...]:
     """Mark a node whose pools are all not required: ready labels, and no more than those."""
-    labels, keys = _labels(context, "leave" if unreachable(context) else "set")
+    away = unreachable(context.view, context.node)
+    labels, keys = _labels(context, "leave" if away else "set")
     return _strip(
         context.node,
         context.view.settings,

@@ -264,6 +264,23 @@ def test_since_when_a_node_lacks_its_agent_is_remembered_until_another_comes() -
     run_virtually(scenario())
 
 
+def test_an_agent_that_comes_or_goes_leads_to_the_pools_of_its_node() -> None:
+    async def scenario() -> None:
+        world = _World()
+        world.handler.observed(Kind.NODE, _node("a", 1))
+        world.handler.observed(Kind.HOST_MEMORY_NODE, _hmn("a", 2, "gone"))
+        world.handler.observed(Kind.POOL, _pool("kv", 3))
+        await asyncio.sleep(2)
+        await world.looks()
+        pod = _node("p", 4)
+        pod["spec"] = {"nodeName": "a"}
+        world.handler.observed(Kind.AGENT, pod)
+        await asyncio.sleep(2)
+        assert sorted(await world.looks()) == ["a", "gone", "kv"]
+
+    run_virtually(scenario())
+
+
 def test_nodes_that_come_and_go_leave_nothing_behind_when_their_agents_go_last() -> None:
     async def scenario() -> None:
         world = _World()

@@ -257,7 +257,7 @@ class Cluster:
         former = self.grants.get(name, Grants())
         changes = reconcile_pool(
             pool,
-            [(view.node, view.hmn) for view in map(self.view, self.nodes) if view.node],
+            map(self.view, self.nodes),
             pools=[PoolRecord.from_json(document) for document in self.pools.values()],
             grants=former if former.hold(pool) else Grants(),
             settings=self.settings,

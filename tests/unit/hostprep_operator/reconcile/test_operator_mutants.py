@@ -121,7 +121,7 @@ def _ignores_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _opens_when_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = Condition(type=HOST_MEMORY_READY, status="True", reason="Ready")
-    monkeypatch.setattr(taint_and_labels, "unreachable", lambda context: ready)
+    monkeypatch.setattr(taint_and_labels, "unreachable", lambda view, node: ready)
 
 
 @pytest.mark.parametrize(

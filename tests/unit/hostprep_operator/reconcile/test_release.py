@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hostprep.api.conditions import format_time
 from hostprep_operator.reconcile.assign import JOINING_S
 from tests.unit.hostprep_operator.reconcile.cluster_model import Cluster
 from tests.unit.hostprep_operator.reconcile.test_rollout import (
@@ -166,6 +167,57 @@ def test_leases_hold_up_their_own_node_and_no_other() -> None:
     cluster.settle()
     assert set(cluster.hmns) == {"n0", "n1"}
     assert releasing(cluster, "n0") == "Leased"
+
+
+@pytest.mark.parametrize("slip", ["labels", "deleted"])
+@pytest.mark.parametrize("dead", ["no agent", "agent not ready", "node not ready"])
+def test_dead_nodes_take_no_turn_of_a_release(slip: str, dead: str) -> None:
+    cluster = serving_fleet(6, nodeSelector={"for": "kv"}, rollout={"maxUnavailable": 1})
+    if slip == "labels":
+        unlabel(cluster)
+    else:
+        del cluster.pools["kv"]
+    cluster.settle()
+    cluster.now_s += 600
+    cluster.reconcile_pools()
+    cluster.settle()
+    assert absent(cluster) == {"n0"}
+    for name in ("n0", "n1", "n2"):  # one that was told to, and two that were not so far
+        kill(cluster, name, dead)
+    cluster.now_s += 61
+    for _ in range(8):
+        cluster.reconcile_pools()
+        cluster.settle()
+        for name in absent(cluster) - {"n0"}:
+            cluster.agent_reports(name)
+    assert set(cluster.hmns) == {"n0", "n1", "n2"}
+    assert absent(cluster) == {"n0"}
+    for name in ("n0", "n1", "n2"):
+        cluster.add_agent(name)
+        say_kubelet_is_ready(cluster, name, "True")
+    for _ in range(4):
+        cluster.reconcile_pools()
+        cluster.settle()
+        answer(cluster)
+    assert not cluster.hmns, "they release once they live again"
+
+
+def kill(cluster: Cluster, name: str, how: str) -> None:
+    if how == "no agent":
+        del cluster.pods[name]
+    elif how == "agent not ready":
+        cluster.add_agent(name, ready=False)
+    else:
+        say_kubelet_is_ready(cluster, name, "Unknown")
+
+
+def say_kubelet_is_ready(cluster: Cluster, name: str, status: str) -> None:
+    node = cluster.nodes[name]
+    others = [c for c in node["status"]["conditions"] if c["type"] != "Ready"]
+    since = format_time(cluster.now_s)
+    ready = {"type": "Ready", "status": status, "lastTransitionTime": since}
+    node["status"]["conditions"] = [*others, ready]
+    cluster.touch(node)
 
 
 def test_the_pool_and_the_node_say_what_leaves_and_until_when() -> None:

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.api.conditions import Condition
-from hostprep.api.names import HOST_MEMORY_READY
 from hostprep.api.node_resource import Phase, PoolEntry, PoolStatus
 from hostprep_operator.reconcile import rollout
 from hostprep_operator.reconcile.assign import JOINING_S
@@ -129,6 +127,40 @@ def test_a_second_pools_failed_first_preparation_holds_up_nobody() -> None:
             if entry(cluster, name, "tier"):
                 cluster.agent_reports(name, {"tier": "Failed"})
     assert all(entry(cluster, name, "tier") for name in cluster.nodes)
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_first_preparations_without_a_living_agent_hold_up_nobody(required: bool) -> None:
+    cluster = serving_fleet(0, readiness={"required": required})
+    for number in range(6):
+        cluster.add_node(f"n{number}")
+    cluster.add_agent("n5")
+    cluster.now_s += 10 * JOINING_S
+    cluster.change_pool("kv", rollout={"maxUnavailable": 1})
+    cluster.settle()
+    assert cluster.hmns.keys() == {"n5"}
+    condition = cluster.condition("n0")
+    assert (condition["reason"] if condition else None) == ("NoAgent" if required else None)
+    cluster.add_agent("n0")
+    cluster.agent_reports("n5")
+    cluster.settle()
+    assert cluster.hmns.keys() == {"n0", "n5"}, "they wait for an agent, not for the others"
+
+
+def test_a_preparation_whose_agent_dies_gives_its_turn_back_in_time() -> None:
+    cluster = serving_fleet(0, readiness={"required": False})
+    for name in ("n0", "n1"):
+        cluster.add_node(name)
+        cluster.add_agent(name)
+    cluster.now_s += 10 * JOINING_S
+    cluster.change_pool("kv", rollout={"maxUnavailable": 1})
+    cluster.settle()
+    assert cluster.hmns.keys() == {"n0"}
+    cluster.add_agent("n0", ready=False)
+    assert cluster.reconcile_pool("kv").recheck_at_s == cluster.now_s + 30
+    cluster.now_s += 60
+    cluster.settle()
+    assert cluster.hmns.keys() == {"n0", "n1"}
 
 
 def test_the_age_of_a_change_that_waits_for_leases_is_the_agents() -> None:
@@ -288,11 +320,9 @@ def members(draw: st.DrawFn) -> Member:
     if phase is not None:
         leased = draw(st.integers(0, 1))
         report = PoolStatus(name="kv", phase=phase, regions_leased=leased)
-    status = draw(st.sampled_from(["True", "False", "Unknown"]))
-    condition = Condition(HOST_MEMORY_READY, status, "X")  # type: ignore[arg-type]
     serves = entry is not None and not entry.absent and phase in (Phase.READY, Phase.BLOCKED)
     return Member(
-        node=NodeRecord(name=name, uid=name, conditions={HOST_MEMORY_READY: condition}),
+        node=NodeRecord(name=name, uid=name),
         selected=entry is None or draw(st.booleans()),
         entry=entry,
         current=draw(st.booleans()),
@@ -300,6 +330,7 @@ def members(draw: st.DrawFn) -> Member:
         joining=draw(st.booleans()),
         restored=entry is None and draw(st.booleans()),
         report=report,
+        reachable=draw(st.booleans()),
     )
 
 
@@ -327,13 +358,15 @@ def test_no_more_nodes_at_once_than_the_budget_whatever_the_fleet(
     }
     for name in granted:
         assert beginning(by_name[name], 10.0) is not None
+    counted = {m.name for m in fleet if m.name in begun and _counts(m)}
+    assert all(by_name[name].reachable for name in counted), "nothing opened these nodes"
     new = {
         name
         for name in granted - former - begun
         if not (by_name[name].entry is None and (by_name[name].joining or by_name[name].restored))
     }
     if new:
-        counted = {m.name for m in fleet if m.name in begun and _counts(m)}
+        assert all(by_name[name].reachable for name in new)
         taken = {name for name in granted & former if name not in begun}
         taken = {n for n in taken if not (by_name[n].joining or by_name[n].restored)}
         assert len(new) + len(counted) + len(taken) <= max_unavailable(pool, len(fleet))
@@ -347,10 +380,10 @@ def _counts(member: Member) -> bool:
     """Whether what has begun there may keep memory from engines: nothing opened these nodes."""
     assert member.entry is not None
     if member.entry.absent:
-        return True
+        return member.reachable
     if member.report is not None and member.report.phase in (Phase.FAILED, Phase.DEGRADED):
         return False
-    return member.known and not member.joining
+    return member.reachable and not member.joining
 
 
 # --- without its safety steps, each of these is noticed
