@@ -174,7 +174,8 @@ def _kept(
     """Return the entry of a pool that selects the node.
 
     What comes back to a pool is kept at once. A change waits for its turn where the pool serves;
-    elsewhere for nothing but a rollout that is paused, or keeps to other nodes.
+    elsewhere for nothing but a rollout that is paused, or keeps to other nodes: of a partition by
+    number the grants tell which.
     """
     if entry.absent:
         return _present(pool)

@@ -155,7 +155,10 @@ def turns(pool: PoolRecord, members: Sequence[Member], former: Grants, *, now_s:
     free = {
         m.name
         for m in waiting
-        if m.name in busy or (wants[m.name] == "prepare" and (m.joining or m.restored))
+        if m.name in busy
+        # Where it does not serve, another change takes nothing from anybody, and may mend it.
+        or (wants[m.name] == "change" and not m.ready)
+        or (wants[m.name] == "prepare" and (m.joining or m.restored))
     }
     taken = {m.name for m in waiting if m.name in former.nodes} - free
     room = max_unavailable(pool, len(members)) - len(busy) - len(taken)
@@ -181,7 +184,7 @@ def beginning(member: Member, now_s: float) -> Beginning | None:
         return "release" if due else None
     if entry is None:
         return "prepare"
-    return "change" if member.ready and not member.current and not entry.absent else None
+    return "change" if not member.current and not entry.absent else None
 
 
 def max_unavailable(pool: PoolRecord, members: int) -> int:
