@@ -57,8 +57,9 @@ class Metrics:
         )
         self._nodes = gauge(
             "operator_nodes",
-            "Nodes with a required pool, by their HostMemoryReady condition; releasing: those that "
-            "no required pool asks for any more, with memory left.",
+            "Nodes with a required pool, by their HostMemoryReady condition; waiting: those whose "
+            "pools all wait for their first turn; releasing: those that no required pool asks for "
+            "any more, with memory left.",
             "state",
         )
         oldest = gauge(
@@ -126,7 +127,7 @@ class Metrics:
                 metric.remove(*labels)
 
     def node_state(self, node: str, state: str | None, closed_since_s: float | None) -> None:
-        """Remember where a node stands (`ready`, `closed`, `unknown`); None when not managed."""
+        """Remember where a node stands (a NodeState); None when not managed."""
         if state is None:
             self._node_states.pop(node, None)
         else:

@@ -44,7 +44,7 @@ class OperatorView:
     """Of the pool, by state."""
     since_s: Mapping[str, float] = field(default_factory=dict)
     nodes: Mapping[str, int] = field(default_factory=dict)
-    """All nodes by verdict: ready, closed, unknown, releasing."""
+    """All nodes by verdict: ready, closed, waiting, unknown, releasing."""
     closed_since_s: float | None = None
     openings: int = 0
     """Within this step, as are reboots."""

@@ -14,9 +14,10 @@ from hostprep_operator.records import (
     PoolRecord,
 )
 
-NodeState: TypeAlias = Literal["ready", "closed", "unknown", "releasing"]
-"""By the status of HostMemoryReady; releasing: no required pool asks for the node any more, and it
-has not given all memory back."""
+NodeState: TypeAlias = Literal["ready", "closed", "waiting", "unknown", "releasing"]
+"""By the status of HostMemoryReady; waiting: its required pools all wait for their first turn, and
+nothing closed it; releasing: no required pool asks for the node any more, and it has not given all
+memory back."""
 Cause: TypeAlias = Literal["join", "reboot", "repair", "resize"]
 """Why a node was closed."""
 

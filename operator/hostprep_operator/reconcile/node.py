@@ -20,7 +20,12 @@ from hostprep_operator.reconcile.changes import (
     NodeState,
     NodeView,
 )
-from hostprep_operator.reconcile.node_conditions import NodeContext, detect_reboot, unreachable_at_s
+from hostprep_operator.reconcile.node_conditions import (
+    NodeContext,
+    detect_reboot,
+    unreachable,
+    unreachable_at_s,
+)
 from hostprep_operator.reconcile.release import releasing_condition
 from hostprep_operator.reconcile.taint_and_labels import (
     Marking,
@@ -56,15 +61,20 @@ def reconcile_node(view: NodeView) -> NodeChanges:
     write = () if assignment.write is None else (assignment.write,)
     hmn, news = usable(node, view.hmn), _release_events(view.hmn, assignment)
     facts = NodeFacts(state="releasing" if _is_releasing(assignment) else None)
-    chosen = _marked_by(view, node, assignment)
+    chosen, away = _marked_by(view, node, assignment), unreachable(view, node)
     if not chosen:
         releasing = releasing_condition(
-            assignment.entries, pools=view.pools, hmn=hmn, now_s=view.now_s
+            assignment.entries, pools=view.pools, hmn=hmn, away=away, now_s=view.now_s
         )
         left = () if releasing is None else (releasing,)
         labels = labels_of_deleted_pools(view, marks, node, hmn, assignment)
         stripped = strip_node(node, view.settings, left=left, left_labels=labels, now_s=view.now_s)
-        return NodeChanges(writes=(*stripped, *write), events=news, facts=facts)
+        return NodeChanges(
+            writes=(*stripped, *write),
+            events=news,
+            recheck_at_s=min(_changes_at_s(view, node, assignment), default=None),
+            facts=facts,
+        )
     required = tuple(pool for pool in chosen if pool.readiness.required)
     context = NodeContext(
         view=view,
@@ -78,11 +88,12 @@ def reconcile_node(view: NodeView) -> NodeChanges:
     )
     if not context.required:
         marked = mark_waiting(context) if context.waiting else mark_labels_only(context)
+        waiting = NodeFacts(state="unknown" if away else "waiting")
         return NodeChanges(
             writes=(*marked, *write),
             events=news,
-            recheck_at_s=unreachable_at_s(view, node),
-            facts=NodeFacts(state="closed") if context.waiting else facts,
+            recheck_at_s=min(_changes_at_s(view, node, assignment), default=None),
+            facts=waiting if context.waiting else facts,
         )
     marking = mark(context)
     return NodeChanges(
@@ -120,15 +131,18 @@ def _unknown_labels(view: NodeView, marks: Marks) -> frozenset[str]:
     return frozenset(named - {pool.name for pool in view.pools} - view.gone_pools)
 
 
-def _recheck_at_s(context: NodeContext, marking: Marking) -> float | None:
-    unreachable_s, move = unreachable_at_s(context.view, context.node), marking.transition
-    times = [] if unreachable_s is None else [unreachable_s]
-    # What it says of the memory that leaves is another thing once the grace period is over.
-    times += [
+def _changes_at_s(view: NodeView, node: NodeRecord, assignment: Assignment) -> list[float]:
+    """Return when time alone changes what any node says: its agent is given up, a grace ends."""
+    unreachable_s = unreachable_at_s(view, node)
+    return ([] if unreachable_s is None else [unreachable_s]) + [
         entry.release_after_s
-        for entry in context.assignment.entries
-        if entry.release_after_s is not None and entry.release_after_s > context.view.now_s
+        for entry in assignment.entries
+        if entry.release_after_s is not None and entry.release_after_s > view.now_s
     ]
+
+
+def _recheck_at_s(context: NodeContext, marking: Marking) -> float | None:
+    times, move = _changes_at_s(context.view, context.node, context.assignment), marking.transition
     if not move.marks.is_open and not move.marks.deadline:
         times.append(_closed_since_s(context, marking) + context.readiness.deadline_s)
     return min(times, default=None)

@@ -189,11 +189,13 @@ def unreachable(view: NodeView, node: NodeRecord) -> Condition | None:
 
 def unreachable_at_s(view: NodeView, node: NodeRecord) -> float | None:
     """Return when the node becomes unreachable if nothing else happens."""
-    since_s = [_agent_unreachable_since_s(view, node)]
-    if node.ready != "True":
-        since_s.append(node.ready_since_s)
-    ends_s = [since + view.settings.agent_grace_s for since in since_s if since is not None]
+    ends_s = [since + view.settings.agent_grace_s for since in _unreachable_since_s(view, node)]
     return min((end for end in ends_s if end > view.now_s), default=None)
+
+
+def unreachable_since_s(view: NodeView, node: NodeRecord) -> float | None:
+    """Return since when no agent can act on the node; None where one can."""
+    return min(_unreachable_since_s(view, node), default=None)
 
 
 def detect_reboot(context: NodeContext) -> str:
@@ -214,6 +216,12 @@ def detect_reboot(context: NodeContext) -> str:
 
 def _ready(status: ConditionStatus, reason: str, message: str) -> Condition:
     return Condition(HOST_MEMORY_READY, status, reason, message)
+
+
+def _unreachable_since_s(view: NodeView, node: NodeRecord) -> list[float]:
+    since_s = [] if node.ready == "True" else [node.ready_since_s]
+    agents_s = _agent_unreachable_since_s(view, node)
+    return since_s if agents_s is None else [*since_s, agents_s]
 
 
 def _agent_unreachable_since_s(view: NodeView, node: NodeRecord) -> float | None:

@@ -19,7 +19,7 @@ from hostprep_operator.reconcile.changes import (
     Settings,
 )
 from hostprep_operator.reconcile.node_conditions import listed, nodes_of
-from hostprep_operator.reconcile.rollout import Member, Turns, member_of, turns
+from hostprep_operator.reconcile.rollout import Member, Turns, beginning, member_of, turns
 from hostprep_operator.records import POOL_COUNTS, PoolRecord
 
 _NOT_ALLOWED = "TaintKeyNotAllowed"
@@ -66,7 +66,7 @@ def reconcile_pool(
     """
     known = [member for view in members if (member := member_of(pool, view)) is not None]
     granted = turns(pool, known, grants, now_s=now_s)
-    states = {member.name: _state(member) for member in known}
+    states = {member.name: _state(pool, member, now_s) for member in known}
     counters = _counters_of(known, states, granted, now_s)
     result = PoolChanges(
         grants=granted.grants,
@@ -126,10 +126,14 @@ def _counters_of(
     )
 
 
-def _state(member: Member) -> str:
-    """Return the count that the node belongs to; `unknown` is only unavailable."""
+def _state(pool: PoolRecord, member: Member, now_s: float) -> str:
+    """Return the count that the node belongs to; `unknown` is only unavailable.
+
+    Where the grace period is over and no agent lives, a release waits for that, and for no turn.
+    """
     if not member.selected:
-        return "leaving" if member.leaving else "releasing"
+        due = beginning(member, now_s) == "release" and not pool.rollout.paused
+        return "releasing" if not member.leaving or (due and not member.reachable) else "leaving"
     if member.ready:
         if not member.reachable:
             return "unknown"
@@ -160,9 +164,16 @@ def _state_since_s(member: Member, state: str) -> float | None:
 
     The node's HostMemoryReleasing holds through the grace period and the wait for a turn, which
     may take days in a large fleet, where all is well: of the release itself the agent tells.
+    Where none lives to tell of it, it hangs since the last of what it takes came about.
     """
     if state in _AGENTS_CONDITION:
-        return member.agent_since_s.get(_AGENTS_CONDITION[state])
+        since_s = member.agent_since_s.get(_AGENTS_CONDITION[state])
+        if since_s is None and state == "releasing" and not member.reachable:
+            asked = member.node.conditions.get(HOST_MEMORY_RELEASING)
+            due_s = member.entry.release_after_s if member.entry else None
+            times = (member.unreachable_since_s, due_s, asked.since_s if asked else None)
+            return max((at_s for at_s in times if at_s is not None), default=None)
+        return since_s
     kind = HOST_MEMORY_READY if member.selected else HOST_MEMORY_RELEASING
     condition = member.node.conditions.get(kind)
     if condition is None or (member.selected and condition.status == "True"):

@@ -54,17 +54,19 @@ def releasing_condition(
     *,
     pools: tuple[PoolRecord, ...],
     hmn: HostMemoryNodeRecord | None,
+    away: Condition | None,
     now_s: float,
 ) -> Condition | None:
     """Return HostMemoryReleasing of a node with these entries; None where it keeps them all.
 
-    One sentence a pool, and nothing in it that changes with every second.
+    One sentence a pool, and nothing in it that changes with every second. `away`: why no agent
+    can act there; None where one can.
     """
     reasons: list[str] = []
     sentences: list[str] = []
     by_name = {pool.name: pool for pool in pools}
     for entry in entries:
-        found = _state_of(entry, by_name.get(entry.name), hmn, now_s)
+        found = _state_of(entry, by_name.get(entry.name), hmn, away, now_s)
         if found is not None:
             reasons.append(found[0])
             sentences.append(f"{entry.name}: {found[1]}")
@@ -75,9 +77,15 @@ def releasing_condition(
 
 
 def _state_of(
-    entry: PoolEntry, pool: PoolRecord | None, hmn: HostMemoryNodeRecord | None, now_s: float
+    entry: PoolEntry,
+    pool: PoolRecord | None,
+    hmn: HostMemoryNodeRecord | None,
+    away: Condition | None,
+    now_s: float,
 ) -> tuple[str, str] | None:
     """Return where an entry stands on its way out, as a reason and a sentence."""
+    if away is not None and (entry.absent or is_due(entry, now_s)):
+        return away.reason, f"given back once an agent lives here again. {away.message}"
     if entry.absent:
         report = hmn.status.pool(entry.name) if hmn else None
         if report is not None and report.regions_leased:

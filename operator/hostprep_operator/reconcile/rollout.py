@@ -28,7 +28,11 @@ from hostprep_operator.reconcile.assign import (
     usable,
 )
 from hostprep_operator.reconcile.changes import Grants, NodeView
-from hostprep_operator.reconcile.node_conditions import unreachable, unreachable_at_s
+from hostprep_operator.reconcile.node_conditions import (
+    unreachable,
+    unreachable_at_s,
+    unreachable_since_s,
+)
 from hostprep_operator.reconcile.release import is_due, is_retained
 from hostprep_operator.records import NodeRecord, PoolRecord
 
@@ -59,6 +63,8 @@ class Member:
     """Whether an agent lives there. Where none does, what begins would hold up all others."""
     unreachable_at_s: float | None = None
     """When it becomes unreachable if nothing else happens."""
+    unreachable_since_s: float | None = None
+    """Since when no agent can act there; None where one can."""
 
     @property
     def name(self) -> str:
@@ -91,11 +97,6 @@ class Member:
     def leaving(self) -> bool:
         """Whether nothing asks for its memory any more, which it still keeps."""
         return not self.selected and self.entry is not None and not self.entry.absent
-
-    @property
-    def releasing(self) -> bool:
-        """Whether its agent is to give the memory back."""
-        return not self.selected and self.entry is not None and self.entry.absent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +138,7 @@ def member_of(pool: PoolRecord, view: NodeView) -> Member | None:
         opened_for=not marks.policies or pool.name in marks.policies,
         reachable=unreachable(view, node) is None,
         unreachable_at_s=unreachable_at_s(view, node),
+        unreachable_since_s=unreachable_since_s(view, node),
     )
 
 

@@ -133,7 +133,11 @@ def _releasing(context: NodeContext) -> tuple[Condition, ...]:
     """Return HostMemoryReleasing where memory is on its way out; nothing elsewhere."""
     view = context.view
     condition = releasing_condition(
-        context.assignment.entries, pools=view.pools, hmn=context.hmn, now_s=view.now_s
+        context.assignment.entries,
+        pools=view.pools,
+        hmn=context.hmn,
+        away=unreachable(view, context.node),
+        now_s=view.now_s,
     )
     return () if condition is None else (condition,)
 

@@ -317,16 +317,66 @@ def test_the_age_of_a_release_begins_when_the_agent_does_and_not_with_the_slip()
     assert cluster.reconcile_pool("kv").since_s["leaving"] < began_s - 86_000
 
 
-def test_after_the_grace_period_the_node_says_that_it_waits_for_its_turn() -> None:
-    cluster = serving_fleet(2, nodeSelector={"for": "kv"}, rollout={"maxUnavailable": 1})
-    unlabel(cluster)
+@pytest.mark.parametrize(
+    ("slip", "required"), [("labels", True), ("labels", False), ("deleted", True)]
+)
+def test_after_the_grace_period_the_node_says_that_it_waits_for_its_turn(
+    slip: str, required: bool
+) -> None:
+    cluster = serving_fleet(
+        2,
+        nodeSelector={"for": "kv"},
+        rollout={"maxUnavailable": 1},
+        readiness={"required": required},
+    )
+    if slip == "labels":
+        unlabel(cluster)
+    else:
+        del cluster.pools["kv"]
     cluster.settle()
     (again_s,) = {cluster.reconcile(name).recheck_at_s for name in cluster.nodes}
     assert again_s is not None
     assert again_s > cluster.now_s
     cluster.now_s = again_s
+    cluster.reconcile_pools()
     cluster.settle()
     assert {releasing(cluster, n) for n in cluster.nodes} == {"Releasing", "WaitingForTurn"}
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("dead", ["no agent", "agent not ready", "node not ready"])
+def test_a_release_that_no_agent_can_carry_out_is_seen_and_grows_old(dead: str, told: bool) -> None:
+    cluster = serving_fleet(3, nodeSelector={"for": "kv"}, rollout={"maxUnavailable": 1})
+    unlabel(cluster, "n0")
+    cluster.settle()
+    cluster.now_s += 600
+    if told:
+        cluster.settle()
+        assert absent(cluster) == {"n0"}
+    died_s = cluster.now_s
+    cluster.nodes["n0"]["metadata"]["creationTimestamp"] = format_time(died_s)  # no agent ever came
+    kill(cluster, "n0", dead)
+    cluster.now_s += 61
+    cluster.settle()
+    assert (absent(cluster) == {"n0"}) == told
+    condition = cluster.condition("n0", "hostprep.dev/HostMemoryReleasing") or {}
+    assert condition["reason"] in ("NoAgent", "AgentNotReady", "NodeNotReady")
+    assert "agent lives" in condition["message"]
+    cluster.now_s += 3600
+    changes = cluster.reconcile_pool("kv")
+    assert (changes.counts["leaving"], changes.counts["releasing"]) == (0, 1)
+    assert changes.since_s["releasing"] == died_s
+
+
+def test_a_paused_pools_dead_nodes_do_not_count_as_a_release_that_stalls() -> None:
+    cluster = serving_fleet(2, nodeSelector={"for": "kv"}, rollout={"paused": True})
+    unlabel(cluster)
+    cluster.settle()
+    del cluster.pods["n0"]
+    cluster.now_s += 3600
+    cluster.settle()
+    changes = cluster.reconcile_pool("kv")
+    assert (changes.counts["leaving"], changes.counts["releasing"]) == (2, 0)
 
 
 def test_what_leaves_and_does_not_serve_holds_up_nobody() -> None:

@@ -97,7 +97,9 @@ def test_a_node_that_waits_says_so_and_its_deadline_does_not_run() -> None:
     cluster.settle()
     assert (cluster.condition("old") or {})["reason"] == "Paused"
     cluster.now_s += 10_000
-    assert not cluster.reconcile("old").facts.deadline_exceeded
+    facts = cluster.reconcile("old").facts
+    assert (facts.state, facts.closed_since_s) == ("waiting", None), "nothing closed it"
+    assert not facts.deadline_exceeded
     cluster.change_pool("kv", rollout={})
     cluster.settle()
     assert entry(cluster, "old")
@@ -142,6 +144,7 @@ def test_first_preparations_without_a_living_agent_hold_up_nobody(required: bool
     assert cluster.hmns.keys() == {"n5"}
     condition = cluster.condition("n0")
     assert (condition["reason"] if condition else None) == ("NoAgent" if required else None)
+    assert cluster.reconcile("n0").facts.state == ("unknown" if required else None)
     cluster.add_agent("n0")
     cluster.agent_reports("n5")
     cluster.settle()
