@@ -102,7 +102,9 @@ class NodeContext:
         labelled = ready_label(pool.name) in self.marks.labels
         if pool_ready(self.node, self.hmn, self.assignment.entry(pool.name)):
             return self.is_observed or labelled
-        return labelled and self.is_open_this_boot and self._is_held_as_it_was(pool.name)
+        # A pool that is not required closes no node, and its labels alone say that it was ready.
+        was_open = self.is_open_this_boot or not pool.readiness.required
+        return labelled and was_open and self._is_held_as_it_was(pool.name)
 
     def _is_held_as_it_was(self, pool: str) -> bool:
         """Whether engines hold what a change is about that the agent has not answered yet.

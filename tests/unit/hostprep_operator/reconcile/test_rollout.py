@@ -15,7 +15,7 @@ from hostprep_operator.reconcile.changes import Grants
 from hostprep_operator.reconcile.rollout import Member, beginning, max_unavailable, turns
 from hostprep_operator.records import NodeRecord, PoolRecord
 from tests.unit.hostprep_operator.reconcile.cluster_model import Cluster
-from tests.unit.hostprep_operator.reconcile.write_checks import check_write
+from tests.unit.hostprep_operator.reconcile.write_checks import LABEL, check_write, labels
 
 pytestmark = pytest.mark.unit
 
@@ -222,6 +222,21 @@ def test_leased_nodes_are_blocked_outside_the_budget_and_stay_open() -> None:
     assert progress(cluster) == "Blocked"
     answer(cluster)
     assert progress(cluster) == "Settled"
+
+
+def test_leased_nodes_of_a_pool_that_is_not_required_keep_its_label_through_a_change() -> None:
+    cluster = serving_fleet(2, readiness={"required": False}, rollout={"maxUnavailable": "100%"})
+    answer(cluster, "n0", regionsLeased=1)
+    cluster.change_pool("kv", size="9Gi")
+    cluster.settle()
+    assert with_size(cluster, "9Gi") == {"n0", "n1"}
+    assert (labels(cluster, "n0"), labels(cluster, "n1")) == ({LABEL}, set())
+    cluster.agent_reports("n0", {"kv": "Blocked"}, regionsLeased=1)
+    cluster.settle()
+    assert labels(cluster, "n0") == {LABEL}
+    cluster.agent_reports("n0", {"kv": "Resizing"})
+    cluster.settle()
+    assert labels(cluster, "n0") == set()
 
 
 def test_nodes_without_leases_come_first() -> None:
