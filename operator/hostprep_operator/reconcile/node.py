@@ -201,7 +201,8 @@ def _events(context: NodeContext, marking: Marking) -> tuple[EventNote, ...]:
     if move.cause is not None:
         closed = move.taint == "add" or _is_tainted(context)
         reason = "MemoryClosed" if closed else "MemoryNotReady"
-        message = f"{_why(move.cause, closed=closed)} {message}"
+        by_rule = context.readiness.profile == "NodeReadinessController"
+        message = f"{_why(move.cause, closed=closed, by_rule=by_rule)} {message}"
         return (EventNote("Normal" if move.cause == "join" else "Warning", reason, message),)
     if move.deadline:
         within_s = context.readiness.deadline_s
@@ -219,9 +220,15 @@ def _is_tainted(context: NodeContext) -> bool:
     return any(taint.get("key") == key for taint in context.node.taints)
 
 
-def _why(cause: Cause, *, closed: bool) -> str:
-    """Return why, without saying that a node is closed which takes pods as before."""
+def _why(cause: Cause, *, closed: bool, by_rule: bool) -> str:
+    """Return why, without saying that a node is closed which takes pods as before.
+
+    `by_rule`: node-readiness-controller closes it once it has read the condition, or has no rule
+    for this node: nobody here can say which.
+    """
     state = "Closed" if closed else "Not closed to pods, but without its host memory"
+    if by_rule:
+        state = "Without its host memory (closed to pods where a NodeReadinessRule asks for it)"
     return {
         "join": "Closed until its host memory is ready." if closed else f"{state} so far.",
         "reboot": f"{state}: the node was booted again, and its memory with it.",

@@ -92,6 +92,29 @@ def test_only_a_node_with_the_taint_is_called_closed(tainted: bool, reason: str)
     assert [event.reason for event in cluster.reconcile("n1").events] == [reason]
 
 
+@pytest.mark.parametrize(
+    ("profile", "words"),
+    [
+        ("None", "Not closed to pods, but without its host memory"),
+        ("NodeReadinessController", "closed to pods where a NodeReadinessRule asks for it"),
+    ],
+)
+def test_an_event_says_of_pods_no_more_than_the_profile_lets_it_know(
+    profile: str, words: str
+) -> None:
+    cluster = joining(tainted=False, readiness={"profile": profile})
+    (join,) = cluster.reconcile("n1").events
+    cluster.agent_reports("n1")
+    cluster.reconcile("n1")
+    cluster.reboot("n1")
+    cluster.kubelet("n1")
+    (reboot,) = cluster.reconcile("n1").events
+    assert {join.reason, reboot.reason} == {"MemoryNotReady"}
+    for message in (join.message, reboot.message):
+        assert words in message
+        assert ("Not closed" in message) == (profile == "None")
+
+
 @pytest.mark.parametrize("profile", ["None", "NodeReadinessController"])
 def test_profiles_without_a_taint_touch_none(profile: str) -> None:
     cluster = joining(tainted=False, readiness={"profile": profile})
