@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _GONE = frozenset({4, 201, 709, 713})
 """Driver shut down, no context, context destroyed, nothing registered there."""
 
+_PASSING = frozenset({2, 304, 999})
+"""Out of memory, a call of the operating system failed, unknown."""
+
 _SEE_LOG = "see the kernel's log for lines of NVRM"
 _CONTEXT = (
     "ContextGone",
@@ -135,6 +138,11 @@ class DriverError(FailedError):
         super().__init__(f"{message}: {words}" if words else message, reason=reason, remedy=remedy)
         self.code = code
         self.name = name
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same call may work later: memory was short, or nobody knows why it failed."""
+        return self.code in _PASSING
 
     @property
     def is_gone(self) -> bool:

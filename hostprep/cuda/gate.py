@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 _POLL_S = 0.02
 _STATES = {state.upper(): state for state in (JOINED, INITIALIZING, READY, FAILED)}
 _SHOWN_RANKS = 8
+ALL = 1 << 62
+"""More bytes than any rank has: all of its part is registered."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,25 @@ class Verdict:
     why: str = ""
 
 
-def judge(world: int, reports: Mapping[int, Report], board: BoardView | None) -> Verdict:
+def common_mark(world: int, board: BoardView | None) -> int:
+    """Return how many bytes all ranks have registered, each from its slice's start on; pure.
+
+    Those of the rank that has fewest, all of them where every rank is ready; 0 where a rank is
+    missing on the board. What a rank that failed has registered stays so while its process lives.
+    """
+    if board is None or len(board.ranks) < world:
+        return 0
+    return min(ALL if r.slot.state == READY else r.slot.done_bytes for r in board.ranks)
+
+
+def judge(
+    world: int, reports: Mapping[int, Report], board: BoardView | None, *, grows: bool = False
+) -> Verdict:
     """Return the verdict that follows from channel and board; pure.
 
     A rank is ready if both agree: one that is ready by the channel and still registers by the
-    board is not. One rank that failed, or ended, degrades the gate.
+    board is not. One rank that failed, or ended, degrades the gate. A gate that grows opens with
+    the first bytes that all ranks have registered.
     """
     if board is not None and board.world != world:
         why = f"the rank board is for {board.world} ranks, this gate for {world}"
@@ -83,7 +99,7 @@ def judge(world: int, reports: Mapping[int, Report], board: BoardView | None) ->
             return Verdict(DEGRADED, view.trouble)
         states.setdefault(view.rank, []).append(view.slot.state)
     ready = {rank for rank, reported in states.items() if set(reported) == {READY}}
-    if len(ready) == world:
+    if len(ready) == world or (grows and common_mark(world, board)):
         return Verdict(OPEN)
     if board is not None and board.removed:
         return Verdict(DEGRADED, "the rank board was removed, or a later run has made another")
@@ -108,6 +124,9 @@ class Gate:
     no progress on the board, from now on; then it is degraded. `on_degraded(why)` and `on_open()`
     are called once, by whichever thread decides; without `on_degraded` a warning is logged. Safe
     from any thread.
+
+    With `grows`, which needs the board of all ranks, it opens with the first bytes that all of them
+    have registered, and `usable_bytes` grows from there. What fails later leaves it open.
     """
 
     def __init__(
@@ -116,6 +135,7 @@ class Gate:
         board: Board | None = None,
         *,
         deadline_s: float | None = None,
+        grows: bool = False,
         on_degraded: Callable[[str], object] | None = None,
         on_open: Callable[[], object] | None = None,
     ) -> None:
@@ -127,6 +147,10 @@ class Gate:
                 remedy=f"give 1 to {MAX_WORLD}",
             )
         self._is_open = False
+        self._grows = grows
+        self.usable_bytes = 0
+        """Of each rank's part, from its start on: what all ranks have registered. 0 while it is
+        closed, `ALL` once all are ready. An attribute: no lock, no system call."""
         self._verdict = judge(world, {}, None)
         self._world = world
         self._board = board
@@ -141,6 +165,7 @@ class Gate:
         self._lock = threading.Lock()
         self._read_lock = threading.Lock()
         self._decided = threading.Event()
+        self._closed = threading.Event()
         _gates.add(self)
         if board is not None or deadline_s is not None:
             try:
@@ -187,11 +212,25 @@ class Gate:
 
     def close(self) -> None:
         """Stop watching: a gate that is not open by now stays closed, silently."""
+        self._closed.set()
         self._decide(Verdict(DEGRADED, "the gate was closed by the engine"), silently=True)
 
     def _watch(self) -> None:
         while not self._decided.wait(_POLL_S):
             self._evaluate()
+        while self._is_open and self.usable_bytes < ALL and not self._closed.wait(_POLL_S):
+            self._grow()
+
+    def _grow(self) -> None:
+        """Read the common mark again; what cannot be read any more leaves it where it is."""
+        try:
+            with self._read_lock:
+                board = self._board.read() if self._board is not None else None
+        except (HostprepError, OSError):
+            self._closed.set()
+            return
+        # Never less: a rank that takes its part back, at its end, has no copies any more.
+        self.usable_bytes = max(self.usable_bytes, common_mark(self._world, board))
 
     def _evaluate(self) -> None:
         """Judge again, and act where that decides the gate."""
@@ -202,11 +241,12 @@ class Gate:
         try:
             with self._read_lock:
                 board = self._board.read() if self._board is not None else None
-            verdict = judge(self._world, reports, board)
+            verdict = judge(self._world, reports, board, grows=self._grows)
+            mark = common_mark(self._world, board) if self._grows else ALL
             done_bytes = sum(rank.slot.done_bytes for rank in board.ranks) if board else 0
         except (HostprepError, OSError) as error:
             verdict = Verdict(DEGRADED, getattr(error, "message", f"the rank board: {error}"))
-            done_bytes = 0
+            done_bytes = mark = 0
         if done_bytes != self._done_bytes:
             self._done_bytes, self._moved_s = done_bytes, time.monotonic()
         is_late = (
@@ -215,15 +255,17 @@ class Gate:
         if verdict.state == CLOSED and is_late:
             why = f"no progress within {self.deadline_s:g} s: {verdict.why}"
             verdict = Verdict(DEGRADED, why)
-        self._decide(verdict)
+        self._decide(verdict, usable_bytes=mark)
 
-    def _decide(self, verdict: Verdict, *, silently: bool = False) -> None:
+    def _decide(self, verdict: Verdict, *, usable_bytes: int = 0, silently: bool = False) -> None:
         with self._lock:
             if self._verdict.state != CLOSED:
                 return
             self._verdict = verdict
             if verdict.state == CLOSED:
                 return
+            if verdict.state == OPEN:
+                self.usable_bytes = usable_bytes or ALL  # ready by the channel alone: all of it
             self._is_open = verdict.state == OPEN
             if self._is_open:
                 self.opened_after_s = time.monotonic() - self._begun_s

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         board: Board | None
         policy: ChunkPolicy | None
         pace: Pace | None
+        grows: bool
 
 
 _SKIPPED = (
@@ -67,6 +68,8 @@ _SKIPPED = (
 table entries are few, and only then CUDA says of the memory that it is pinned."""
 
 _UNDO_TURN_S = 5.0
+_FIRST_RETRY_S = 1.0
+_MOST_RETRY_S = 60.0
 _NEVER = threading.Event()
 
 
@@ -89,6 +92,11 @@ class Registration:
     READY, and its exception is a failure. `on_progress` gets a Progress after each chunk and at the
     end. `policy` bounds the chunks.
 
+    With `grows` the engine uses what is registered while the rest follows: `progress.done_bytes`,
+    from the slice's start on. A chunk that fails for a reason that may pass is tried again, after a
+    second, two, and so on to a minute, until the deadline; and what is registered by then stays so
+    until `close()`, whatever becomes of the rest.
+
     Raises BadInputError for an invalid slice. Anything that prevents registering, such as a
     missing driver, becomes Failed: it must not keep an engine from serving.
     """
@@ -109,6 +117,7 @@ class Registration:
         board: Board | None = None,
         policy: ChunkPolicy | None = None,
         pace: Pace | None = None,
+        grows: bool = False,
     ) -> None:
         part = slice_of(attachment, offset_bytes, size_bytes, row_bytes)
         self._part = part
@@ -119,6 +128,7 @@ class Registration:
         )
         self._policy = part.policy(policy, row_bytes)
         self._pace = pace or Pace(attachment.lease_id)
+        self._grows = grows
         self._turnstile = turnstile
         self._on_registered = on_registered
         self._pid = os.getpid()
@@ -269,7 +279,8 @@ class Registration:
                     self._call_on_registered()
                     self._finish(outcome)
                 except BaseException:
-                    self._unregister_all(driver)
+                    if not (self._grows and self._range.count):  # else the engine may use it now
+                        self._unregister_all(driver)
                     raise
         except BaseException as error:
             self._fail(error)
@@ -314,6 +325,7 @@ class Registration:
     def _register_chunks(self, driver: Driver, flags: int) -> None:
         offset = last = 0
         last_s = 0.0
+        retry_s = _FIRST_RETRY_S
         policy = self._policy
         while True:
             before = policy.target_s
@@ -327,16 +339,43 @@ class Registration:
             )
             if last == 0:
                 return
-            with contextlib.ExitStack() as turn:
-                while not self._enter_turn(turn):
-                    pass
-                began_s = time.monotonic()
-                last_s = self._register_chunk(driver, offset, last, flags)
+            try:
+                with contextlib.ExitStack() as turn:
+                    while not self._enter_turn(turn):
+                        pass
+                    began_s = time.monotonic()
+                    last_s = self._register_chunk(driver, offset, last, flags)
+            except DriverError as error:
+                if not (self._grows and error.is_passing):
+                    raise
+                self._wait_to_try_again(error, retry_s)
+                retry_s = min(2 * retry_s, _MOST_RETRY_S)
+                continue
+            retry_s = _FIRST_RETRY_S
             offset += last
             self._control.start_clock()
             self._tracker.chunk(last, last_s)
             if offset < self._part.size_bytes:
                 self._pace.wait(began_s, last_s, self._control.interrupt)
+
+    def _wait_to_try_again(self, error: DriverError, retry_s: float) -> None:
+        """Report why a chunk failed, and wait; a pause counts as waiting.
+
+        Raises CancelledError, and the error itself once the deadline is over.
+        """
+        self._tracker.note = f"{error.message}; tried again in {retry_s:g} s"
+        if retry_s == _FIRST_RETRY_S:
+            import logging
+
+            logging.getLogger("hostprep.register").warning(self._tracker.note)
+        until_s = time.monotonic() + retry_s
+        while (now_s := time.monotonic()) < until_s:
+            left_s = self._control.left_s()
+            if left_s == 0.0:
+                raise error
+            self._go_on()
+            self._control.interrupt.wait(min(until_s - now_s, left_s or retry_s))
+        self._tracker.note = ""
 
     def _register_chunk(self, driver: Driver, offset: int, size: int, flags: int) -> float:
         """Register one chunk; return the seconds that the call took."""

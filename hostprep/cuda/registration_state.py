@@ -118,7 +118,7 @@ class Progress:
 
     state: str
     done_bytes: int
-    """Registered now: none after a failure, which unregisters all."""
+    """Registered now: none after a failure, which unregisters all, unless the engine uses it."""
     size_bytes: int
     chunks: int
     """Calls made to register."""

@@ -63,6 +63,7 @@ class GroupUsage:
 
     group: str
     slots: int
+    """Those that are handed out."""
     claimed: int
     cached: int
     """Unclaimed, with contents: evictable."""
@@ -89,12 +90,14 @@ class SlotPool:
         partial: bool = False,
         keep_evicted: bool = False,
         spare: float = SPARE,
+        usable: Sequence[int] | None = None,
         directory: Directory | None = None,
         checksum: Checksum | None = None,
     ) -> None:
         """All slots are empty; with a `directory`, until `recover`.
 
-        `checksum`: for a directory with checksums.
+        `usable`: how many slots of each group are handed out, the first ones, until `extend`; by
+        default all. Not with a directory. `checksum`: for a directory with checksums.
 
         `partial` also keeps each block's tokens (4 bytes each).
         With `keep_evicted` a claim reports the hashes of the blocks that it displaced, at 0.1 µs
@@ -110,6 +113,14 @@ class SlotPool:
         self._groups = tuple(
             SlotGroup(group, hash_bytes, int(group.slots * spare)) for group in layout.groups
         )
+        self._usable = tuple(group.slots for group in layout.groups)
+        """The first slots of each group that may be handed out."""
+        if usable is not None:
+            if directory is not None:
+                raise BadInputError("a directory's slots are all usable, or none")
+            self._usable = self._checked(usable)
+            for slots, first in zip(self._groups, self._usable):
+                slots.free.withhold(range(first, slots.group.slots))
         self._has_states = any(group.kind == RECURRENT for group in layout.groups)
         if partial and self._has_states:
             raise BadInputError("partial matches: a recurrent state cannot be cut within a block")
@@ -178,6 +189,36 @@ class SlotPool:
                 slots.restore(kept)
             self._step = None
             return sum(len(kept.slots) for kept in found)
+
+    def extend(self, usable: Sequence[int]) -> None:
+        """Hand out more slots: the first ones of each group, as many as `usable` says.
+
+        For a region that grows while it is registered. Raises BadInputError for fewer than before.
+        """
+        self._check_process()
+        usable = self._checked(usable)
+        step = Step()
+        with self._lock:
+            self._begin(step)
+            before = self._usable
+            if any(now < then for now, then in zip(usable, before)):
+                raise BadInputError(
+                    f"{usable} slots are usable, and {before} were: claims hold those"
+                )
+            step.changes = CHANGING
+            # One instruction: left half done from here on, all of them are made free.
+            self._usable = usable
+            for slots, first, end in zip(self._groups, before, usable):
+                slots.free.give(range(first, end))
+            step.changes = NOTHING
+            self._wake()
+            self._step = None
+
+    def _checked(self, usable: Sequence[int]) -> tuple[int, ...]:
+        most = tuple(group.slots for group in self.layout.groups)
+        if len(usable) != len(most) or any(not 0 <= n <= m for n, m in zip(usable, most)):
+            raise BadInputError(f"{tuple(usable)} slots cannot be usable of {most}")
+        return tuple(usable)
 
     def _undamaged(self, directory: Directory, checksum: Checksum, group: int, kept: Kept) -> Kept:
         """Return the blocks whose bytes are what their records say; void the records of others."""
@@ -511,12 +552,20 @@ class SlotPool:
             make_again(
                 self._groups,
                 self._open,
-                self._quarantine or (),
+                self._withheld(),
                 self._partial,
                 rebuild=step.changes == CHANGING,
             )
         self._wake()
         self._step = None
+
+    def _withheld(self) -> Iterable[tuple[SlotGroup, Sequence[int]]]:
+        """Return the slots that are neither free nor used."""
+        beyond = [
+            (slots, range(first, slots.group.slots))
+            for slots, first in zip(self._groups, self._usable)
+        ]
+        return [*(self._quarantine or ()), *beyond]
 
     def commit(self, claim: Claim, blocks: int | None = None) -> None:
         """Mark the claim's blocks as written: all, or those of its first `blocks` hashes.
@@ -739,7 +788,7 @@ class SlotPool:
         self._check_process()
         with self._lock:
             self._put_right()
-            return tuple(_usage(slots) for slots in self._groups)
+            return tuple(map(_usage, self._groups, self._usable))
 
     @property
     def memory_bytes(self) -> int:
@@ -764,6 +813,6 @@ class SlotPool:
             )
 
 
-def _usage(slots: SlotGroup) -> GroupUsage:
-    count, cached, free = slots.group.slots, slots.order.count, slots.free.count
+def _usage(slots: SlotGroup, usable: int) -> GroupUsage:
+    count, cached, free = usable, slots.order.count, slots.free.count
     return GroupUsage(slots.group.name, count, count - cached - free, cached, free)

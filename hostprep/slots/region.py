@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hostprep.errors import BadInputError, BusyError
 from hostprep.layout import Layout
@@ -30,6 +30,7 @@ def over(
     partial: bool = False,
     keep_evicted: bool = False,
     spare: float = SPARE,
+    usable: Sequence[int] | None = None,
     keep: Mapping[str, str] | None = None,
     checksum: bool = False,
 ) -> SlotPool:
@@ -87,6 +88,7 @@ def over(
             partial=partial,
             keep_evicted=keep_evicted,
             spare=spare,
+            usable=usable,
             directory=directory,
             checksum=checksum_in(attachment.buffer, chosen) if checksum else None,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from hostprep.slots.group import READY, SlotGroup
 from hostprep.slots.matching import PartialMatches
@@ -40,14 +40,14 @@ class Step:
 def make_again(
     groups: Sequence[SlotGroup],
     claims: Collection[Claim],
-    quarantine: Sequence[tuple[SlotGroup, list[int]]],
+    withheld: Iterable[tuple[SlotGroup, Sequence[int]]],
     partial: PartialMatches | None,
     *,
     rebuild: bool,
 ) -> None:
     """Count the open claims again; with `rebuild` make all the rest again from what slots hold.
 
-    `quarantine`: slots that are neither free nor used. May itself be left half done, and be called
+    `withheld`: slots that are neither free nor used. May itself be left half done, and be called
     again: it takes as long as the pool is large.
     """
     for index, slots in enumerate(groups):
@@ -55,8 +55,8 @@ def make_again(
         copied = [claim.partial.slots[index : index + 1] for claim in claims if claim.partial]
         slots.recount([*claimed, *copied])
         if rebuild:
-            withheld = [slot for of, held_back in quarantine if of is slots for slot in held_back]
-            slots.rebuild(_writing(index, slots, claims), withheld)
+            kept_back = [slot for of, those in withheld if of is slots for slot in those]
+            slots.rebuild(_writing(index, slots, claims), kept_back)
     if rebuild and partial is not None:
         partial.rebuild()
 

@@ -78,14 +78,13 @@ def test_the_gate_opens_when_both_ranks_have_registered(stage: Stage) -> None:
     with serving(_command(stage), stage.port, log, around) as server:
         with stage.busy_driver("lock1"):
             server.wait_until_healthy(_SLOW_S * 3)
-            # Whoever has the turn and is stopped in it is passed after a while.
             wait_for(lambda: stage.ranks() == ["Ready", "Initializing"], _SLOW_S)
             tokens, cached = _twice(server)
             assert cached == 0
             assert (stage.gate(), _parts(stage)) == ("Closed", [0, 0])
             assert stage.ranks() == ["Ready", "Initializing"]
+        wait_for(lambda: stage.ranks() == ["Ready", "Ready"], _SLOW_S)
         wait_for(lambda: stage.gate() == "Open", _SLOW_S)
-        assert stage.ranks() == ["Ready", "Ready"]
         processes = {line.split(" ", 1)[0] for line in stage.calls.splitlines() if " reg" in line}
         assert len(processes) == _RANKS
 
@@ -113,7 +112,7 @@ def _the_next_owner_reads_zeros(stage: Stage) -> None:
 
 
 def test_one_rank_that_cannot_register_leaves_both_serving_without_the_tier(stage: Stage) -> None:
-    around = _environment(stage, fail="register:1:2")
+    around = _environment(stage, fail="register:1:801")
     log = stage.folder / "log"
     with serving(_command(stage), stage.port, log, around) as server:
         server.wait_until_healthy(_SLOW_S * 3)
@@ -124,7 +123,7 @@ def test_one_rank_that_cannot_register_leaves_both_serving_without_the_tier(stag
         said = [line for line in server.log.splitlines() if "GPU memory alone" in line]
         assert len(said) == 1, said
         assert "rank 1 failed" in said[0]
-        assert "CUDA_ERROR_OUT_OF_MEMORY" in said[0]
+        assert "CUDA_ERROR_NOT_SUPPORTED" in said[0]
         assert "cannot store" not in server.log
         os.killpg(server.process.pid, signal.SIGKILL)
         server.process.wait(_SLOW_S)

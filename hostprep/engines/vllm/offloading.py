@@ -40,7 +40,7 @@ from hostprep.errors import BadInputError
 from hostprep.slots.directory import Directory
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from typing import Any
 
     from hostprep.client.attach import Attachment
@@ -100,8 +100,26 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
         if self._gated is None:
             keeper = self._keeper()
             inner = self._slots(keeper) if self._settings.slots else super().get_manager()
-            self._gated = GatedManager(inner, self._gate(), keeper)
+            self._gated = GatedManager(
+                inner, self._gate(), keeper, extend=self._extend if self._grows else None
+            )
         return self._gated
+
+    @property
+    def _grows(self) -> bool:
+        """Whether chunks are used as they are registered.
+
+        Not with vLLM's own manager, which cannot wait for some of its chunks; nor where blocks were
+        kept: any of them may be asked for at once.
+        """
+        settings = self._settings
+        return settings.grows and settings.slots and settings.warm is None
+
+    def _extend(self, manager: SlotsManager, usable_bytes: int) -> None:
+        chunks = min(self.num_chunks, usable_bytes // self._layout.row_bytes)
+        manager.extend(chunks)
+        if chunks == self.num_chunks:
+            self._log_ready()
 
     def get_worker(self, kv_caches: Any) -> Any:
         """Return this rank's worker; its memory is mapped, and not registered yet."""
@@ -150,6 +168,7 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
             self.num_chunks,
             keeper=keeper,
             chunk_bytes=self._layout.row_bytes,
+            grows=self._grows,
             has_events=self.kv_events_config.enable_kv_cache_events,
             config_info=config_info_of(self),
             store_threshold=int(self.extra_config.get("store_threshold") or 0),
@@ -161,17 +180,27 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
             self.config.parallel.world_size,
             BoardReader(self._region.board, generation=self._region.lease_id),
             deadline_s=self._settings.deadline_s,
-            on_open=lambda: LOG.info(
-                "all ranks are ready: the host tier, %d chunks in region %s, is in use%s",
-                self.num_chunks,
-                self._region.region.name,
-                ", by hostprep.slots" if self._settings.slots else "",
-            ),
+            grows=self._grows,
+            on_open=self._log_growing if self._grows else self._log_ready,
             on_degraded=lambda why: LOG.warning(
                 "serving from GPU memory alone, without the host tier, until the engine is "
                 "restarted: %s",
                 why,
             ),
+        )
+
+    def _log_growing(self) -> None:
+        LOG.info(
+            "the first chunks are registered: the host tier in region %s is in use, and grows",
+            self._region.region.name,
+        )
+
+    def _log_ready(self) -> None:
+        LOG.info(
+            "all ranks are ready: the host tier, %d chunks in region %s, is in use%s",
+            self.num_chunks,
+            self._region.region.name,
+            ", by hostprep.slots" if self._settings.slots else "",
         )
 
     def _worker_over(self, memory: Attachment, kv_caches: Any) -> HostprepWorker:
@@ -187,6 +216,7 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
             world=parallel.world_size,
             slice_number=number,
             registers=registers,
+            grows=self._grows,
             obstacle=f"its ranks are on {nodes} nodes, and vLLM's OffloadingConnector has no "
             "channel by which another node's ranks could say that they are ready"
             if nodes > 1
@@ -223,10 +253,20 @@ class GatedManager(Forwarding):  # type: ignore[misc]
     would have later blocks in host memory without the ones before, which no lookup ever reaches.
     """
 
-    def __init__(self, inner: Any, gate: Gate, keeper: Keeper | None = None) -> None:
+    def __init__(
+        self,
+        inner: Any,
+        gate: Gate,
+        keeper: Keeper | None = None,
+        *,
+        extend: Callable[[Any, int], None] | None = None,
+    ) -> None:
+        """`extend`: gives `inner` what can be used of each rank's slice, in bytes, as it grows."""
         super().__init__(inner)
         self.gate = gate
         self.keeper = keeper
+        self._extend = extend
+        self._usable_bytes = 0
         self._has_stepped = False
 
     def on_new_request(self, req_context: Any) -> Any:
@@ -251,6 +291,7 @@ class GatedManager(Forwarding):  # type: ignore[misc]
     def on_schedule_end(self, context: Any) -> None:
         """Note that the ranks were polled."""
         self._has_stepped = True
+        self._grow()
         self.inner.on_schedule_end(context)
         self._is_recovered()
 
@@ -279,9 +320,16 @@ class GatedManager(Forwarding):  # type: ignore[misc]
         self.keeper.poll(is_used=self.gate.is_open)
         return self.keeper.is_open
 
+    def _grow(self) -> None:
+        usable_bytes = self.gate.usable_bytes
+        if self._extend is not None and usable_bytes != self._usable_bytes:
+            self._extend(self.inner, usable_bytes)
+            self._usable_bytes = usable_bytes
+
     def _is_inside(self, req_context: Any) -> bool:
         side: _Side | None = req_context.get_state(_Side)
         if side is None:
+            self._grow()
             side = _Side(self.gate.is_open and self._is_recovered())
             req_context.set_state(side)
         return side.is_inside

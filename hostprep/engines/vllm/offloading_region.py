@@ -24,8 +24,8 @@ class RankRegistration:
     """One rank's registration, in its process. `poll` is called at each step, and is cheap.
 
     `slice_number`: which slice of the layout is the rank's. `registers`: with CUDA; without, the
-    rank is ready at the first poll. `obstacle`: why the gate can never open for this rank, which
-    is reported at once.
+    rank is ready at the first poll. `grows`: rows are used as they are registered. `obstacle`: why
+    the gate can never open for this rank, which is reported at once.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class RankRegistration:
         world: int,
         slice_number: int,
         registers: bool,
+        grows: bool = False,
         obstacle: str = "",
     ) -> None:
         """Enter the rank on the board; register only where that is to be done at once.
@@ -49,6 +50,7 @@ class RankRegistration:
         self._settings = settings
         self._slice_number = slice_number
         self._registers = registers
+        self._grows = grows
         self._registration: Registration | None = None
         self._has_begun = False
         self._pace = Pace(memory.lease_id, duty_cycle=settings.duty_cycle)
@@ -75,6 +77,8 @@ class RankRegistration:
             self._board.initializing()
             self._board.ready()
             return
+        if self._settings.mode == "background":
+            self._pace.step()  # requests may come from now on
         try:
             self._registration = register(
                 self._memory,
@@ -85,11 +89,19 @@ class RankRegistration:
                 deadline_s=self._settings.deadline_s,
                 board=self._board,
                 pace=self._pace,
+                grows=self._grows,
             )
         except HostprepError as error:
             self._board.failed(str(error))
             if self._settings.mode == "sync":
                 raise
+
+    @property
+    def rows(self) -> int:
+        """How many rows copies may use, the first ones; those that are registered."""
+        if self._registration is None or self._registration.state in ("Registered", "Skipped"):
+            return self._layout.rows
+        return self._registration.progress.done_bytes // self._layout.row_bytes
 
     def close(self) -> None:
         """Take the registration back and leave the board, once copies are done.

@@ -82,10 +82,13 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         keeper: Keeper | None = None,
         has_events: bool = False,
         config_info: Sequence[Any] = ({},),
+        grows: bool = False,
         store_threshold: int = 0,
         max_tracker_size: int = 64_000,
     ) -> None:
         """All chunks are empty. Raises BadInputError where there are none.
+
+        `grows`: none is used until `extend` says how many.
 
         `config_info`: what vLLM's own manager would say of itself. `keeper`: who decides what of
         an earlier engine is recovered, and whose directory records what is stored.
@@ -94,7 +97,7 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         """
         self._layout = slots_layout(chunks, chunk_bytes)
         self._keeper = keeper
-        self._chunks = chunks
+        self._usable = 0 if grows else chunks
         self._config_info = config_info
         self._events: list[Any] | None = [] if has_events else None
         self._sizes: list[int] = []
@@ -115,9 +118,19 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         if directory is not None and directory.key_bytes != key_bytes:
             directory = None  # of a hash that nothing is kept of
         self.pool = SlotPool(
-            self._layout, hash_bytes=key_bytes, keep_evicted=True, spare=0, directory=directory
+            self._layout,
+            hash_bytes=key_bytes,
+            keep_evicted=True,
+            spare=0,
+            usable=(self._usable,) if directory is None else None,
+            directory=directory,
         )
         self._reads = ReadClaims(self.pool)
+
+    def extend(self, chunks: int) -> None:
+        """Use the first `chunks` chunks: so many are registered by now."""
+        self._usable = chunks
+        self.pool.extend((chunks,))
 
     def recover(self) -> SlotPool:
         """Fill the index with what the directory records, and announce it, before all requests."""
@@ -237,11 +250,13 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
     def get_stats(self) -> Any:
         """Return vLLM's gauges of its CPU tier, and sizes of stores since the last call.
 
-        Chunks that are being read include those that waiting requests have claimed.
+        Shares of the chunks that can be used by now. Chunks that are being read include those that
+        waiting requests have claimed.
         """
         stats = OffloadingConnectorStats()
-        writing = len(self._writing) / self._chunks
-        reading = min(self._reads.chunks / self._chunks, 1 - writing)
+        chunks = max(1, self._usable)
+        writing = len(self._writing) / chunks
+        reading = min(self._reads.chunks / chunks, 1 - writing)
         for name, share in (
             (CPUOffloadingMetrics.CPU_CACHE_USAGE_PERC, writing + reading),
             (CPUOffloadingMetrics.CPU_CACHE_WRITE_USAGE_PERC, writing),

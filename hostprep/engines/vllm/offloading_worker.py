@@ -135,12 +135,21 @@ class HostprepWorker(OffloadingWorker):  # type: ignore[misc]
         self._memory.close()
 
     def _check(self, chunks: Any) -> None:
-        """Refuse chunks beyond this rank's slice: they would be another rank's memory."""
+        """Refuse chunks that are not this rank's, or not registered.
+
+        Those would be another rank's memory; a copy to these would break the CUDA context.
+        """
         ids = chunks.block_ids
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._rows:
             raise _unequal_ranks(
                 f"the scheduler names chunk {int(ids.max())}, and this rank's slice holds "
                 f"{self._rows}"
+            )
+        if len(ids) and int(ids.max()) >= (registered := self._registration.rows):
+            raise FailedError(
+                f"the scheduler names chunk {int(ids.max())}, and {registered} are registered",
+                reason="NotRegistered",
+                remedy="report it as a defect of hostprep, and set hostprep.grows to false",
             )
 
 

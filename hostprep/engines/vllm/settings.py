@@ -24,11 +24,13 @@ _DEADLINE_S = 1800.0
 
 WARM = "hostprep.warm"
 _DUTY_CYCLE = "hostprep.duty_cycle"
+_GROWS = "hostprep.grows"
 _OWN_KEYS = (
     "hostprep.register",
     "hostprep.mode",
     "hostprep.deadline_s",
     _DUTY_CYCLE,
+    _GROWS,
     SLOTS,
     WARM,
 )
@@ -51,6 +53,8 @@ class Settings:
     """The share of the time that registering may take while the engine works."""
     size_bytes: int | None
     """vLLM's own cpu_bytes_to_use; None: the whole region."""
+    grows: bool = True
+    """The host tier is used from the first registered chunks on; else once all are."""
     slots: bool = False
     """Hostprep's slots in place of vLLM's own manager: unless that is asked for."""
     warm: str | None = None
@@ -71,6 +75,7 @@ class Settings:
             mode=_one_of(config, "hostprep.mode", _MODES),
             deadline_s=_deadline_s(config),
             duty_cycle=_duty_cycle(config),
+            grows=_grows(config),
             size_bytes=_size_bytes(config.get("cpu_bytes_to_use")),
             slots=has_slots(
                 {
@@ -102,6 +107,7 @@ def check_settings(config: Mapping[str, Any]) -> None:
     _one_of(config, "hostprep.mode", _MODES)
     _deadline_s(config)
     _duty_cycle(config)
+    _grows(config)
 
 
 def warm_name(config: Mapping[str, Any], *, can_keep: bool) -> str | None:
@@ -226,6 +232,15 @@ def _duty_cycle(config: Mapping[str, Any]) -> float:
             reason="BadSetting",
             remedy=f"give a share of the time, such as {DUTY_CYCLE:g}",
         ) from None
+
+
+def _grows(config: Mapping[str, Any]) -> bool:
+    given = config.get(_GROWS, True)
+    if not isinstance(given, bool):
+        raise BadInputError(
+            f"{_GROWS} is {given!r}", reason="BadSetting", remedy="give true or false"
+        )
+    return given
 
 
 def _size_bytes(given: Any) -> int | None:

@@ -51,6 +51,72 @@ def test_a_failure_takes_all_back_in_reverse_and_leaves_the_memory(scene: Scene)
         again.run()
 
 
+def _growing(scene: Scene, **options: Any) -> tuple[Notes, Registration]:
+    notes = Notes()
+    _, registration = registration_of(scene, board=notes, grows=True, **options)
+    registration.start()
+    return notes, registration
+
+
+@in_child(fail="register:4:2,register:5:999")
+def test_a_chunk_that_fails_is_tried_again_where_the_engine_uses_the_rest(scene: Scene) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hostprep.cuda.registration._FIRST_RETRY_S", 0.05)
+        notes, registration = _growing(scene)
+        wait_for(lambda: "tried again in 0.1 s" in registration.progress.note)
+        assert notes.bytes == [MIB, 2 * MIB, 3 * MIB]
+        assert registration.wait(LONG_S)
+    assert registration.state == "Registered"
+    assert notes.told == ["INITIALIZING", "READY"]
+    assert len(scene.registered()) == 8
+    assert scene.unregistered() == []
+    registration.close()
+    assert scene.unregistered() == scene.registered()[::-1]
+
+
+@in_child(fail="register:4:2,register:5:2,register:6:2,register:7:2")
+def test_and_given_up_at_the_deadline_while_what_is_registered_stays(scene: Scene) -> None:
+    """The engine may be copying to it in this moment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hostprep.cuda.registration._FIRST_RETRY_S", 60.0)
+        notes, registration = _growing(scene, deadline_s=0.5)
+        assert registration.wait(LONG_S)
+    assert registration.state == "Failed"
+    assert registration.error is not None
+    assert registration.error.reason == "OutOfMemory"
+    assert notes.told[1].startswith("FAILED region r0")
+    assert registration.progress.done_bytes == 3 * MIB
+    assert scene.unregistered() == []
+    registration.close()
+    assert scene.unregistered() == scene.registered()[::-1]
+
+
+@in_child(fail="register:4:801")
+def test_what_will_not_pass_is_not_tried_again_and_keeps_the_rest(scene: Scene) -> None:
+    _, registration = _growing(scene)
+    assert registration.wait(LONG_S)
+    assert registration.state == "Failed"
+    assert len(scene.calls("register")) == 4
+    assert scene.unregistered() == []
+    registration.close()
+
+
+@in_child(fail="register:1:801")
+def test_with_nothing_registered_it_fails_as_others_do(scene: Scene) -> None:
+    notes, registration = _growing(scene)
+    assert registration.wait(LONG_S)
+    assert (registration.state, len(notes.told)) == ("Failed", 2)
+    registration.close()
+
+
+@in_child(fail="register:any:2")
+def test_a_wait_to_try_again_ends_when_it_is_closed(scene: Scene) -> None:
+    _, registration = _growing(scene)
+    wait_for(lambda: "tried again" in registration.progress.note)
+    registration.close()
+    assert registration.state == "Closed"
+
+
 @in_child(fail="register:4:2")
 def test_without_the_rollback_that_would_be_seen(scene: Scene) -> None:
     """A test of the tests: nothing is taken back."""

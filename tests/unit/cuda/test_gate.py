@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hostprep.cuda.board_layout import Slot
 from hostprep.cuda.board_view import BoardView, RankView
-from hostprep.cuda.gate import Gate, Report, judge
+from hostprep.cuda.gate import ALL, Gate, Report, common_mark, judge
 from hostprep.errors import BadInputError
 from hostprep.linux.processes import ProcessId
 from tests.support.processes import wait_until
@@ -185,6 +185,98 @@ def test_a_deadline_is_for_progress_and_not_for_all_of_it() -> None:
         board.done_bytes += 1
     assert not gate.wait(HANG_S)
     assert gate.state == "Degraded"
+
+
+def _at(*ranks: tuple[str, int], alive: bool = True) -> BoardView:
+    """Return the board of two ranks that have registered so much."""
+    seen = view(2, *((rank, state, alive) for rank, (state, _) in enumerate(ranks)))
+    marked = (
+        replace(rank, slot=replace(rank.slot, done_bytes=done))
+        for rank, (_, done) in zip(seen.ranks, ranks, strict=True)
+    )
+    return replace(seen, ranks=tuple(marked))
+
+
+@pytest.mark.parametrize(
+    ("board", "mark"),
+    [
+        (None, 0),
+        (_at(("Initializing", 64)), 0),
+        (_at(("Initializing", 64), ("Joined", 0)), 0),
+        (_at(("Initializing", 64), ("Initializing", 48)), 48),
+        (_at(("Ready", 64), ("Initializing", 48)), 48),
+        (_at(("Failed", 16), ("Initializing", 48)), 16),
+        (_at(("Ready", 64), ("Ready", 64)), ALL),
+        (_at(("Ready", 0), ("Ready", 0)), ALL),
+    ],
+)
+def test_what_can_be_used_is_what_all_ranks_have_registered(
+    board: BoardView | None, mark: int
+) -> None:
+    assert common_mark(2, board) == mark
+
+
+@given(st.lists(st.tuples(st.sampled_from(_STATES), st.integers(0, 99)), min_size=2, max_size=2))
+def test_a_gate_that_grows_opens_with_the_first_bytes_of_all(ranks: list[tuple[str, int]]) -> None:
+    board = _at(*ranks)
+    grown, whole = judge(2, {}, board, grows=True), judge(2, {}, board)
+    states = {state for state, _ in ranks}
+    if "Failed" in states:
+        assert grown.state == whole.state == "Degraded"
+    elif states == {"Ready"}:
+        assert grown.state == whole.state == "Open"
+    else:
+        assert whole.state == "Closed"
+        assert (grown.state == "Open") == all(d or s == "Ready" for s, d in ranks)
+
+
+class Shown:
+    """A board that shows what a test puts there."""
+
+    def __init__(self, board: BoardView) -> None:
+        self.board = board
+
+    def read(self) -> BoardView | None:
+        return self.board
+
+    def announce(self, state: str, why: str = "") -> None:
+        pass
+
+
+def test_it_goes_on_growing_until_all_are_ready_whatever_fails_meanwhile() -> None:
+    board = Shown(_at(("Initializing", 0), ("Initializing", 9)))
+    gate = Gate(2, board, grows=True)
+    assert (gate.is_open, gate.usable_bytes) == (False, 0)
+    board.board = _at(("Initializing", 5), ("Initializing", 9))
+    assert gate.wait(HANG_S)
+    assert gate.usable_bytes == 5
+    board.board = _at(("Initializing", 8), ("Failed", 9))
+    wait_until(lambda: gate.usable_bytes == 8)
+    board.board = _at(("Initializing", 0), ("Failed", 0))  # one that ends takes its part back
+    board.board = _at(("Ready", 20), ("Failed", 9))
+    wait_until(lambda: gate.usable_bytes == 9)
+    assert (gate.is_open, gate.state) == (True, "Open")
+    board.board = _at(("Ready", 20), ("Ready", 20))
+    wait_until(lambda: gate.usable_bytes == ALL)
+    gate.close()
+    assert gate.is_open
+
+
+def test_a_mark_of_one_rank_that_is_taken_for_all_would_be_seen() -> None:
+    """A test of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hostprep.cuda.gate.min", max, raising=False)
+        assert common_mark(2, _at(("Initializing", 64), ("Initializing", 48))) != 48
+
+
+def test_without_growing_it_is_all_or_nothing() -> None:
+    board = Shown(_at(("Initializing", 5), ("Initializing", 9)))
+    gate = Gate(2, board)
+    assert not gate.wait(0.2)
+    assert gate.usable_bytes == 0
+    board.board = _at(("Ready", 20), ("Ready", 20))
+    assert gate.wait(HANG_S)
+    assert gate.usable_bytes == ALL
 
 
 def test_a_board_that_cannot_be_read_degrades_it() -> None:

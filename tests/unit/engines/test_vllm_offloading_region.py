@@ -80,6 +80,7 @@ def test_sizes_are_vllms_own_or_kubernetes(given: Any, size: int | None) -> None
         ({"hostprep.mode": "fast"}, "'fast'; give background or sync"),
         ({"hostprep.deadline_s": "soon"}, "'soon'; give seconds"),
         ({"hostprep.deadline_s": 0}, "0; give seconds, more than 0"),
+        ({"hostprep.grows": "yes"}, "'yes'; give true or false"),
         ({"hostprep.duty_cycle": "slow"}, "'slow'; give a share of the time"),
         ({"hostprep.duty_cycle": 0}, "a duty cycle of 0 cannot be; give the share of the time"),
         ({"hostprep.duty_cycle": 8}, "give the share of the time"),
