@@ -417,33 +417,36 @@ class Signer:
         self._push(name, _tag(digest, "att"), layers)
 
 
-def _check(key: ec.EllipticCurvePublicKey, signature: str, data: bytes, what: str) -> None:
+def _is_signed(key: ec.EllipticCurvePublicKey, signature: str, data: bytes) -> bool:
     try:
         key.verify(base64.b64decode(signature), data, ec.ECDSA(hashes.SHA256()))
-    except (InvalidSignature, ValueError) as error:
-        raise FailedError(f"{what} is not signed by this key") from error
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def verify_signature(
     registry: Registry, name: str, digest: str, key: ec.EllipticCurvePublicKey
 ) -> dict[str, Any]:
-    """Verify signature and attestations of a manifest; return the predicates by type.
+    """Verify that the key signed a manifest; return what it attests of it, predicates by type.
 
-    Raises FailedError.
+    What others signed beside it counts for nothing. Raises FailedError.
     """
-    signature = json.loads(_there(registry, name, _tag(digest, "sig")))
-    for layer in signature["layers"]:
+    signed: set[str] = set()
+    for layer in json.loads(_there(registry, name, _tag(digest, "sig")))["layers"]:
         payload = registry.blob(name, layer["digest"])
-        _check(key, layer["annotations"][_SIGNATURE_KEY], payload, f"{name}@{digest}")
-        signed = json.loads(payload)["critical"]["image"]["docker-manifest-digest"]
-        if signed != digest:
-            raise FailedError(f"the signature of {name}@{digest} is of {signed}")
+        if _is_signed(key, layer.get("annotations", {}).get(_SIGNATURE_KEY, ""), payload):
+            signed.add(json.loads(payload)["critical"]["image"]["docker-manifest-digest"])
+    if not signed:
+        raise FailedError(f"{name}@{digest} is not signed by this key")
+    if others := signed - {digest}:
+        raise FailedError(f"the signature of {name}@{digest} is of {', '.join(sorted(others))}")
     predicates: dict[str, Any] = {}
     for layer in json.loads(_there(registry, name, _tag(digest, "att")))["layers"]:
         envelope = json.loads(registry.blob(name, layer["digest"]))
         payload = base64.b64decode(envelope["payload"])
-        for one in envelope["signatures"]:
-            _check(key, one["sig"], _sealed(payload), f"a statement about {name}@{digest}")
+        if not any(_is_signed(key, one["sig"], _sealed(payload)) for one in envelope["signatures"]):
+            continue
         statement = json.loads(payload)
         (subject,) = statement["subject"]
         if f"sha256:{subject['digest']['sha256']}" != digest:
@@ -599,9 +602,13 @@ def verify(registry: Registry, version: str, key: ec.EllipticCurvePublicKey) -> 
     if (about["version"], values["image"]["digest"]) != (version, image):
         raise FailedError(f"the chart is of {about['version']} with {values['image']['digest']}")
     about_chart = verify_signature(registry, CHART, sha256(chart), key)
-    for kind in (_PROVENANCE, _CYCLONEDX):
-        if kind not in statements:
-            raise FailedError(f"nothing is attested of {kind} about the image")
+    for what, found, kind in (
+        ("image", statements, _PROVENANCE),
+        ("image", statements, _CYCLONEDX),
+        ("chart", about_chart, _PROVENANCE),
+    ):
+        if kind not in found:
+            raise FailedError(f"this key attests nothing of {kind} about the {what}")
     commits = {
         dependency["digest"].get("gitCommit")
         for predicate in (statements[_PROVENANCE], about_chart[_PROVENANCE])

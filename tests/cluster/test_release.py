@@ -357,6 +357,58 @@ def test_what_is_changed_or_signed_by_another_is_not_taken(
         release.verify(there, _VERSION, key.public_key())
 
 
+@pytest.mark.parametrize("part", ["hostprep", "charts/hostprep"])
+@pytest.mark.parametrize(
+    ("tag", "said"),
+    [("sig", "is not signed by this key"), ("att", "this key attests nothing of .*provenance")],
+)
+def test_a_release_without_signatures_is_not_taken(
+    tag: str,
+    said: str,
+    *,
+    part: str,
+    registry: str,
+    clone: Path,
+    key: ec.EllipticCurvePrivateKey,
+    archives: list[Path],
+) -> None:
+    """Emptied by somebody who may push; and the same with statements that nobody signed."""
+    found = _push(registry, archives[:1], key, clone)
+    there = release.Registry(registry)
+    digest = found["image" if part == "hostprep" else "chart"].partition("@")[2]
+    name = f"{digest.replace(':', '-')}.{tag}"
+    manifest = json.loads(there.manifest(part, name))
+    there.push_manifest(part, {**manifest, "layers": []}, name)
+    with pytest.raises(release.FailedError, match=said):
+        release.verify(there, _VERSION, key.public_key())
+    for layer in manifest["layers"]:
+        if tag == "sig":
+            del layer["annotations"]
+        else:
+            envelope = json.loads(there.blob(part, layer["digest"])) | {"signatures": []}
+            layer.update(there.push_blob(part, json.dumps(envelope).encode()))
+    there.push_manifest(part, manifest, name)
+    with pytest.raises(release.FailedError, match=said):
+        release.verify(there, _VERSION, key.public_key())
+
+
+def test_what_another_signed_beside_it_neither_helps_nor_harms(
+    registry: str, clone: Path, key: ec.EllipticCurvePrivateKey, archives: list[Path]
+) -> None:
+    """As cosign adds a keyless signature to the one by key: docs/release.md."""
+    found = _push(registry, archives[:1], key, clone)
+    there = release.Registry(registry)
+    digest = found["image"].partition("@")[2]
+    tag = f"{digest.replace(':', '-')}.sig"
+    ours = json.loads(there.manifest("hostprep", tag))
+    stranger = ec.generate_private_key(ec.SECP256R1())
+    release.Signer(there, stranger).sign("hostprep", digest)
+    theirs = json.loads(there.manifest("hostprep", tag))
+    both = {**ours, "layers": theirs["layers"] + ours["layers"]}
+    there.push_manifest("hostprep", both, tag)
+    assert release.verify(there, _VERSION, key.public_key()) == found
+
+
 def test_what_artifact_hub_is_told_is_true(control_plane: ControlPlane, crds: list[str]) -> None:
     chart = yaml.safe_load((_ROOT / "charts/hostprep/Chart.yaml").read_text())
     notes = {
