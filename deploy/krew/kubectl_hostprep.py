@@ -20,7 +20,8 @@ from typing import Any
 
 VERSION = "0.1.0"
 _GROUP = "hostprep.dev"
-_POOLS = f"hostmemorypools.{_GROUP}"
+_POOLS = f"hostmemorypools.v1alpha1.{_GROUP}"
+"""In the version that accepts every spelling: what is saved can be applied, however old it is."""
 _NODES = f"hostmemorynodes.{_GROUP}"
 _AGENTS = "app.kubernetes.io/name=hostprep,app.kubernetes.io/component=agent"
 _WORST_FIRST = (
@@ -43,6 +44,7 @@ _COUNTS = (
     "degraded",
     "failed",
 )
+_SELECTORS = ("allNodes", "nodeSelector", "nodeSelectorTerms")
 _SERVER_FIELDS = (
     *("creationTimestamp", "generation", "managedFields", "resourceVersion", "uid"),
     *("deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "ownerReferences"),
@@ -144,7 +146,8 @@ def _pool_row(name: str, pool: Mapping[str, Any] | None, rows: Iterable[Any]) ->
         found["releasing"] = len(mine) - found["leaving"]
     spec = (pool or {}).get("spec") or {}
     share = f"{spec['percent']}%" if "percent" in spec else None
-    found["size"] = spec.get("size") or share or spec.get("regionSize")
+    size = spec.get("size") or share or spec.get("regionSize")
+    found["size"] = None if size is None else str(size)  # bytes may be written as a number
     selected, ready = found["selected"], found["ready"]
     found["readyPercent"] = round(100 * (ready or 0) / selected, 1) if selected else None
     found["leasedNodes"] = sum(row["regionsLeased"] > 0 for row in mine)
@@ -267,7 +270,7 @@ def release(kubectl: Kubectl, options: argparse.Namespace) -> int:
     rows = [row for row in rows if row["pool"] == options.pool]
     if options.node:
         rows = [row for row in rows if row["node"] == options.node]
-        _check_label(kubectl, pool, options.node)
+        label = _checked_label(kubectl, pool, options.node)
     leased = [row for row in rows if row["regionsLeased"]]
     if leased and "leased" not in options.force:
         raise _leased_error(options.pool, leased)
@@ -292,7 +295,7 @@ def release(kubectl: Kubectl, options: argparse.Namespace) -> int:
             _unlabel(kubectl, options.pool, options.node)
         else:
             plan["saved"] = _save(pool, options.save)
-            _delete(kubectl, pool)
+            _delete(kubectl, pool, plan["saved"], although_leased="leased" in options.force)
     if options.output == "json":
         _write_json(plan)
         return 0
@@ -301,7 +304,7 @@ def release(kubectl: Kubectl, options: argparse.Namespace) -> int:
         return 0
     back = f"kubectl apply -f {plan['saved']}"
     if options.node:
-        back = f"kubectl label node {options.node} {_label(options.pool)}=true"
+        back = f"kubectl label node {options.node} {label}"
     sys.stdout.write(
         f"{what} is to be released, after the grace period of spec.release and within its "
         f"budget\nuntil then, and to have it again: {back}\nsee kubectl hostprep status\n"
@@ -327,12 +330,12 @@ def _check_protection(pool: Mapping[str, Any]) -> None:
         raise HostprepError(
             f"pool {name} has deletionProtection Always",
             reason="Protected",
-            remedy=f"kubectl patch {_POOLS} {name} --type merge -p '{patch}', then run this again",
+            remedy=f"kubectl patch hmp {name} --type merge -p '{patch}', then run this again",
         )
 
 
-def _check_label(kubectl: Kubectl, pool: Mapping[str, Any], node: str) -> None:
-    """Refuse unless taking the pool's static label off the node deselects it."""
+def _checked_label(kubectl: Kubectl, pool: Mapping[str, Any], node: str) -> str:
+    """Return the pool's static label with its value; refuse unless the pool needs it there."""
     key, spec = _label(pool["metadata"]["name"]), pool.get("spec") or {}
     labels = kubectl.get("nodes", node)["metadata"].get("labels") or {}
     if key not in labels:
@@ -349,6 +352,7 @@ def _check_label(kubectl: Kubectl, pool: Mapping[str, Any], node: str) -> None:
             reason="OtherSelector",
             remedy="change the labels that it selects by, or its selector",
         )
+    return f"{key}={labels[key]}"
 
 
 def _needs(term: Mapping[str, Any], key: str) -> bool:
@@ -367,21 +371,53 @@ def _unlabel(kubectl: Kubectl, pool: str, node: str) -> None:
     kubectl.run("label", "node", node, f"{_label(pool)}-")
 
 
-def _delete(kubectl: Kubectl, pool: Mapping[str, Any]) -> None:
-    """Delete exactly this pool, not one that was created under its name meanwhile."""
-    name, version = pool["metadata"]["name"], pool["apiVersion"]
-    preconditions = {"uid": pool["metadata"]["uid"]}
-    body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
-    path = f"/apis/{version}/hostmemorypools/{name}"
-    kubectl.run("delete", "--raw", path, "-f", "-", stdin=json.dumps(body))
+def _delete(
+    kubectl: Kubectl, pool: Mapping[str, Any], saved: str, *, although_leased: bool
+) -> None:
+    """Delete exactly this pool, not one that was created under its name meanwhile.
+
+    The chart's policy keeps a pool in use: where that is accepted, its protection goes first, and
+    comes back, with nothing saved, when the pool could not be deleted.
+    """
+    name, uid = pool["metadata"]["name"], pool["metadata"]["uid"]
+    protection = (pool.get("spec") or {}).get("deletionProtection")
+
+    def protect(word: str | None) -> None:
+        patch = {"metadata": {"uid": uid}, "spec": {"deletionProtection": word}}
+        kubectl.run("patch", _POOLS, name, "--type=merge", "-p", json.dumps(patch))
+
+    options = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+    path = f"/apis/{pool['apiVersion']}/hostmemorypools/{name}"
+    try:
+        if although_leased:
+            protect("None")
+        kubectl.run("delete", "--raw", path, "-f", "-", stdin=json.dumps(options))
+    except HostprepError as error:
+        error.remedy = f"see whether pool {name} is there still: its manifest is in {saved}"
+        with contextlib.suppress(HostprepError):
+            where = ("-o", "jsonpath={.metadata.uid}", "--ignore-not-found")
+            if kubectl.run("get", _POOLS, name, *where) == uid:
+                if although_leased:
+                    protect(protection)
+                os.remove(saved)
+                error.remedy = "the pool is as it was; run this again when that is mended"
+        raise
 
 
 def _save(pool: Mapping[str, Any], path: str | None) -> str:
-    """Write the pool's manifest to a new file; return its name."""
+    """Write the pool's manifest to a new file; return its name.
+
+    One of before the word `allNodes`, which selects every node by naming none, gets the word: it
+    could not be created again without it.
+    """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     path = path or f"hostmemorypool-{pool['metadata']['name']}-{stamp}.json"
     metadata = {k: v for k, v in pool["metadata"].items() if k not in _SERVER_FIELDS}
-    manifest = {**pool, "metadata": metadata}
+    spec = {**(pool.get("spec") or {})}
+    if not any(spec.get(word) for word in _SELECTORS):
+        spec = {k: v for k, v in spec.items() if k not in _SELECTORS}
+        spec["allNodes"] = True
+    manifest = {**pool, "metadata": metadata, "spec": spec}
     manifest.pop("status", None)
     try:
         with open(path, "x", encoding="utf-8") as file:
@@ -505,7 +541,8 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         choices=["leased"],
-        help="go on although engines use the memory: nodes release when the last lease ends",
+        help="go on although engines use the memory, deletionProtection WhileLeased too: nodes "
+        "release when the last lease ends",
     )
     give.add_argument("--dry-run", action="store_true", help="check, and say what would be done")
     give.add_argument("--yes", action="store_true", help="do not ask; needed without a terminal")

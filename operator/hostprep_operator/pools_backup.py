@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from hostprep.api.names import API_VERSION, GROUP, POOL_KIND
+from hostprep.api.names import API_VERSION, GROUP, POOL_KIND, POOL_PLURAL, VERSION
 from hostprep.api.selector import NodeSelection
 from hostprep.errors import BadInputError, FailedError
 from hostprep.kube.client import POOLS, Json, KubeClient, Resource
@@ -251,7 +251,8 @@ def too_large(names: Iterable[str]) -> BadInputError:
     return BadInputError(
         f"pools too large for a backup in ConfigMaps of {PART_BYTES} bytes: {', '.join(names)}",
         reason="BackupTooLarge",
-        remedy="save them with kubectl get -o yaml and delete them yourself, then run this again",
+        remedy=f"save them with kubectl get {POOL_PLURAL}.{VERSION}.{GROUP} NAME -o yaml and delete"
+        " them yourself, then run this again",
     )
 
 

@@ -14,6 +14,8 @@ from testbed.api import Api
 from testbed.chart import apply_crds
 from testbed.control_plane import ControlPlane
 from testbed.nodes import create_node, node_object
+from testbed.operator_process import POOLS
+from testbed.processes import wait_for
 
 JsonObject = dict[str, Any]
 _INDEPENDENT = (
@@ -116,6 +118,31 @@ def kubectl(control_plane: ControlPlane) -> Callable[..., str]:
 def crds(control_plane: ControlPlane) -> list[str]:
     """The chart's custom resources, established on `control_plane`; returns their names."""
     return apply_crds(control_plane.api)
+
+
+@pytest.fixture
+def pool_without_selector(private_control_plane: ControlPlane) -> Api:
+    """A cluster in which pool `kv` was stored before a selector was required."""
+    api = private_control_plane.api
+    apply_crds(api)
+    name = "hostmemorypools.hostprep.dev"
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
+    definition = api.get(path)
+    for version in definition["spec"]["versions"]:
+        schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        rules = schema["x-kubernetes-validations"]
+        schema["x-kubernetes-validations"] = [r for r in rules if not r.get("optionalOldSelf")]
+        assert len(schema["x-kubernetes-validations"]) == len(rules) - 1
+    api.replace(path, definition)
+    pool = {"apiVersion": "hostprep.dev/v1alpha1", "kind": "HostMemoryPool"}
+    body = {**pool, "metadata": {"name": "kv"}, "spec": {"size": "8Gi"}}
+
+    other = {**body, "metadata": {"name": "other"}}
+    wait_for(lambda: api.request("POST", POOLS, body).status == 201, why="the rule is still there")
+    apply_crds(api)
+    dry = f"{POOLS}?dryRun=All"
+    wait_for(lambda: api.request("POST", dry, other).status == 422, why="the rule is not back")
+    return api
 
 
 @pytest.fixture

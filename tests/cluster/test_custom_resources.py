@@ -25,9 +25,6 @@ from hostprep.api.node_resource import NodeStatus, PoolEntry, PoolStatus, entrie
 from hostprep.api.pool_resource import load_pools, spec_from_policy
 from hostprep.api.versions import WRITTEN_API_VERSION
 from testbed.api import APPLY_PATCH, Api, ApiError
-from testbed.chart import apply_crds
-from testbed.control_plane import ControlPlane
-from testbed.processes import wait_for
 from tests.support.host_memory_nodes import full_status
 from tests.support.pool_corpus import (
     BAD,
@@ -192,29 +189,6 @@ def test_a_node_is_the_same_in_both_versions_with_every_field(
             read = api.get(f"{collection}/node-{number}")
             assert (read["spec"], read["status"]) == (document["spec"], status["status"])
             assert entries_of(read) == entries
-
-
-@pytest.fixture
-def pool_without_selector(private_control_plane: ControlPlane) -> Api:
-    """A cluster in which pool `kv` was stored before a selector was required."""
-    api = private_control_plane.api
-    apply_crds(api)
-    name = f"{POOL_PLURAL}.{GROUP}"
-    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
-    definition = api.get(path)
-    for version in definition["spec"]["versions"]:
-        schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
-        rules = schema["x-kubernetes-validations"]
-        schema["x-kubernetes-validations"] = [r for r in rules if not r.get("optionalOldSelf")]
-        assert len(schema["x-kubernetes-validations"]) == len(rules) - 1
-    api.replace(path, definition)
-    pool = {"apiVersion": API_VERSION, "kind": POOL_KIND, "metadata": {"name": "kv"}}
-    body = {**pool, "spec": {"size": "8Gi"}}
-    wait_for(lambda: api.request("POST", POOLS, body).status == 201, why="the rule is still there")
-    apply_crds(api)
-    other = {**body, "metadata": {"name": "other"}}
-    wait_for(lambda: verdict_of_server(api, other), why="the rule is not back")
-    return api
 
 
 def test_a_pool_that_was_stored_without_a_selector_can_be_changed_and_gains_one_for_good(

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -22,12 +23,13 @@ import yaml
 from hostprep.api.node_resource import Phase
 from testbed.api import Api
 from testbed.binaries import find
-from testbed.chart import apply_crds
+from testbed.chart import apply_crds, wait_for_deletion_protection
 from testbed.control_plane import ControlPlane
 from testbed.nodes import create_node, node_object
 from testbed.operator_process import HMNS, NODES, POOLS, OperatorProcess, pool_object
 from testbed.processes import wait_for
 from testbed.simulated_agents import SimulatedAgents
+from tests.cluster.charts import render
 
 pytestmark = pytest.mark.cluster
 
@@ -36,6 +38,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).parents[2]
 LABEL = "pool.hostprep.dev/kv"
 NAMES = ("n1", "n2", "n3")
+_RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
 @pytest.fixture
@@ -171,6 +174,107 @@ def test_a_released_pool_is_saved_first_and_comes_back_by_apply(
     assert api.get(f"{POOLS}/kv")["spec"] == before
 
 
+def test_a_pool_with_old_spellings_comes_back_by_apply(
+    plugin: Run, api: Api, cluster: ControlPlane, tmp_path: Path
+) -> None:
+    """As the defaults of earlier versions stored them, and v1beta1 refuses them."""
+    old: JsonObject = {"attach": {"mode": "hostPath"}, "boot": "none"}
+    before = api.create(POOLS, pool_object("kv", **old))["spec"]
+    assert before.items() >= old.items()
+    done = plugin("release", "kv", "--yes", "--save=kv.json")
+    assert done.returncode == 0, done.stderr
+    cluster.kubectl("apply", "-f", str(tmp_path / "work" / "kv.json"))
+    assert api.get(f"{POOLS}/kv")["spec"] == before
+
+
+def test_a_pool_without_a_selector_comes_back_by_apply(
+    pool_without_selector: Api, cluster: ControlPlane, plugin: Run, tmp_path: Path
+) -> None:
+    before = pool_without_selector.get(f"{POOLS}/kv")["spec"]
+    done = plugin("release", "kv", "--yes", "--save=kv.json")
+    assert done.returncode == 0, done.stderr
+    cluster.kubectl("apply", "-f", str(tmp_path / "work" / "kv.json"))
+    assert pool_without_selector.get(f"{POOLS}/kv")["spec"] == {**before, "allNodes": True}
+
+
+def test_pools_saved_as_the_page_on_uninstalling_says_come_back_by_apply(
+    cluster: ControlPlane, api: Api, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "uninstall.md").read_text()
+    named = re.search(r"^kubectl (get \S+ -o yaml) > pools.yaml$", page, re.MULTILINE)
+    assert named is not None
+    before = api.create(POOLS, pool_object("kv", attach={"mode": "hostPath"}, boot="none"))
+    (tmp_path / "pools.yaml").write_text(cluster.kubectl(*named[1].split()))
+    api.delete(f"{POOLS}/kv")
+    cluster.kubectl("apply", "-f", str(tmp_path / "pools.yaml"))
+    assert api.get(f"{POOLS}/kv")["spec"] == before["spec"]
+
+
+@pytest.fixture
+def protected(
+    operator: OperatorProcess, agents: SimulatedAgents, cluster: ControlPlane, api: Api
+) -> Api:
+    """The chart keeps pools in use from being deleted, and pool kv is leased on n2."""
+    for document in render():
+        if document["kind"].startswith("ValidatingAdmissionPolicy"):
+            cluster.kubectl("apply", "-f", "-", stdin=json.dumps(document))
+    wait_for_deletion_protection(api)
+    agents.held = {"n2"}
+    agents.report()
+    wait_for(lambda: api.get(f"{POOLS}/kv")["status"].get("leased") == 1, why="it is not leased")
+    return api
+
+
+def test_release_of_what_is_leased_goes_on_when_forced_past_the_charts_policy(
+    protected: Api, cluster: ControlPlane, plugin: Run, tmp_path: Path
+) -> None:
+    before = protected.get(f"{POOLS}/kv")["spec"]
+    assert before["deletionProtection"] == "WhileLeased"
+    done = plugin("release", "kv", "--force=leased", "--yes", "--save=kv.json")
+    assert done.returncode == 0, done.stderr
+    assert not protected.exists(f"{POOLS}/kv")
+    cluster.kubectl("apply", "-f", str(tmp_path / "work" / "kv.json"))
+    assert protected.get(f"{POOLS}/kv")["spec"] == before
+
+
+def test_a_pool_that_could_not_be_deleted_is_as_it_was_and_the_same_command_can_be_tried_again(
+    protected: Api, cluster: ControlPlane, plugin: Run, tmp_path: Path
+) -> None:
+    """For want of a right, which is given afterwards."""
+    before = protected.get(f"{POOLS}/kv")["spec"]
+    verbs = ["get", "list", "patch"]
+    rule = {"apiGroups": ["hostprep.dev"], "resources": ["*"], "verbs": verbs}
+    role = f"{_RBAC}/clusterroles/half"
+    protected.create(role.rpartition("/")[0], {"metadata": {"name": "half"}, "rules": [rule]})
+    account = "--serviceaccount=default:default"
+    cluster.kubectl("create", "clusterrolebinding", "half", "--clusterrole=half", account)
+    half = cluster.token_kubeconfig("default", "default")
+    command = ("release", "kv", "--force=leased", "--yes", "--save=kv.json")
+    done = plugin(*command, KUBECONFIG=str(half))
+    assert done.returncode == 1, done.stdout
+    assert "cannot delete" in done.stderr
+    assert "the pool is as it was" in done.stderr
+    assert not (tmp_path / "work" / "kv.json").exists()
+    assert protected.get(f"{POOLS}/kv")["spec"] == before
+    verbs.append("delete")
+    protected.patch(role, {"rules": [rule]})
+    wait_for(lambda: plugin(*command, KUBECONFIG=str(half)).returncode == 0, why="it is refused")
+    saved = json.loads((tmp_path / "work" / "kv.json").read_text())
+    assert saved["spec"] == before
+
+
+@pytest.mark.parametrize("field", ["size", "regionSize"])
+def test_a_size_may_be_a_number_of_bytes(plugin: Run, api: Api, field: str) -> None:
+    pool = pool_object("kv")
+    del pool["spec"]["size"]
+    pool["spec"][field] = 8589934592
+    api.create(POOLS, pool)
+    done = plugin("status")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].split()[:2] == ["kv", "8589934592"]
+    assert json.loads(plugin("status", "-o", "json").stdout)["pools"][0]["size"] == "8589934592"
+
+
 def _shown(plugin: Run) -> dict[str, JsonObject]:
     rows = json.loads(plugin("status", "kv", "-o", "json").stdout or '{"nodes": []}')["nodes"]
     return {row["node"]: row for row in rows}
@@ -189,9 +293,12 @@ def test_a_file_that_exists_is_not_written_over_and_nothing_is_deleted(
 def test_one_node_is_released_by_taking_its_label_off(
     plugin: Run, operator: OperatorProcess, api: Api
 ) -> None:
+    api.patch(f"{NODES}/n1", {"metadata": {"labels": {LABEL: "rack-1"}}})
+    terms = [{"matchExpressions": [{"key": LABEL, "operator": "Exists"}]}]
+    api.patch(f"{POOLS}/kv", {"spec": {"nodeSelector": None, "nodeSelectorTerms": terms}})
     done = plugin("release", "kv", "--node=n1", "--yes")
     assert done.returncode == 0, done.stderr
-    assert f"kubectl label node n1 {LABEL}=true" in done.stdout
+    assert f"kubectl label node n1 {LABEL}=rack-1\n" in done.stdout
     assert LABEL not in api.get(f"{NODES}/n1")["metadata"]["labels"]
     assert LABEL in api.get(f"{NODES}/n2")["metadata"]["labels"]
     assert api.exists(f"{POOLS}/kv")
