@@ -36,9 +36,11 @@ from hostprep_operator.pools_backup import (
     BACKUP_NAME,
     Backup,
     BackupStore,
+    RestoreResult,
     manifest_of,
     manifests_without_room,
     patch_before_deleting,
+    refused_text,
     restore,
     too_large,
 )
@@ -189,8 +191,9 @@ async def run_restore(
     as_json: bool,
     kubeconfig: str | None,
 ) -> int:
-    """Restore the pools of the last clean-up, and print what was done. Returns 0.
+    """Restore the pools of the last clean-up, and print what was done.
 
+    Returns 0, or 1 when the API server refused some of them: the others are restored.
     Raises BadInputError where there is nothing to restore, and ApiError.
     """
     kube = await KubeClient.connect(kubeconfig, name="hostprep-operator")
@@ -200,17 +203,24 @@ async def run_restore(
         await kube.close()
     if as_json:
         print_json(asdict(result))
-        return 0
-    would = "would be " if dry_run else ""
+    else:
+        _print_restored(result)
+    for name, why in result.refused.items():
+        warn(refused_text(name, why, namespace))
+    return 1 if result.refused else 0
+
+
+def _print_restored(result: RestoreResult) -> None:
+    would = "would be " if result.dry_run else ""
     done = {
         f"{would}created": result.created,
         f"{would}put back": result.put_back,
         "there already": result.unchanged,
         "there, but different": result.different,
+        "refused": list(result.refused),
     }
     rows = [[what, str(len(pools)), listed(pools, _SHOWN)] for what, pools in done.items()]
     print_table("", ["POOLS", "COUNT", "WHICH"], rows)
-    return 0
 
 
 class _Cleanup:

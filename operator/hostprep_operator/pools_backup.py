@@ -19,7 +19,12 @@ from hostprep.api.names import API_VERSION, GROUP, POOL_KIND, POOL_PLURAL, VERSI
 from hostprep.api.selector import NodeSelection
 from hostprep.errors import BadInputError, FailedError
 from hostprep.kube.client import POOLS, Json, KubeClient, Resource
-from hostprep.kube.errors import ConflictError
+from hostprep.kube.errors import (
+    ConflictError,
+    NoSuchResourceError,
+    RefusedError,
+    UnauthorizedError,
+)
 
 BACKUP_NAME = "hostprep-pools-backup"
 MAX_PARTS = 8
@@ -287,6 +292,8 @@ class RestoreResult:
     """Exist, as they are in the backup."""
     different: list[str] = field(default_factory=list)
     """Exist, and differ from the backup: left as they are."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Pools that the API server does not take, with what it says."""
 
 
 async def restore(
@@ -294,7 +301,9 @@ async def restore(
 ) -> RestoreResult:
     """Put the pools of the backup back, all of them where none is named.
 
-    Raises BadInputError where there is no such backup, pool or custom resource, and ApiError.
+    One that the API server refuses keeps no other from being restored; the backup then counts as
+    not restored. Raises BadInputError where there is no such backup, pool or custom resource, and
+    ApiError.
     """
     store = BackupStore(kube, namespace)
     backup = await store.read()
@@ -308,10 +317,25 @@ async def restore(
         )
     result = RestoreResult(dry_run=dry_run, backup_time=backup.time)
     for name in sorted(names or manifests):
-        await _restore_one(kube, manifests[name], result)
-    if not dry_run and not names:
+        try:
+            await _restore_one(kube, manifests[name], result)
+        except (UnauthorizedError, NoSuchResourceError):
+            raise  # the others would be refused as well
+        except RefusedError as error:
+            result.refused[name] = error.answer
+    if not (dry_run or names or result.refused):
         await store.mark(backup, "restored")
     return result
+
+
+def refused_text(name: str, why: str, namespace: str) -> str:
+    """Return what is wrong with a pool that was refused, and what to do."""
+    key = f"{name}{_SUFFIX}".replace(".", "\\.")
+    return (
+        f"pool {name} is not restored, the API server refuses it: {why}; mend a copy and apply it: "
+        f"kubectl -n {namespace} get configmaps -l {GROUP}/backup=pools "
+        f"-o jsonpath='{{.items[*].data.{key}}}' > {name}.json"
+    )
 
 
 def _check(

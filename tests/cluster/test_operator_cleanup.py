@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -429,6 +431,36 @@ def test_pools_come_back_as_they_were(
     if way == "restore":
         code, printed = run_command(cluster, "restore", "-o", "json")
         assert (code, parse_last_json(printed)["unchanged"]) == (0, ["chat", "kv"])
+
+
+def test_a_pool_that_is_refused_keeps_no_other_from_being_restored(
+    cluster: ControlPlane, api: Api
+) -> None:
+    """Of before percentages were whole, and first in the alphabet."""
+    api.create(POOLS, pool_object("chat", nodeSelector=SELECTOR))
+    api.create(POOLS, POOL)
+    assert _cleanup(cluster)[0] == 0
+    path = f"{CONFIGMAPS}/{BACKUP_NAME}"
+    old = json.loads(api.get(path)["data"]["chat.json"])
+    del old["spec"]["size"]
+    old["spec"]["percent"] = 12.5
+    api.patch(path, {"data": {"chat.json": json.dumps(old)}})
+    code, printed = run_command(cluster, "restore", "-o", "json")
+    told = parse_last_json(printed.partition("hostprep: ")[0])
+    assert (code, told["created"], list(told["refused"])) == (1, ["kv"], ["chat"]), printed
+    assert "spec.percent" in told["refused"]["chat"]
+    assert api.exists(f"{POOLS}/kv")
+    state = api.get(path)["metadata"]["annotations"]["hostprep.dev/backup-state"]
+    assert state == "complete", "it is restored in part only"
+    # As the message says: a copy, mended and applied.
+    named = re.search(r"kubectl (-n .* get configmaps .*) > chat.json", printed)
+    assert named is not None, printed
+    copied = json.loads(cluster.kubectl(*shlex.split(named[1])))
+    assert copied == old
+    copied["spec"]["percent"] = 12
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(copied))
+    code, printed = run_command(cluster, "restore")
+    assert code == 0, printed
 
 
 def test_a_restored_backup_is_replaced_by_the_next_and_an_interrupted_one_is_added_to(
