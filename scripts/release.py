@@ -20,6 +20,7 @@ import argparse
 import base64
 import hashlib
 import http.client
+import ipaddress
 import json
 import os
 import re
@@ -195,6 +196,13 @@ def _blob(tar: tarfile.TarFile, digest: str) -> bytes:
 # The registry
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class Registry:
     """One registry, by the distribution specification: blobs, manifests, tags."""
 
@@ -206,8 +214,7 @@ class Registry:
             )
         self.name = name
         self.host, _, self._folder = name.partition("/")
-        host = self.host.partition(":")[0]
-        self.is_loopback = host == "localhost" or host.startswith("127.")
+        self.is_loopback = _is_loopback(self.host.partition(":")[0])
         self._url = f"{'http' if self.is_loopback else 'https'}://{self.host}"
         self._token = ""
 
@@ -245,20 +252,34 @@ class Registry:
         self._ask("PUT", path, {"Content-Type": json.loads(data)["mediaType"]}, data)
         return digest
 
-    def lists_referrers(self, name: str, digest: str) -> bool:
-        """Whether the registry knows by itself what refers to a manifest."""
+    def referrers(self, name: str, digest: str) -> list[dict[str, Any]] | None:
+        """Return what refers to a manifest; None where the registry keeps no such list."""
         path = f"/v2/{self.repository(name)}/referrers/{digest}"
-        return self._ask("GET", path, {"Accept": _INDEX}) is not None
+        index = self._ask("GET", path, {"Accept": _INDEX})
+        return None if index is None else list(json.loads(index)["manifests"])
 
     def _location(self, path: str) -> str:
         try:
             with self._open("POST", self._url + path, {}, b"") as reply:
                 where: str = reply.headers["Location"]
                 return urllib.parse.urljoin(self._url + path, where)
-        except urllib.error.URLError as error:
+        except OSError as error:
             raise FailedError(f"{self.name} takes no upload: {error}") from error
 
     def _open(
+        self, method: str, url: str, headers: Mapping[str, str], data: bytes | None
+    ) -> http.client.HTTPResponse:
+        """Return the answer; logs in once when the registry asks for that. Raises OSError."""
+        try:
+            return self._send(method, url, headers, data)
+        except urllib.error.HTTPError as error:
+            challenge = error.headers.get("WWW-Authenticate", "")
+            if error.code != 401 or not challenge:
+                raise
+        self._token = self._log_in(challenge)
+        return self._send(method, url, headers, data)
+
+    def _send(
         self, method: str, url: str, headers: Mapping[str, str], data: bytes | None
     ) -> http.client.HTTPResponse:
         request = urllib.request.Request(url, data, dict(headers), method=method)
@@ -271,45 +292,46 @@ class Registry:
     def _ask(
         self, method: str, path: str, headers: Mapping[str, str], data: bytes | None = None
     ) -> bytes | None:
-        """Return the answer, None for 404. Logs in once when the registry asks for that."""
+        """Return the answer, None for 404. Raises FailedError."""
         url = path if path.startswith("http") else self._url + path
-        for attempt in (1, 2):
-            try:
-                with self._open(method, url, headers, data) as reply:
-                    return reply.read()
-            except urllib.error.HTTPError as error:
-                challenge = error.headers.get("WWW-Authenticate", "")
-                if error.code == 401 and attempt == 1 and challenge:
-                    self._token = self._log_in(challenge)
-                    continue
-                if error.code == 404 and method in {"GET", "HEAD"}:
-                    return None
-                said = error.read(500).decode(errors="replace")
-                raise FailedError(
-                    f"{self.name} answers {error.code} to {method}: {said}"
-                ) from error
-            except OSError as error:
-                raise FailedError(f"{self.name} does not answer: {error}") from error
-        raise AssertionError
+        try:
+            with self._open(method, url, headers, data) as reply:
+                return reply.read()
+        except urllib.error.HTTPError as error:
+            if error.code == 404 and method in {"GET", "HEAD"}:
+                return None
+            said = error.read(500).decode(errors="replace")
+            raise FailedError(f"{self.name} answers {error.code} to {method}: {said}") from error
+        except OSError as error:
+            raise FailedError(f"{self.name} does not answer: {error}") from error
 
     def _log_in(self, challenge: str) -> str:
-        """Return the value of Authorization, with what the environment names."""
+        """Return the value of Authorization, with what the environment names.
+
+        Raises FailedError.
+        """
         user = os.environ.get("RELEASE_USERNAME", "")
         password = os.environ.get("RELEASE_PASSWORD", "")
         basic = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
         if not challenge.lower().startswith("bearer"):
             return basic
         parts = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
-        realm = parts.pop("realm")
+        realm = parts.pop("realm", "")
         names = [self.repository(name) for name in (IMAGE, CHART)]
         query = [("service", parts.get("service", ""))]
         query += [("scope", f"repository:{name}:pull,push") for name in names]
-        request = urllib.request.Request(f"{realm}?{urllib.parse.urlencode(query)}")
-        if user:
-            request.add_header("Authorization", basic)
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
-            answer = json.load(reply)
-        return f"Bearer {answer.get('token') or answer['access_token']}"
+        try:
+            request = urllib.request.Request(f"{realm}?{urllib.parse.urlencode(query)}")
+            if user:
+                request.add_unredirected_header("Authorization", basic)
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
+                answer = json.load(reply)
+            return f"Bearer {answer.get('token') or answer['access_token']}"
+        except (OSError, ValueError, KeyError) as error:
+            raise FailedError(
+                f"{self.name} gives no token, by {realm or 'no address'}: {error}; check"
+                " RELEASE_USERNAME and RELEASE_PASSWORD"
+            ) from error
 
 
 # Signatures, as cosign writes and reads them
@@ -498,7 +520,7 @@ def push_sbom(registry: Registry, document: Mapping[str, Any], subject: str, siz
         "subject": {"mediaType": _INDEX, "digest": subject, "size": size},
     }
     digest = registry.push_manifest(IMAGE, manifest)
-    if not registry.lists_referrers(IMAGE, subject):
+    if registry.referrers(IMAGE, subject) is None:
         # As the specification has it for registries that do not list them: an index under a tag.
         entry = {
             "mediaType": _MANIFEST,
@@ -509,6 +531,24 @@ def push_sbom(registry: Registry, document: Mapping[str, Any], subject: str, siz
         index = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": [entry]}
         registry.push_manifest(IMAGE, index, subject.replace(":", "-"))
     return digest
+
+
+def verify_sbom(registry: Registry, subject: str, attested: object) -> None:
+    """Verify that the bill of materials that refers to the image is the attested one.
+
+    Raises FailedError.
+    """
+    referrers = registry.referrers(IMAGE, subject)
+    if referrers is None:
+        referrers = json.loads(_there(registry, IMAGE, subject.replace(":", "-")))["manifests"]
+    wanted = sha256(to_json(attested))
+    for entry in referrers:
+        if entry.get("artifactType") == _SBOM:
+            layers = json.loads(_there(registry, IMAGE, entry["digest"]))["layers"]
+            if wanted in (layer["digest"] for layer in layers):
+                registry.blob(IMAGE, wanted)
+                return
+    raise FailedError(f"no bill of materials that refers to {subject} is the attested one")
 
 
 def stage_chart(root: Path, folder: Path, registry: Registry, image_digest: str) -> Path:
@@ -609,6 +649,7 @@ def verify(registry: Registry, version: str, key: ec.EllipticCurvePublicKey) -> 
     ):
         if kind not in found:
             raise FailedError(f"this key attests nothing of {kind} about the {what}")
+    verify_sbom(registry, image, statements[_CYCLONEDX])
     commits = {
         dependency["digest"].get("gitCommit")
         for predicate in (statements[_PROVENANCE], about_chart[_PROVENANCE])

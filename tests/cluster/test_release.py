@@ -392,6 +392,24 @@ def test_a_release_without_signatures_is_not_taken(
         release.verify(there, _VERSION, key.public_key())
 
 
+def test_a_bill_of_materials_that_is_gone_or_another_is_not_taken(
+    registry: str, clone: Path, key: ec.EllipticCurvePrivateKey, archives: list[Path]
+) -> None:
+    found = _push(registry, archives[:1], key, clone)
+    there = release.Registry(registry)
+    image = found["image"].partition("@")[2]
+    tag = image.replace(":", "-")
+    index = json.loads(there.manifest("hostprep", tag))
+    there.push_manifest("hostprep", {**index, "manifests": []}, tag)
+    with pytest.raises(release.FailedError, match="no bill of materials"):
+        release.verify(there, _VERSION, key.public_key())
+    release.push_sbom(there, {"components": []}, image, 1)
+    with pytest.raises(release.FailedError, match="no bill of materials"):
+        release.verify(there, _VERSION, key.public_key())
+    there.push_manifest("hostprep", index, tag)
+    assert release.verify(there, _VERSION, key.public_key()) == found
+
+
 def test_what_another_signed_beside_it_neither_helps_nor_harms(
     registry: str, clone: Path, key: ec.EllipticCurvePrivateKey, archives: list[Path]
 ) -> None:
