@@ -419,7 +419,7 @@ def _restricted_pods(documents: list[Document]) -> list[Document]:
 
 def test_hooks_may_have_a_context_of_their_own() -> None:
     options = "hooks.podSecurityContext.runAsUser=7,hooks.securityContext.runAsGroup=8"
-    documents = render("--set", options, "--set", "hooks.podLabels.a=b")
+    documents = render("--set", options)
     assert (
         pod(documents, "Deployment", "hostprep-operator")["securityContext"]["runAsUser"] == 65532
     )
@@ -429,6 +429,17 @@ def test_hooks_may_have_a_context_of_their_own() -> None:
     (container,) = spec["containers"]
     assert container["securityContext"]["runAsGroup"] == 8
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_every_pod_of_a_hook_has_the_labels_and_annotations_of_hooks() -> None:
+    documents = render("--set", "hooks.podLabels.a=b,hooks.podAnnotations.c=d")
+    hooks = [d for d in documents if "helm.sh/hook" in d["metadata"].get("annotations", {})]
+    pods = [d for d in hooks if d["kind"] == "Pod"]
+    pods += [d["spec"]["template"] for d in hooks if d["kind"] == "Job"]
+    assert len(pods) == 3
+    for found in pods:
+        assert found["metadata"]["labels"]["a"] == "b", found["metadata"]
+        assert found["metadata"]["annotations"]["c"] == "d", found["metadata"]
 
 
 def test_openshift_gets_constraints_for_the_agents_and_nobody_else() -> None:
