@@ -99,7 +99,7 @@ class CleanupOptions:
     dry_run: bool = False
     timeout_s: float = 600.0
     taint_keys: frozenset[str] | None = None
-    """Keys of the taints that may be removed; None: any."""
+    """Keys of the taints that may be removed; None: any of ours."""
     kubeconfig: str | None = None
 
     @property

@@ -48,7 +48,8 @@ _taint_key = _option(
     multiple=True,
     callback=_taint_keys,
     metavar="KEY",
-    help="A taint's key that may be set and removed; may be given several times. Without: any.",
+    help="A taint's key that may be set and removed; may be given several times. Without: any with "
+    "hostprep or host-memory in it; others never.",
 )
 _kubeconfig = _option(
     "--kubeconfig",

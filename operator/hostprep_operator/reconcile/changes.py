@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from hostprep.api.pool_checks import OUR_TAINTS
 from hostprep_operator.records import (
     GONE,
     AgentRecord,
@@ -31,11 +32,17 @@ class Settings:
     agent_grace_s: float = 60.0
     """For how long a node or an agent may be away before the answer is Unknown."""
     taint_keys: frozenset[str] | None = None
-    """Keys of the taints that may be set and removed; None: any."""
+    """Keys of the taints that may be set and removed; None: any with one of OUR_TAINTS in it."""
 
     def may_write_taint(self, key: str | None) -> bool:
-        """Whether a taint of that key may be set and removed; there may be none, too."""
-        return key is None or self.taint_keys is None or key in self.taint_keys
+        """Whether a taint of that key may be set and removed; there may be none, too.
+
+        Pools of before that rule may have another program's, which would go from ready nodes.
+        """
+        if key is None:
+            return True
+        is_ours = any(word in key for word in OUR_TAINTS)
+        return is_ours and (self.taint_keys is None or key in self.taint_keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ READINESS = st.fixed_dictionaries(
     optional={
         "required": st.booleans(),
         "profile": st.sampled_from(["Karpenter", "None", "NodeReadinessController"]),
-        "taintKey": st.just("example.com/memory"),
+        "taintKey": st.just("example.com/host-memory"),
         "reclose": st.sampled_from(
             [{"reboot": "LabelOnly"}, {"repair": "Taint"}, {"resize": "Taint"}]
         ),
@@ -267,7 +267,7 @@ def check_rest(cluster: Cluster, name: str) -> None:
     assert (cluster.condition(name, "hostprep.dev/HostMemoryReleasing") is not None) == bool(going)
     if condition is not None and condition["status"] == "True":
         assert not why_not_ready(cluster, name, required, was_open=True)
-        assert not cluster.has_taint(name, "example.com/memory")
+        assert not cluster.has_taint(name, "example.com/host-memory")
         marked = {*chosen, *kept} & entries.keys()
         ready = {
             f"ready.hostprep.dev/{key}"

@@ -39,7 +39,7 @@ def test_a_node_that_joins_with_the_taint_takes_four_writes_to_open() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "tainted"),
-    [({"readiness": {"taintKey": "example.com/memory"}}, True), ({}, False)],
+    [({"readiness": {"taintKey": "example.com/host-memory"}}, True), ({}, False)],
 )
 def test_a_node_whose_closing_must_be_recorded_takes_five(spec: Any, tainted: bool) -> None:
     cluster = opened(tainted=tainted, **spec)
@@ -227,13 +227,13 @@ def test_the_deadline_is_said_once_and_does_what_was_asked_for(wish: str) -> Non
 def test_a_pool_of_higher_rank_rules_and_its_taint_takes_the_others_place() -> None:
     cluster = joining()
     cluster.reconcile("n1")
-    cluster.add_pool("tier", priority=5, readiness={"taintKey": "example.com/memory"})
+    cluster.add_pool("tier", priority=5, readiness={"taintKey": "example.com/host-memory"})
     cluster.reconcile("n1")
     assert not cluster.has_taint("n1")
-    assert cluster.has_taint("n1", "example.com/memory")
+    assert cluster.has_taint("n1", "example.com/host-memory")
     cluster.agent_reports("n1")
     cluster.reconcile("n1")
-    assert not cluster.has_taint("n1", "example.com/memory")
+    assert not cluster.has_taint("n1", "example.com/host-memory")
     assert cluster.settle() == 0
 
 

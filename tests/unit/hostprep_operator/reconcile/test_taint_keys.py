@@ -14,7 +14,7 @@ from tests.unit.hostprep_operator.reconcile.write_checks import check_write
 pytestmark = pytest.mark.unit
 
 _USUAL_ONLY = Settings(taint_keys=frozenset({CLUSTER_AUTOSCALER_TAINT}))
-_OWN = {"taintKey": "example.com/memory"}
+_OWN = {"taintKey": "example.com/host-memory"}
 
 
 def _cluster(**readiness: Any) -> Cluster:
@@ -43,13 +43,32 @@ def test_a_key_that_may_not_be_written_is_reported_once_with_the_remedy() -> Non
     assert ("Warning", "TaintKeyNotAllowed") in [(event.type, event.reason) for event in events]
     condition = _conflicted(cluster)
     assert (condition["status"], condition["reason"]) == ("True", "TaintKeyNotAllowed")
-    assert "example.com/memory" in condition["message"]
+    assert "example.com/host-memory" in condition["message"]
     assert "admissionPolicy.taintKeys" in condition["message"]
     assert CLUSTER_AUTOSCALER_TAINT in condition["message"]
     assert cluster.reconcile_pool("kv").events == ()
     cluster.change_pool("kv", readiness={})
     cluster.reconcile_pool("kv")
     assert _conflicted(cluster)["status"] == "False"
+
+
+@pytest.mark.parametrize("keys", [None, frozenset({"nvidia.com/gpu"})])
+def test_another_programs_taint_that_an_old_pool_names_stays(keys: frozenset[str] | None) -> None:
+    """Stored before keys had to have one of our words in them."""
+    cluster = _cluster(taintKey="nvidia.com/gpu")
+    cluster.settings = Settings(taint_keys=keys)
+    taints = cluster.nodes["n1"]["spec"]["taints"]
+    taints.append({"key": "nvidia.com/gpu", "effect": "NoSchedule"})
+    cluster.reconcile("n1")
+    cluster.agent_reports("n1")
+    cluster.settle()
+    assert (cluster.condition("n1") or {})["status"] == "True"
+    assert "nvidia.com/gpu" in _taint_keys(cluster)
+    cluster.reconcile_pool("kv")
+    assert _conflicted(cluster)["reason"] == "TaintKeyNotAllowed"
+    del cluster.pools["kv"]
+    cluster.settle()
+    assert "nvidia.com/gpu" in _taint_keys(cluster)
 
 
 def test_a_pool_that_marks_no_nodes_may_name_any_key() -> None:
@@ -61,7 +80,7 @@ def test_a_pool_that_marks_no_nodes_may_name_any_key() -> None:
 def test_taints_stay_and_everything_else_is_written() -> None:
     cluster = _cluster(**_OWN)
     taints = cluster.nodes["n1"]["spec"]["taints"]
-    taints.append({"key": "example.com/memory", "effect": "NoSchedule"})
+    taints.append({"key": "example.com/host-memory", "effect": "NoSchedule"})
     cluster.reconcile("n1")
     assert (cluster.condition("n1") or {})["status"] == "False"
     cluster.agent_reports("n1")
@@ -72,7 +91,7 @@ def test_taints_stay_and_everything_else_is_written() -> None:
     cluster.kubelet("n1")
     cluster.settle()
     assert (cluster.condition("n1") or {})["reason"] == "Rebooted"
-    assert _taint_keys(cluster) == ["other.example/taint", "example.com/memory"]
+    assert _taint_keys(cluster) == ["other.example/taint", "example.com/host-memory"]
     patches = [write.patch for _, write in cluster.writes if isinstance(write, PatchNode)]
     assert not [patch for patch in patches if "taints" in patch.get("spec", {})]
 
@@ -86,7 +105,7 @@ def test_a_closed_node_stays_closed_when_its_pool_names_a_key_that_may_not_be_wr
     assert CLUSTER_AUTOSCALER_TAINT in _taint_keys(cluster)
     cluster.settings = Settings()  # the key is allowed now
     cluster.settle()
-    assert _taint_keys(cluster) == ["other.example/taint", "example.com/memory"]
+    assert _taint_keys(cluster) == ["other.example/taint", "example.com/host-memory"]
 
 
 def test_a_closing_without_a_taint_does_not_say_that_the_node_is_closed() -> None:
@@ -99,11 +118,11 @@ def test_removal_leaves_a_taint_that_may_no_longer_be_written() -> None:
     cluster = _cluster(**_OWN)
     cluster.settings = Settings()
     cluster.reconcile("n1")
-    assert "example.com/memory" in _taint_keys(cluster)
+    assert "example.com/host-memory" in _taint_keys(cluster)
     cluster.settings = _USUAL_ONLY
     del cluster.pools["kv"]
     cluster.settle()
-    assert _taint_keys(cluster) == ["other.example/taint", "example.com/memory"]
+    assert _taint_keys(cluster) == ["other.example/taint", "example.com/host-memory"]
     assert (
         "annotations" not in cluster.nodes["n1"]["metadata"]
         or not cluster.nodes["n1"]["metadata"]["annotations"]

@@ -24,7 +24,7 @@ OPERATORS_FIELDS = ("release", "deletionPolicy")
 JOINING_S = 900
 KEYS = (
     "startup-taint.cluster-autoscaler.kubernetes.io/hostprep",
-    "example.com/memory",
+    "example.com/host-memory",
 )
 
 
