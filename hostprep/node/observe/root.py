@@ -5,12 +5,19 @@ from __future__ import annotations
 import glob
 import os
 import stat
+from collections.abc import Iterator
+from itertools import chain, islice
 
 from hostprep.errors import BadInputError, NotReadyError
 from hostprep.linux.files import open_own_folder
 from hostprep.linux.selinux import read_label, shared_label
 from hostprep.node.facts import Mount, RootFacts
 from hostprep.node.observe.host import Warn, fs_type_of, nearest_existing, read_mounts
+
+_LOOKED_AT = 4096
+"""Labels, in the root and below: engines may make files without end."""
+_DEPTH = 5
+"""A device's view of a region's files lies five folders deep; engines could nest without end."""
 
 
 def observe_root(root: str, warn: Warn) -> RootFacts:
@@ -34,12 +41,27 @@ def observe_root(root: str, warn: Warn) -> RootFacts:
 
 
 def _unshared(root: str) -> str:
-    """Look at the root and at what each pool publishes: engines read those first."""
-    for path in (root, *sorted(glob.glob(f"{glob.escape(root)}/*/handoff.json"))):
+    """Return the first path that containers are kept from: what engines read first, then the rest.
+
+    Nothing is looked at where the root has no label: there is no SELinux.
+    """
+    if not shared_label(read_label(root)):
+        return ""
+    first = [root, *sorted(glob.glob(f"{glob.escape(root)}/*/handoff.json"))]
+    for path in islice(chain(first, _below(root)), _LOOKED_AT):
         label = read_label(path)
         if shared_label(label) not in ("", label):
             return f"{path} ({label})"
     return ""
+
+
+def _below(root: str) -> Iterator[str]:
+    """Yield what lies below, such as regions, leases' sidecars and tickets; follow no link."""
+    for folder, folders, files, _ in os.fwalk(root):
+        folders.sort()
+        yield from (f"{folder}/{name}" for name in sorted(folders + files))
+        if folder.count("/") - root.count("/") >= _DEPTH:
+            folders.clear()
 
 
 def _is_enforcing() -> bool | None:

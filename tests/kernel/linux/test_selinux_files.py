@@ -96,3 +96,31 @@ def test_the_doctor_is_told_what_containers_cannot_read(folder: Path) -> None:
     share_tree(str(folder))
     handoff = _file(folder / "kv/handoff.json", f"{_SHARED}:c7")
     assert observe_root(str(folder), print).unshared == f"{handoff} ({_SHARED}:c7)"
+
+
+@pytest.mark.parametrize("made", ["state/node0-0/lease", "tickets/0001", "mem/node0-0"])
+def test_the_doctor_is_told_of_what_engines_made_and_of_regions(folder: Path, made: str) -> None:
+    _label(folder)
+    share_tree(str(folder))
+    path = _file(folder / "kv" / made, f"{_SHARED}:c7")
+    assert observe_root(str(folder), print).unshared == f"{path} ({_SHARED}:c7)"
+    share_tree(str(folder))
+    assert not observe_root(str(folder), print).unshared
+
+
+def test_the_doctor_follows_no_link_and_looks_at_so_many_files_only(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Engines may make links, folders in folders and files without end."""
+    _label(folder)
+    share_tree(str(folder))
+    if _keeps_labels(tmp_path):
+        _file(tmp_path / "outside/file")
+    (folder / "link").symlink_to(tmp_path / "outside")
+    assert not observe_root(str(folder), print).unshared
+    many = folder / "many"
+    many.mkdir()
+    for number in range(5000):
+        (many / f"{number:04}").touch()
+    _file(many / "9999", f"{_SHARED}:c7")
+    assert not observe_root(str(folder), print).unshared
