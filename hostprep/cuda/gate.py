@@ -230,7 +230,11 @@ class Gate:
             self._closed.set()
             return
         # Never less: a rank that takes its part back, at its end, has no copies any more.
-        self.usable_bytes = max(self.usable_bytes, common_mark(self._world, board))
+        mark = common_mark(self._world, board)
+        self.usable_bytes = max(self.usable_bytes, mark)
+        for rank in board.ranks if board is not None else ():
+            if rank.trouble is not None and rank.slot.done_bytes <= mark:
+                self._closed.set()  # it is furthest behind, and comes no further
 
     def _evaluate(self) -> None:
         """Judge again, and act where that decides the gate."""
@@ -281,6 +285,7 @@ class Gate:
         """In a forked child, where no thread watches: stay as it is, for good."""
         self._lock = threading.Lock()
         self._read_lock = threading.Lock()
+        self._closed = threading.Event()
         if self._verdict.state == CLOSED:
             self._verdict = Verdict(DEGRADED, "this process was forked while the gate was closed")
         self._decided = threading.Event()

@@ -37,6 +37,8 @@ of a second, and is told only when it begins."""
 _LEAST_CHUNK_BYTES = 4 * MIB
 _MOST_CHUNKS = 16_384
 """Of one registration while serving: each is an entry that the driver searches for each copy."""
+_MOST_GAP_S = 30.0
+"""After a call of some seconds: it waited for somebody else, and the next one need not."""
 _ROUNDED_UP = 0.75
 """A call that lasted a quarter longer than it should have still leaves the next one its place on
 the grid: else every second place would go unused."""
@@ -72,6 +74,7 @@ class Spacing:
         On the engine's grid, and never before the call that was is over.
         """
         periods = max(1, math.floor(took_s / self.call_s + _ROUNDED_UP))
+        periods = min(periods, max(1, int((took_s + _MOST_GAP_S) / self.period_s)))
         place = round((began_s - self.phase_s) / self.period_s) + periods
         return max(began_s + took_s, self.phase_s + place * self.period_s)
 

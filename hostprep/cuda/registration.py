@@ -92,10 +92,11 @@ class Registration:
     READY, and its exception is a failure. `on_progress` gets a Progress after each chunk and at the
     end. `policy` bounds the chunks.
 
-    With `grows` the engine uses what is registered while the rest follows: `progress.done_bytes`,
-    from the slice's start on. A chunk that fails for a reason that may pass is tried again, after a
-    second, two, and so on to a minute, until the deadline; and what is registered by then stays so
-    until `close()`, whatever becomes of the rest.
+    With `grows`, in the background, the engine uses what is registered while the rest follows:
+    `progress.done_bytes`, from the slice's start on. A chunk that fails for a reason that may pass
+    is tried again, after a second, two, and so on to a minute, until the deadline; and what is
+    registered by then stays so until `close()`, whatever becomes of the rest. It has no
+    `on_registered`: the engine's part comes before.
 
     Raises BadInputError for an invalid slice. Anything that prevents registering, such as a
     missing driver, becomes Failed: it must not keep an engine from serving.
@@ -119,6 +120,12 @@ class Registration:
         pace: Pace | None = None,
         grows: bool = False,
     ) -> None:
+        if grows and on_registered is not None:
+            raise BadInputError(
+                "memory that is used as it is registered cannot wait for on_registered",
+                reason="GrowsAndWaits",
+                remedy="do the engine's part before, or leave grows out",
+            )
         part = slice_of(attachment, offset_bytes, size_bytes, row_bytes)
         self._part = part
         self._control = Control(deadline_s)
@@ -199,7 +206,7 @@ class Registration:
     def cancel(self) -> None:
         """Stop after the chunk that is being registered, and take all back; does not wait.
 
-        Without effect once it is Registered: `close()` takes that back.
+        Without effect once it is Registered: `close()` takes that back, and what `grows`.
         """
         self._refuse_child()
         self._control.cancel()
@@ -278,8 +285,9 @@ class Registration:
                     outcome = self._register(driver)
                     self._call_on_registered()
                     self._finish(outcome)
-                except BaseException:
-                    if not (self._grows and self._range.count):  # else the engine may use it now
+                except BaseException as error:
+                    self._report_failure(error)  # before all is taken back, which may take minutes
+                    if not self._keeps:
                         self._unregister_all(driver)
                     raise
         except BaseException as error:
@@ -305,7 +313,10 @@ class Registration:
         try:
             self._register_chunks(driver, flags)
         except DriverError as error:
-            if not traits.uses_host_page_tables or self._unregister_all(driver) is not None:
+            if not traits.uses_host_page_tables:
+                raise
+            # What is in use stays registered; the rest can be used as it is.
+            if not self._keeps and self._unregister_all(driver) is not None:
                 raise
             self._tracker.note = f"{_SKIPPED}. {error.message}"
             return "Skipped"
@@ -330,33 +341,35 @@ class Registration:
         while True:
             before = policy.target_s
             policy = self._pace.chunks(self._policy, self._part.size_bytes, last, last_s)
-            last = next_chunk_bytes(
+            size = next_chunk_bytes(
                 policy,
                 offset_bytes=offset,
                 end_bytes=self._part.size_bytes,
                 last_bytes=last if policy.target_s == before else 0,
                 last_s=last_s,
             )
-            if last == 0:
+            if size == 0:
                 return
             try:
                 with contextlib.ExitStack() as turn:
                     while not self._enter_turn(turn):
                         pass
                     began_s = time.monotonic()
-                    last_s = self._register_chunk(driver, offset, last, flags)
+                    last_s = self._register_chunk(driver, offset, size, flags)
             except DriverError as error:
-                if not (self._grows and error.is_passing):
+                if not (self._grows and self._in_background and error.is_passing):
                     raise
                 self._wait_to_try_again(error, retry_s)
                 retry_s = min(2 * retry_s, _MOST_RETRY_S)
+                last, last_s = size // 2, policy.target_s  # and for less memory at a time
                 continue
             retry_s = _FIRST_RETRY_S
-            offset += last
-            self._control.start_clock()
-            self._tracker.chunk(last, last_s)
+            offset += size
+            last = size
+            self._tracker.chunk(size, last_s)
             if offset < self._part.size_bytes:
                 self._pace.wait(began_s, last_s, self._control.interrupt)
+            self._control.start_clock()
 
     def _wait_to_try_again(self, error: DriverError, retry_s: float) -> None:
         """Report why a chunk failed, and wait; a pause counts as waiting.
@@ -365,9 +378,7 @@ class Registration:
         """
         self._tracker.note = f"{error.message}; tried again in {retry_s:g} s"
         if retry_s == _FIRST_RETRY_S:
-            import logging
-
-            logging.getLogger("hostprep.register").warning(self._tracker.note)
+            _warn(self._tracker.note)
         until_s = time.monotonic() + retry_s
         while (now_s := time.monotonic()) < until_s:
             left_s = self._control.left_s()
@@ -436,11 +447,23 @@ class Registration:
         """Report READY, unless the registration was cancelled before."""
         with self._control.lock:
             self._control.check()
+            self._tracker.end(outcome)  # first: who sees READY may use all of it
             self._tracker.ready()
-            self._tracker.end(outcome)
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether the engine may be using what is registered, so that it stays so."""
+        return self._grows and self._in_background and self._range.count > 0
 
     def _fail(self, error: BaseException) -> None:
-        """Become Failed or Cancelled, and report to the other ranks why."""
+        """Become Failed or Cancelled."""
+        if self.error is None:
+            self._report_failure(error)
+        self._range.release()
+        self._tracker.end("Cancelled" if isinstance(error, CancelledError) else "Failed")
+
+    def _report_failure(self, error: BaseException) -> None:
+        """Keep why it failed, and report it to the other ranks, and where that is lasting."""
         if isinstance(error, HostprepError):
             self.error = error
         else:
@@ -448,9 +471,9 @@ class Registration:
                 f"{self._part.name}: {type(error).__name__}: {error}", reason="RegistrationFailed"
             )
             self.error.__cause__ = error
-        self._range.release()
         self._tracker.failed(str(self.error))
-        self._tracker.end("Cancelled" if isinstance(error, CancelledError) else "Failed")
+        if self._keeps and not isinstance(error, CancelledError):
+            _warn(f"{self.error}; the host tier stays as large as it is by now")
 
     def _undo(self) -> HostprepError | None:
         """Unregister what a finished registration holds; return why that failed, if it did."""
@@ -495,6 +518,12 @@ class Registration:
                 f"process ends: {error.message}"
             )
         return error
+
+
+def _warn(text: str) -> None:
+    import logging
+
+    logging.getLogger("hostprep.register").warning(text)
 
 
 def register(

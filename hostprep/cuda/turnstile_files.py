@@ -134,9 +134,17 @@ def try_slots(folder: int, width: int, engine: bytes = b"") -> int | None:
         except OSError as error:
             problem = error
             continue
+        try:
+            if _lock_slot(fd, engine) and os.fstat(fd).st_nlink > 0:
+                return fd
+        except OSError as error:  # no room for our bytes, or no longer a file of this size
+            problem = error
+            close_tracked(fd)
+            continue
+        except BaseException:
+            close_tracked(fd)
+            raise
         usable += 1
-        if _lock_slot(fd, engine) and os.fstat(fd).st_nlink > 0:
-            return fd
         close_tracked(fd)
     if problem is not None and not usable:
         raise problem

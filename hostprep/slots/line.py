@@ -36,7 +36,9 @@ class Ticket:
     at a time uses it.
     """
 
-    __slots__ = ("__weakref__", "_notify", "_pool", "_woken", "is_hopeless", "needs", "number")
+    __slots__ = (
+        "__weakref__", "_notify", "_pool", "_woken", "is_early", "is_hopeless", "needs", "number",
+    )  # fmt: skip
 
     def __init__(self, pool: _Pool, number: int) -> None:
         """Made by `SlotPool.line_up`."""
@@ -47,6 +49,8 @@ class Ticket:
         reserved for it."""
         self.is_hopeless = False
         """It was refused for more slots than there are."""
+        self.is_early = False
+        """It was refused for more slots than are usable by now: nothing is reserved for it."""
         self._woken = threading.Lock()
         """Free when somebody woke it. No Event: the end of another ticket wakes it too, which may
         come between any two instructions, those of Event.set included."""
@@ -149,15 +153,20 @@ class Line:
             if ticket is not None and ticket.needs:
                 ticket.wake()
 
-    def note_refused(self, ticket: Ticket, needs: Sequence[int], slots: Sequence[int]) -> bool:
-        """Reserve what a ticket was refused: by group, what it needs and all slots.
+    def note_refused(
+        self, ticket: Ticket, needs: Sequence[int], slots: Sequence[int], usable: Sequence[int]
+    ) -> bool:
+        """Reserve what a ticket was refused: by group, what it needs, all slots and those in use.
 
-        Returns whether less is reserved for it now than before: there may be room for others.
+        Nothing is reserved for what has no room yet, however many others end: `wake_all` once there
+        is more. Returns whether less is reserved for it now than before: others may have room.
         """
-        before = ticket.needs
+        before = () if ticket.is_early else ticket.needs
         ticket.is_hopeless = any(need > most for need, most in zip(needs, slots))
+        ticket.is_early = any(need > now for need, now in zip(needs, usable))
         ticket.needs = () if ticket.is_hopeless else needs
-        return any(was > now for was, now in zip(before, ticket.needs or [0] * len(before)))
+        after = () if ticket.is_early else ticket.needs
+        return any(was > now for was, now in zip(before, after or [0] * len(before)))
 
     def leave(self, ticket: Ticket) -> None:
         """Take a ticket out."""
@@ -183,9 +192,14 @@ class Line:
         for other in self._in_order():
             if other is ticket:
                 break
-            for group, needed in enumerate(other.needs):
+            for group, needed in enumerate(() if other.is_early else other.needs):
                 total[group] += needed
         return total
+
+    def wake_all(self) -> None:
+        """Wake every ticket: there are more slots than before."""
+        for ticket in self._in_order():
+            ticket.wake()
 
     def wake(self, available: Sequence[int]) -> None:
         """Wake those for whom there is room: by group, so many slots are not claimed."""
@@ -194,8 +208,8 @@ class Line:
             if max(left) <= 0:
                 return  # nothing for anybody behind
             needs = ticket.needs
-            if not needs:
-                continue  # it does not wait
+            if not needs or ticket.is_early:
+                continue  # it does not wait, or not for what others release
             left = [have - need for have, need in zip(left, needs)]
             if all(have >= 0 for have, need in zip(left, needs) if need):
                 ticket.wake()

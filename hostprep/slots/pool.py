@@ -110,6 +110,7 @@ class SlotPool:
         self._keep_evicted = keep_evicted
         if not (isinstance(spare, (int, float)) and 0 <= spare < 1):
             raise BadInputError(f"spare is {spare}: it is a share of the slots, from 0 to below 1")
+        self._spare = spare
         self._groups = tuple(
             SlotGroup(group, hash_bytes, int(group.slots * spare)) for group in layout.groups
         )
@@ -120,6 +121,7 @@ class SlotPool:
                 raise BadInputError("a directory's slots are all usable, or none")
             self._usable = self._checked(usable)
             for slots, first in zip(self._groups, self._usable):
+                slots.spare = int(first * spare)
                 slots.free.withhold(range(first, slots.group.slots))
         self._has_states = any(group.kind == RECURRENT for group in layout.groups)
         if partial and self._has_states:
@@ -209,9 +211,10 @@ class SlotPool:
             # One instruction: left half done from here on, all of them are made free.
             self._usable = usable
             for slots, first, end in zip(self._groups, before, usable):
+                slots.spare = int(end * self._spare)
                 slots.free.give(range(first, end))
             step.changes = NOTHING
-            self._wake()
+            self._line.wake_all()
             self._step = None
 
     def _checked(self, usable: Sequence[int]) -> tuple[int, ...]:
@@ -471,7 +474,7 @@ class SlotPool:
         step.changes = NOTHING
         if ticket is not None:
             slots = [slots.group.slots for slots in self._groups]
-            if self._line.note_refused(ticket, needs, slots):
+            if self._line.note_refused(ticket, needs, slots, self._usable):
                 self._wake()
         self._step = None
         raise ShortageError(missing)

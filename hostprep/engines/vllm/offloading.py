@@ -18,7 +18,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from hostprep.cuda.board_view import BoardReader
-from hostprep.cuda.gate import Gate
+from hostprep.cuda.gate import ALL, Gate
 from hostprep.engines.memory import engine_memory, engine_region, engine_region_end
 from hostprep.engines.vllm.identity import engine_identity, packages_identity
 from hostprep.engines.vllm.keeping import KEY_BYTES, Keeper
@@ -113,12 +113,13 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
         kept: any of them may be asked for at once.
         """
         settings = self._settings
-        return settings.grows and settings.slots and settings.warm is None
+        can_grow = settings.slots and settings.warm is None and settings.mode == "background"
+        return settings.grows and can_grow
 
     def _extend(self, manager: SlotsManager, usable_bytes: int) -> None:
         chunks = min(self.num_chunks, usable_bytes // self._layout.row_bytes)
         manager.extend(chunks)
-        if chunks == self.num_chunks:
+        if usable_bytes >= ALL:
             self._log_ready()
 
     def get_worker(self, kv_caches: Any) -> Any:

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from hostprep.backing import MIB
+from hostprep.backing import MIB, Backing
+from hostprep.cuda.chunks import ChunkPolicy
 from hostprep.cuda.driver import DriverError
 from hostprep.cuda.registration_state import Progress, RegisteredRange
+from hostprep.errors import BadInputError
 from hostprep.register import Registration
 from testbed.processes import wait_for
 from testbed.standin.children import Scene, in_child
@@ -107,6 +109,62 @@ def test_with_nothing_registered_it_fails_as_others_do(scene: Scene) -> None:
     assert registration.wait(LONG_S)
     assert (registration.state, len(notes.told)) == ("Failed", 2)
     registration.close()
+
+
+@in_child(fail="register:3:2,register:4:2")
+def test_it_is_tried_again_with_less(scene: Scene) -> None:
+    policy = ChunkPolicy(first_bytes=8 * MIB, least_bytes=MIB, most_bytes=8 * MIB, target_s=60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hostprep.cuda.registration._FIRST_RETRY_S", 0.05)
+        _, registration = _growing(scene, mib=32, policy=policy)
+        assert registration.wait(LONG_S)
+    sizes = [args[1] // MIB for _, args, _ in scene.calls("register")]
+    assert sizes == [8, 8, 8, 4, 2, 4, 8, 2]
+    registration.close()
+
+
+@in_child(ats=1, fail="register:3:801")
+def test_with_ats_what_is_in_use_stays_registered(scene: Scene) -> None:
+    notes, registration = _growing(scene, backing=Backing.HUGETLB_2MI)
+    assert registration.wait(LONG_S)
+    assert (registration.state, notes.told[-1]) == ("Skipped", "READY")
+    assert scene.unregistered() == []
+    registration.close()
+    assert scene.unregistered() == scene.registered()[::-1]
+    assert len(scene.registered()) == 2
+
+
+@in_child(fail="register:4:2")
+def test_in_the_foreground_nothing_is_in_use_and_all_is_taken_back(scene: Scene) -> None:
+    _, registration = registration_of(scene, grows=True)
+    with pytest.raises(DriverError):
+        registration.run()
+    assert scene.unregistered() == scene.registered()[::-1]
+
+
+@in_child()
+def test_an_engines_part_that_comes_afterwards_does_not_go_with_it(scene: Scene) -> None:
+    with pytest.raises(BadInputError, match="leave grows out"):
+        registration_of(scene, grows=True, on_registered=lambda: None)
+
+
+@in_child(fail="register:4:801")
+def test_others_learn_of_a_failure_before_all_is_taken_back(scene: Scene) -> None:
+    notes = Notes()
+    _, registration = registration_of(scene, board=notes)
+    told: list[int] = []
+    real = RegisteredRange.undo
+
+    def undo(registered: RegisteredRange, *arguments: Any) -> Any:
+        told.append(len(notes.told))
+        return real(registered, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RegisteredRange, "undo", undo)
+        registration.start()
+        assert registration.wait(LONG_S)
+    assert told == [2]
+    assert len(notes.told) == 2
 
 
 @in_child(fail="register:any:2")

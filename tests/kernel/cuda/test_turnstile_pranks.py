@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -138,6 +139,25 @@ def test_who_waits_for_a_slot_that_is_replaced_goes_to_the_new_one(
     slot = tickets.try_slots(opened, 1)
     assert slot is not None
     assert os.path.samestat(os.fstat(slot), (folder / "slot0").stat())
+    tickets.release_slot(slot)
+    os.close(opened)
+
+
+def test_a_slot_that_takes_no_bytes_is_not_kept(
+    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The turnstile's file system is full: others must not wait for who goes without."""
+    opened = os.open(folder, os.O_RDONLY)
+
+    def full(fd: int, data: bytes, at: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", full)
+        with pytest.raises(OSError, match="No space"):
+            tickets.try_slots(opened, 1, b"x" * 16)
+    slot = tickets.try_slots(opened, 1)
+    assert slot is not None
     tickets.release_slot(slot)
     os.close(opened)
 

@@ -240,4 +240,4 @@ def test_processes_of_other_pid_namespaces_share_it(root: Path) -> None:
     text = log.read_text()
     assert "overlap" not in text
     assert "say:" not in text
-    assert text.count("begin 1-") == 60, "each is process 1 of its own namespace"
+    assert text.count("begin /1-") == 60, "each is process 1 of its own namespace"

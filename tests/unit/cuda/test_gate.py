@@ -252,14 +252,22 @@ def test_it_goes_on_growing_until_all_are_ready_whatever_fails_meanwhile() -> No
     assert gate.usable_bytes == 5
     board.board = _at(("Initializing", 8), ("Failed", 9))
     wait_until(lambda: gate.usable_bytes == 8)
-    board.board = _at(("Initializing", 0), ("Failed", 0))  # one that ends takes its part back
+    board.board = _at(("Initializing", 3), ("Failed", 9))  # one that ends takes its part back
     board.board = _at(("Ready", 20), ("Failed", 9))
     wait_until(lambda: gate.usable_bytes == 9)
     assert (gate.is_open, gate.state) == (True, "Open")
-    board.board = _at(("Ready", 20), ("Ready", 20))
-    wait_until(lambda: gate.usable_bytes == ALL)
+    wait_until(gate._closed.is_set)  # it comes no further
     gate.close()
     assert gate.is_open
+
+
+def test_it_has_grown_once_all_ranks_are_ready() -> None:
+    board = Shown(_at(("Initializing", 5), ("Ready", 20)))
+    gate = Gate(2, board, grows=True)
+    assert gate.wait(HANG_S)
+    assert gate.usable_bytes == 5
+    board.board = _at(("Ready", 20), ("Ready", 20))
+    wait_until(lambda: gate.usable_bytes == ALL)
 
 
 def test_a_mark_of_one_rank_that_is_taken_for_all_would_be_seen() -> None:

@@ -46,7 +46,7 @@ class Interrupt(threading.Event):
         return self.is_set()
 
 
-@given(SPACINGS, st.floats(0, 1e6), st.lists(st.floats(1e-4, 0.5), min_size=1, max_size=40))
+@given(SPACINGS, st.floats(0, 1e6), st.lists(st.floats(1e-4, 0.25), min_size=1, max_size=40))
 def test_calls_take_no_more_than_their_share_of_the_time(
     spacing: Spacing, began_s: float, calls: list[float]
 ) -> None:
@@ -139,6 +139,12 @@ def test_an_engine_that_becomes_idle_ends_a_long_gap() -> None:
     pace.step()
     pace.wait(clock(), 4.0, Interrupt(clock))  # a gap of nearly a minute
     assert clock() <= 1000.0 + 2 * IDLE_S
+
+
+def test_a_call_that_waited_for_minutes_is_no_reason_to_wait_for_an_hour() -> None:
+    """The deadline counts from chunk to chunk."""
+    spacing = Spacing()
+    assert spacing.next_start_s(1000.0, 150.0) - 1150.0 == pytest.approx(30.0, abs=0.2)
 
 
 def test_an_interruption_ends_it_at_once() -> None:

@@ -71,6 +71,30 @@ def test_a_batch_that_waits_in_line_is_woken() -> None:
     assert len(pool.claim_blocks(_keys(1, 2, 3), ticket=ticket).uses[0].slots) == 3
 
 
+def test_what_has_no_room_yet_keeps_nobody_from_what_there_is() -> None:
+    pool = _pool(4)
+    large = pool.line_up()
+    with pytest.raises(ShortageError):
+        pool.claim_blocks(_keys(*range(9)), ticket=large)
+    pool.claim_blocks(_keys(20)).release()
+    assert not large.wait(0)
+    pool.extend((9,))
+    assert large.wait(1)
+    assert len(pool.claim_blocks(_keys(*range(9)), ticket=large).uses[0].slots) == 9
+
+
+def test_what_is_kept_free_is_a_share_of_what_is_usable() -> None:
+    layout = Layout(TOKENS_PER_BLOCK, (Group("full", 1000, 1),))
+    pool = SlotPool(layout, hash_bytes=HASH_BYTES, spare=0.1, usable=(30,))
+    for name in range(30):
+        claim = pool.claim_blocks(_keys(name))
+        claim.commit()
+        claim.release()
+    assert pool.usage()[0].cached == 27
+    pool.extend((1000,))
+    assert pool._groups[0].spare == 100
+
+
 @pytest.mark.parametrize("usable", [(3,), (15, 6), (4, -1), (4, 6, 1), ()])
 def test_what_cannot_be_usable_is_refused(usable: tuple[int, ...]) -> None:
     with pytest.raises(BadInputError):
