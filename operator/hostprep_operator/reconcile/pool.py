@@ -356,11 +356,14 @@ def refused_key(pool: PoolRecord, settings: Settings) -> str:
 
 
 def _not_allowed(key: str, settings: Settings) -> Condition:
-    allowed = listed(sorted(settings.taint_keys or ()), 5)
+    remedy = (
+        "Add the key to admissionPolicy.taintKeys of the chart, or have readiness.taintKey name one "
+        f"that is allowed: {listed(sorted(settings.taint_keys), 5)}."
+        if settings.taint_keys
+        else "Have readiness.taintKey name a key with hostprep or host-memory in it."
+    )
     message = (
-        f"The operator may not write taint {key}: its nodes' taints stay as they are. Add the key "
-        "to admissionPolicy.taintKeys of the chart, or have readiness.taintKey name one that is "
-        f"allowed: {allowed}."
+        f"The operator may not write taint {key}: its nodes' taints stay as they are. {remedy}"
     )
     return Condition("Conflicted", "True", _NOT_ALLOWED, message)
 

@@ -427,6 +427,8 @@ def _counts(member: Member) -> bool:
     assert member.entry is not None
     if member.entry.absent:
         return member.reachable
+    if not member.selected:
+        return False  # it leaves: nothing asks for what it lacks
     if member.report is not None and member.report.phase in (Phase.FAILED, Phase.DEGRADED):
         return False
     return member.reachable and not member.joining
