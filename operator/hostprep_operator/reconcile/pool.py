@@ -357,7 +357,7 @@ def refused_key(pool: PoolRecord, settings: Settings) -> str:
 
 def _not_allowed(key: str, settings: Settings) -> Condition:
     remedy = (
-        "Add the key to admissionPolicy.taintKeys of the chart, or have readiness.taintKey name one "
+        "Add the key to the chart's admissionPolicy.taintKeys, or have readiness.taintKey name one "
         f"that is allowed: {listed(sorted(settings.taint_keys), 5)}."
         if settings.taint_keys
         else "Have readiness.taintKey name a key with hostprep or host-memory in it."
