@@ -80,9 +80,19 @@ def machine_lock() -> Iterator[None]:
 def _release_what_killed_runs_left() -> None:
     for folder in Path("/dev/shm").glob(f"{_ROOT_PREFIX}*"):
         print(f"releasing {folder}, left by a run that was killed", file=sys.stderr, flush=True)
-        # Its mounts may lie in a namespace that is gone, and its files may be damaged on purpose.
-        with suppress(HostprepError, OSError):
-            _tidy(Node(f"{folder}/root"))
+        node = Node(f"{folder}/root")
+        pools = [pool.name for pool in observe_pools(node.root)]
+        try:
+            if pools:
+                node.release(pools, force=True)
+        except HostprepError as error:  # still in use: the next run tries again
+            print(f"{folder} stays: {error}", file=sys.stderr, flush=True)
+            continue
+        # What a test had damaged on purpose is no pool any more, and its mounts are left.
+        mounts = [entry.path for entry in read_mounts() if entry.path.startswith(f"{folder}/")]
+        for path in sorted(mounts, reverse=True):
+            with suppress(HostprepError):
+                unmount(path)
         shutil.rmtree(folder, ignore_errors=True)
 
 

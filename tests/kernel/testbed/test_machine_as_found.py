@@ -24,7 +24,7 @@ _REPOSITORY = Path(__file__).parents[3]
 _POOL = machine._HUGE_PAGE_POOLS[0]
 _COUNT = "with machine.machine_lock(): print(machine.huge_pages_total())"
 _PREPARE = f"""
-import os, signal
+import os, shutil, signal
 from hostprep.backing import Backing
 with machine.clean_node() as node:
     node.prepare([machine.pool_of(backing=Backing.{Backing.HUGETLB_2MI.name})])
@@ -54,6 +54,21 @@ def test_free_huge_pages_are_away_while_a_run_counts_and_there_again_afterwards(
         assert machine.huge_pages_total() == before + 5
     finally:
         machine._add_pages(_POOL, -5)
+
+
+def test_what_a_killed_run_had_broken_before_is_unmounted(tmp_path: Path) -> None:
+    before = machine.huge_pages_total()
+    broken = "shutil.rmtree(f'{node.root}/{machine.POOL}', ignore_errors=True)\n    os.kill("
+    killed = _run(_PREPARE.replace("os.kill(", broken), tmp_path)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    root = killed.stdout.strip()
+    try:
+        assert os.path.ismount(root)
+        run = _run(_COUNT, tmp_path)
+        assert (run.stdout, run.returncode) == (f"{before}\n", 0), run.stderr
+        assert not os.path.exists(os.path.dirname(root))
+    finally:
+        machine._add_pages(_POOL, before - machine.huge_pages_total())
 
 
 def test_what_a_killed_run_left_is_released_by_the_next_one(tmp_path: Path) -> None:
