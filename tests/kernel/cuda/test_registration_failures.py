@@ -81,7 +81,7 @@ def test_and_given_up_at_the_deadline_while_what_is_registered_stays(scene: Scen
     """The engine may be copying to it in this moment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hostprep.cuda.registration._FIRST_RETRY_S", 60.0)
-        notes, registration = _growing(scene, deadline_s=0.5)
+        notes, registration = _growing(scene, deadline_s=3.0)
         assert registration.wait(LONG_S)
     assert registration.state == "Failed"
     assert registration.error is not None
