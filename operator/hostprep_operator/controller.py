@@ -228,12 +228,14 @@ class Controller:
     async def _pool(self, key: Key) -> None:
         name = key.name
         pool = self._cache.pools.get(name)
-        if pool is None:
-            if name not in self._handler.gone_pools:
-                return  # missed by the cache alone: whoever needs it asks the API server
-            pool = self._handler.former_pools.get(name, PoolRecord(name=name, uid="").as_gone())
         now_s = time.time()
         members = list(self._members(name, now_s))
+        if pool is None:
+            if name not in self._handler.gone_pools:
+                if not members:
+                    self._metrics.drop_pool(name)
+                return  # missed by the cache alone: whoever needs it asks the API server
+            pool = self._handler.former_pools.get(name, PoolRecord(name=name, uid="").as_gone())
         if pool.gone and not members:
             self._handler.former_pools.pop(name, None)
             self._grants.pop(name, None)

@@ -237,6 +237,15 @@ def test_a_restarted_operator_is_in_sync_without_a_write(
     assert after == versions
 
 
+def test_a_pool_that_no_node_ever_had_leaves_no_series(api: Api, operator: OperatorProcess) -> None:
+    """Whether a pool is gone is asked of the API server only where entries hang on it."""
+    series = 'hostprep_operator_pool_paused{pool="kv"}'
+    api.create(POOLS, pool_object(nodeSelector={"no-node": "has-this"}))
+    wait_for(lambda: series in operator.page("/metrics")[1])
+    api.delete(f"{POOLS}/kv")
+    wait_for(lambda: series not in operator.page("/metrics")[1])
+
+
 def test_a_host_memory_node_deleted_by_hand_is_made_anew_and_the_node_stays_open(
     api: Api, agents: SimulatedAgents
 ) -> None:
