@@ -126,7 +126,8 @@ class Gate:
     from any thread.
 
     With `grows`, which needs the board of all ranks, it opens with the first bytes that all of them
-    have registered, and `usable_bytes` grows from there. What fails later leaves it open.
+    have registered, and `usable_bytes` grows from there. `on_grown()` is called once that is all of
+    it. What fails later leaves it open.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class Gate:
         grows: bool = False,
         on_degraded: Callable[[str], object] | None = None,
         on_open: Callable[[], object] | None = None,
+        on_grown: Callable[[], object] | None = None,
     ) -> None:
         """Begin to watch. Raises BadInputError for an invalid world size."""
         if not 1 <= world <= MAX_WORLD:
@@ -162,6 +164,7 @@ class Gate:
         self._done_bytes = 0
         self._on_degraded = on_degraded or _log
         self._on_open = on_open
+        self._on_grown = on_grown
         self._lock = threading.Lock()
         self._read_lock = threading.Lock()
         self._decided = threading.Event()
@@ -232,6 +235,8 @@ class Gate:
         # Never less: a rank that takes its part back, at its end, has no copies any more.
         mark = common_mark(self._world, board)
         self.usable_bytes = max(self.usable_bytes, mark)
+        if mark >= ALL:
+            _call(self._on_grown)
         for rank in board.ranks if board is not None else ():
             if rank.trouble is not None and rank.slot.done_bytes <= mark:
                 self._closed.set()  # it is furthest behind, and comes no further
@@ -278,6 +283,8 @@ class Gate:
         self._decided.set()
         if self._is_open:
             _call(self._on_open)
+            if self.usable_bytes >= ALL:
+                _call(self._on_grown)
         elif not silently:
             _call(lambda: self._on_degraded(verdict.why))
 

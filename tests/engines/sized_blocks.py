@@ -76,10 +76,11 @@ def _held_by(connector: Any) -> dict[str, Any]:
         if hasattr(found, inside):
             found = getattr(found, inside)
             kinds.append(type(found).__name__)
+    if hasattr(found, "pool"):  # our slots
+        (group,) = found.pool.layout.groups
+        return {"blocks": group.slots, "managers": kinds}
     blocks = next(
-        vars(found)[name]
-        for name in ("num_cpu_blocks", "_num_chunks", "_chunks")
-        if name in vars(found)
+        vars(found)[name] for name in ("num_cpu_blocks", "_num_chunks") if name in vars(found)
     )
     return {"blocks": blocks, "managers": kinds}
 

@@ -94,6 +94,7 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
         super().__init__(_sized(config, self._layout, copies, self.BLOCK_SIZE_ALIGNMENT))
         self._gated: GatedManager | None = None
         self._copier: HostprepWorker | None = None
+        self._has_grown = False
 
     def get_manager(self) -> Any:
         """Return vLLM's own manager, or ours over slots, behind the gate."""
@@ -119,8 +120,12 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
     def _extend(self, manager: SlotsManager, usable_bytes: int) -> None:
         chunks = min(self.num_chunks, usable_bytes // self._layout.row_bytes)
         manager.extend(chunks)
-        if usable_bytes >= ALL:
-            self._log_ready()
+        if usable_bytes < ALL and not self._has_grown:
+            self._has_grown = True
+            LOG.info(
+                "the first chunks are registered: the host tier in region %s is in use, and grows",
+                self._region.region.name,
+            )
 
     def get_worker(self, kv_caches: Any) -> Any:
         """Return this rank's worker; its memory is mapped, and not registered yet."""
@@ -182,18 +187,12 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
             BoardReader(self._region.board, generation=self._region.lease_id),
             deadline_s=self._settings.deadline_s,
             grows=self._grows,
-            on_open=self._log_growing if self._grows else self._log_ready,
+            on_grown=self._log_ready,
             on_degraded=lambda why: LOG.warning(
                 "serving from GPU memory alone, without the host tier, until the engine is "
                 "restarted: %s",
                 why,
             ),
-        )
-
-    def _log_growing(self) -> None:
-        LOG.info(
-            "the first chunks are registered: the host tier in region %s is in use, and grows",
-            self._region.region.name,
         )
 
     def _log_ready(self) -> None:

@@ -260,12 +260,15 @@ def test_it_goes_on_growing_until_all_are_ready_whatever_fails_meanwhile() -> No
 
 
 def test_it_has_grown_once_all_ranks_are_ready() -> None:
-    board = Shown(_at(("Initializing", 5), ("Ready", 20)))
-    gate = Gate(2, board, grows=True)
+    board, told = Shown(_at(("Initializing", 5), ("Ready", 20))), []
+    gate = Gate(2, board, grows=True, on_grown=lambda: told.append("all"))
     assert gate.wait(HANG_S)
-    assert gate.usable_bytes == 5
+    assert (gate.usable_bytes, told) == (5, [])
     board.board = _at(("Ready", 20), ("Ready", 20))
     wait_until(lambda: gate.usable_bytes == ALL)
+    wait_until(lambda: told == ["all"])
+    assert Gate(2, board, grows=True, on_grown=lambda: told.append("at once")).wait(HANG_S)
+    wait_until(lambda: told == ["all", "at once"])
 
 
 def test_a_mark_of_one_rank_that_is_taken_for_all_would_be_seen() -> None:
