@@ -24,6 +24,8 @@ PROGRESS_AT_LEAST_S = 60.0
 """And so often without a step, lest what is slow looks dead."""
 _MOVING = (Phase.PREPARING, Phase.RESIZING, Phase.DEGRADED, Phase.RELEASING)
 _NOT_YET = ("", "Unfinished", "Unpublished")
+_QUOTE_POOLS = ("Ready", "Releasing")
+"""Conditions whose messages repeat the pools' own; in others a new message is news."""
 
 
 @dataclass
@@ -169,7 +171,10 @@ def _is_step(server: NodeStatus, wanted: NodeStatus) -> bool:
 
 
 def _essence(status: NodeStatus, other: NodeStatus) -> NodeStatus:
-    conditions = tuple(replace(condition, message="") for condition in status.conditions)
+    conditions = tuple(
+        replace(condition, message="") if condition.type in _QUOTE_POOLS else condition
+        for condition in status.conditions
+    )
     pools = tuple(_essence_of(pool, other.pool(pool.name)) for pool in status.pools)
     return replace(status, summary="", huge_pages=(), pools=pools, conditions=conditions)
 

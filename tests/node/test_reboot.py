@@ -34,7 +34,9 @@ def _with(kv: JsonObject, **spec: Any) -> JsonObject:
 def _wait_unit(cluster: ControlPlane, words: str) -> None:
     def look() -> bool:
         found = node_condition(cluster, "BootUnit")
-        return found.get("status") == "True" and words in found["message"]
+        assert found.get("status") == "True", found
+        assert words in found["message"], found
+        return True
 
     wait_for(look, 60, every_s=0.5, why="the agent installed no boot unit")
 

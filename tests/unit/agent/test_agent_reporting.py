@@ -95,6 +95,28 @@ def test_what_matters_is_written_at_once(new: NodeStatus) -> None:
     assert _due(_status(PREPARING), new) == 100.0
 
 
+def _says(condition: str, message: str) -> NodeStatus:
+    said = Condition(type=condition, status="True", reason="Because", message=message)
+    return _status(PREPARING, conditions=(said,))
+
+
+@pytest.mark.parametrize(
+    ("condition", "due_s"),
+    [
+        ("BootUnit", 100.0),
+        ("ResizeBlocked", 100.0),
+        ("Damaged", 100.0),
+        ("Ready", 99.0 + PROGRESS_AT_LEAST_S),
+        ("Releasing", 99.0 + PROGRESS_AT_LEAST_S),
+    ],
+)
+def test_a_condition_that_quotes_no_pool_says_its_news_at_once(
+    condition: str, due_s: float
+) -> None:
+    """One more boot script, or one more region that is waited for, is no progress."""
+    assert _due(_says(condition, "kv"), _says(condition, "kv, other")) == due_s
+
+
 def test_a_region_that_changes_its_state_is_written_at_once() -> None:
     free = _status(replace(READY, regions=(_region("Free"),)))
     leased = _status(replace(READY, regions=(_region("Leased"),), regions_leased=1))
