@@ -437,6 +437,7 @@ def _rank(view: RankView) -> dict[str, Any]:
         "pid": slot.process.pid,
         "took_s": slot.took_s,
         "done_bytes": slot.done_bytes,
+        "passed_over_bytes": slot.mark_bytes - slot.done_bytes,
         "size_bytes": slot.size_bytes,
         "longest_chunk_s": slot.longest_chunk_s,
     }
@@ -449,13 +450,17 @@ def _gate_row(gate: dict[str, Any]) -> tuple[str, ...]:
     ranks = gate["ranks"]
     ready = sum(rank["state"] == READY and rank["alive"] for rank in ranks)
     ended = sum(not rank["alive"] for rank in ranks)
-    done, size = (sum(rank[key] for rank in ranks) for key in ("done_bytes", "size_bytes"))
+    done, over, size = (
+        sum(rank[key] for rank in ranks)
+        for key in ("done_bytes", "passed_over_bytes", "size_bytes")
+    )
     return (
         gate["pool"],
         gate["region"],
         gate["state"],
         f"{ready} of {gate['world']} ready" + (f", {ended} ended" if ended else ""),
-        f"{format_bytes(done)} of {format_bytes(size)}" if size else "",
+        (f"{format_bytes(done)} of {format_bytes(size)}" if size else "")
+        + (f", {format_bytes(over)} passed over" if over else ""),
         format_seconds(gate["since_s"]),
         gate["why"],
     )

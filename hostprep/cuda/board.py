@@ -16,6 +16,7 @@ from hostprep.cuda.board_layout import (
     READY,
     SLOT_BYTES,
     Header,
+    Holes,
     Slot,
     generation_of,
     pack_header,
@@ -135,10 +136,17 @@ class RankBoard:
         """Report that this rank will not be ready in this run, and why: the gate stays closed."""
         self._write(state=FAILED, reason=reason, took_s=self._elapsed_s())
 
-    def progress(self, done_bytes: int, size_bytes: int, longest_chunk_s: float = 0.0) -> None:
-        """Report how much is registered, for people; the gate does not use it."""
+    def progress(
+        self,
+        done_bytes: int,
+        size_bytes: int,
+        longest_chunk_s: float = 0.0,
+        holes: Holes = (),
+    ) -> None:
+        """Report how much is registered: for people, and for a gate that grows."""
         self._write(
             done_bytes=done_bytes,
+            holes=holes,
             size_bytes=size_bytes,
             longest_chunk_s=longest_chunk_s,
             took_s=self._elapsed_s(),

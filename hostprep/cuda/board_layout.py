@@ -4,7 +4,8 @@ Everything is 512 bytes long and little-endian, so that nothing ever straddles a
 magic, version, world size, the run's generation, when the file was made (seconds since the epoch),
 CRC-32. Slot: CRC-32 of all that follows; how often it was written; state; process number, start in
 clock ticks since boot and PID namespace; when the process joined; seconds that registering took;
-bytes done and to do; seconds of the longest chunk; length of the reason, and the reason in UTF-8.
+bytes done and to do; seconds of the longest chunk; length of the reason, and the reason in UTF-8;
+behind the room for the longest reason up to eight holes, begin and end of each.
 """
 
 from __future__ import annotations
@@ -34,11 +35,17 @@ DEGRADED = "Degraded"
 _CODES = {1: JOINED, 2: INITIALIZING, 3: READY, 4: FAILED, 16: CLOSED, 17: OPEN, 18: DEGRADED}
 _NUMBERS = {state: code for code, state in _CODES.items()}
 
+Holes = tuple[tuple[int, int], ...]
+"""Begin and end of each, in bytes from the slice's start, in ascending order."""
+
 _MAGIC = b"HPBOARD\0"
 _HEADER = struct.Struct("<8sII16sd")
 _SLOT = struct.Struct("<QBxxxIQQddQQdH")
 _CRC = struct.Struct("<I")
 _MAX_REASON_BYTES = 300
+MOST_HOLES = 8
+_HOLES = struct.Struct(f"<{2 * MOST_HOLES}Q")
+_HOLES_AT = _SLOT.size + _MAX_REASON_BYTES
 _LARGEST = 2.0**62
 """Of bytes and seconds: sums of them stay within 64 bits and a float's range."""
 
@@ -68,6 +75,19 @@ class Slot:
     size_bytes: int = 0
     longest_chunk_s: float = 0.0
     reason: str = ""
+    holes: Holes = ()
+    """Begin and end of what could not be registered and is passed over, in ascending order; zeros,
+    as older versions write them, are none."""
+
+    @property
+    def mark_bytes(self) -> int:
+        """How far registering has come, from the slice's start: all below is done, or a hole."""
+        return mark_bytes(self.done_bytes, self.holes)
+
+
+def mark_bytes(done_bytes: int, holes: Holes) -> int:
+    """Return how far registering has come that did so many bytes, and passed over those holes."""
+    return done_bytes + sum(end - begin for begin, end in holes)
 
 
 def generation_of(run_id: str) -> bytes:
@@ -144,7 +164,11 @@ def pack_slot(slot: Slot) -> bytes:
         slot.longest_chunk_s,
         len(reason),
     )
-    body = (fields + reason).ljust(SLOT_BYTES - _CRC.size, b"\0")
+    ends = [end for hole in slot.holes for end in hole]
+    holes = _HOLES.pack(*ends, *[0] * (2 * MOST_HOLES - len(ends)))
+    body = (fields + reason.ljust(_MAX_REASON_BYTES, b"\0") + holes).ljust(
+        SLOT_BYTES - _CRC.size, b"\0"
+    )
     return _CRC.pack(zlib.crc32(body)) + body
 
 
@@ -165,5 +189,15 @@ def unpack_slot(data: bytes) -> Slot | None:
     if not all(math.isfinite(number) and 0 <= number < _LARGEST for number in numbers):
         raise ValueError("an impossible number")
     reason = printable(body[_SLOT.size : _SLOT.size + length].decode("utf-8", "ignore"))
-    values = (sequence, _CODES[code], process, *numbers, reason)
+    values = (sequence, _CODES[code], process, *numbers, reason, _unpack_holes(body))
     return Slot(*values)
+
+
+def _unpack_holes(body: bytes) -> Holes:
+    """Return a slot's holes. Raises ValueError for what cannot be."""
+    ends = _HOLES.unpack_from(body, _HOLES_AT)
+    holes = tuple((begin, end) for begin, end in zip(ends[::2], ends[1::2]) if end)
+    known = [end for hole in holes for end in hole]
+    if any(now >= then for now, then in zip(known, known[1:])) or max(known, default=0) >= _LARGEST:
+        raise ValueError("impossible holes")
+    return holes

@@ -15,6 +15,8 @@ from hostprep.known_issues import ONE_CALL_LIMIT_BYTES
 from hostprep.paths import PoolPaths
 from hostprep.units import format_bytes
 
+_LEAST_HALF_BYTES = 2 * MIB
+
 
 @dataclass(frozen=True)
 class ChunkPolicy:
@@ -51,6 +53,12 @@ class ChunkPolicy:
     def step_bytes(self) -> int:
         """Chunks are multiples of this: base pages and, counted from the slice, whole rows."""
         return _step_bytes(self.page_bytes, self.row_bytes)
+
+    def smaller_bytes(self, size_bytes: int) -> int:
+        """Return half of a chunk, to find what it is in it that fails; all of it if it is small."""
+        step = self.step_bytes
+        half = size_bytes // 2 // step * step
+        return half if half >= max(step, _LEAST_HALF_BYTES) else size_bytes
 
 
 def next_chunk_bytes(

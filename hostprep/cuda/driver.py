@@ -23,6 +23,9 @@ _GONE = frozenset({4, 201, 709, 713})
 _PASSING = frozenset({2, 304, 999})
 """Out of memory, a call of the operating system failed, unknown."""
 
+_OF_RANGE = frozenset({1, 712})
+"""The range is not to be registered, or is already: another one may be."""
+
 _SEE_LOG = "see the kernel's log for lines of NVRM"
 _CONTEXT = (
     "ContextGone",
@@ -143,6 +146,11 @@ class DriverError(FailedError):
     def is_passing(self) -> bool:
         """Whether the same call may work later: memory was short, or nobody knows why it failed."""
         return self.code in _PASSING
+
+    @property
+    def is_of_range(self) -> bool:
+        """Whether it is this range that the driver refuses, for good."""
+        return self.code in _OF_RANGE
 
     @property
     def is_gone(self) -> bool:

@@ -22,6 +22,7 @@ from hostprep.cuda.board_layout import (
     MAX_WORLD,
     OPEN,
     READY,
+    Holes,
 )
 from hostprep.errors import BadInputError, HostprepError
 
@@ -66,14 +67,28 @@ class Verdict:
 
 
 def common_mark(world: int, board: BoardView | None) -> int:
-    """Return how many bytes all ranks have registered, each from its slice's start on; pure.
+    """Return up to where all ranks have registered, each from its slice's start on; pure.
 
-    Those of the rank that has fewest, all of them where every rank is ready; 0 where a rank is
+    The mark of the rank that is furthest behind, `ALL` where every rank is ready; 0 where a rank is
     missing on the board. What a rank that failed has registered stays so while its process lives.
     """
     if board is None or len(board.ranks) < world:
         return 0
-    return min(ALL if r.slot.state == READY else r.slot.done_bytes for r in board.ranks)
+    return min(ALL if r.slot.state == READY else r.slot.mark_bytes for r in board.ranks)
+
+
+def common_holes(board: BoardView | None) -> Holes:
+    """Return what one rank or another passed over, in ascending order; pure.
+
+    A rank that is behind may add more, but none below the common mark.
+    """
+    holes: list[tuple[int, int]] = []
+    for hole in sorted(hole for rank in board.ranks for hole in rank.slot.holes) if board else ():
+        if holes and hole[0] <= holes[-1][1]:
+            last = holes.pop()
+            hole = (last[0], max(last[1], hole[1]))  # noqa: PLW2901
+        holes.append(hole)
+    return tuple(holes)
 
 
 def judge(
@@ -126,8 +141,8 @@ class Gate:
     from any thread.
 
     With `grows`, which needs the board of all ranks, it opens with the first bytes that all of them
-    have registered, and `usable_bytes` grows from there. `on_grown()` is called once that is all of
-    it. What fails later leaves it open.
+    have registered, and `usable_bytes` grows from there, but for the `holes`. `on_grown()` is
+    called once that is all of it. What fails later leaves it open.
     """
 
     def __init__(
@@ -153,6 +168,9 @@ class Gate:
         self.usable_bytes = 0
         """Of each rank's part, from its start on: what all ranks have registered. 0 while it is
         closed, `ALL` once all are ready. An attribute: no lock, no system call."""
+        self.holes: Holes = ()
+        """What is not to be used below that, because a rank could not register it; read it after
+        `usable_bytes`, and those below that are complete."""
         self._verdict = judge(world, {}, None)
         self._world = world
         self._board = board
@@ -234,11 +252,13 @@ class Gate:
             return
         # Never less: a rank that takes its part back, at its end, has no copies any more.
         mark = common_mark(self._world, board)
-        self.usable_bytes = max(self.usable_bytes, mark)
+        if mark > self.usable_bytes:
+            self.holes = common_holes(board)  # before the mark, for those who read it first
+            self.usable_bytes = mark
         if mark >= ALL:
             _call(self._on_grown)
         for rank in board.ranks if board is not None else ():
-            if rank.trouble is not None and rank.slot.done_bytes <= mark:
+            if rank.trouble is not None and rank.slot.mark_bytes <= mark:
                 self._closed.set()  # it is furthest behind, and comes no further
 
     def _evaluate(self) -> None:
@@ -252,10 +272,10 @@ class Gate:
                 board = self._board.read() if self._board is not None else None
             verdict = judge(self._world, reports, board, grows=self._grows)
             mark = common_mark(self._world, board) if self._grows else ALL
-            done_bytes = sum(rank.slot.done_bytes for rank in board.ranks) if board else 0
+            done_bytes = sum(rank.slot.mark_bytes for rank in board.ranks) if board else 0
         except (HostprepError, OSError) as error:
             verdict = Verdict(DEGRADED, getattr(error, "message", f"the rank board: {error}"))
-            done_bytes = mark = 0
+            done_bytes, mark, board = 0, 0, None
         if done_bytes != self._done_bytes:
             self._done_bytes, self._moved_s = done_bytes, time.monotonic()
         is_late = (
@@ -264,9 +284,16 @@ class Gate:
         if verdict.state == CLOSED and is_late:
             why = f"no progress within {self.deadline_s:g} s: {verdict.why}"
             verdict = Verdict(DEGRADED, why)
-        self._decide(verdict, usable_bytes=mark)
+        self._decide(verdict, usable_bytes=mark, holes=common_holes(board))
 
-    def _decide(self, verdict: Verdict, *, usable_bytes: int = 0, silently: bool = False) -> None:
+    def _decide(
+        self,
+        verdict: Verdict,
+        *,
+        usable_bytes: int = 0,
+        holes: Holes = (),
+        silently: bool = False,
+    ) -> None:
         with self._lock:
             if self._verdict.state != CLOSED:
                 return
@@ -274,6 +301,7 @@ class Gate:
             if verdict.state == CLOSED:
                 return
             if verdict.state == OPEN:
+                self.holes = holes
                 self.usable_bytes = usable_bytes or ALL  # ready by the channel alone: all of it
             self._is_open = verdict.state == OPEN
             if self._is_open:

@@ -93,10 +93,12 @@ class Registration:
     end. `policy` bounds the chunks.
 
     With `grows`, in the background, the engine uses what is registered while the rest follows:
-    `progress.done_bytes`, from the slice's start on. A chunk that fails for a reason that may pass
-    is tried again, after a second, two, and so on to a minute, until the deadline; and what is
-    registered by then stays so until `close()`, whatever becomes of the rest. It has no
-    `on_registered`: the engine's part comes before.
+    from the slice's start up to `progress.mark_bytes`, but for `progress.holes`: what the driver
+    refuses for good, behind a first chunk, is passed over, in at most eight places and an eighth of
+    the slice. A chunk that fails for a reason that may pass is tried again, after a second, two,
+    and so on to a minute, until the deadline; and what is registered by then stays so until
+    `close()`, whatever becomes of the rest. It has no `on_registered`: the engine's part comes
+    before.
 
     Raises BadInputError for an invalid slice. Anything that prevents registering, such as a
     missing driver, becomes Failed: it must not keep an engine from serving.
@@ -335,6 +337,7 @@ class Registration:
 
     def _register_chunks(self, driver: Driver, flags: int) -> None:
         offset = last = 0
+        most: int | None = None
         last_s = 0.0
         retry_s = _FIRST_RETRY_S
         policy = self._policy
@@ -350,6 +353,7 @@ class Registration:
             )
             if size == 0:
                 return
+            size = min(size, most or size)
             try:
                 with contextlib.ExitStack() as turn:
                     while not self._enter_turn(turn):
@@ -357,6 +361,12 @@ class Registration:
                     began_s = time.monotonic()
                     last_s = self._register_chunk(driver, offset, size, flags)
             except DriverError as error:
+                if error.is_of_range and self._keeps:
+                    most = policy.smaller_bytes(size)
+                    if most == size:
+                        most = self._pass_over(error, offset, size)
+                        offset += most
+                    continue
                 if not (self._grows and self._in_background and error.is_passing):
                     raise
                 self._wait_to_try_again(error, retry_s)
@@ -364,12 +374,29 @@ class Registration:
                 last, last_s = size // 2, policy.target_s  # and for less memory at a time
                 continue
             retry_s = _FIRST_RETRY_S
+            most = 2 * most if most and 2 * most < policy.most_bytes else None
             offset += size
             last = size
             self._tracker.chunk(size, last_s)
             if offset < self._part.size_bytes:
                 self._pace.wait(began_s, last_s, self._control.interrupt)
             self._control.start_clock()
+
+    def _pass_over(self, error: DriverError, offset: int, size: int) -> int:
+        """Leave a hole where a chunk failed for good; return its size.
+
+        One that follows a hole is as long as that one, so that few calls find its end. Raises the
+        error where there are too many holes.
+        """
+        holes = self._tracker.holes
+        if holes and holes[-1][1] == offset:
+            begin, end = holes[-1]
+            size = min(max(size, end - begin), self._part.size_bytes - offset)
+        else:
+            _warn(f"{error.message}; the host tier goes on without that part")
+        if not self._tracker.hole(offset, size):
+            raise error
+        return size
 
     def _wait_to_try_again(self, error: DriverError, retry_s: float) -> None:
         """Report why a chunk failed, and wait; a pause counts as waiting.
@@ -486,7 +513,7 @@ class Registration:
                 if not (isinstance(lost, DriverError) and lost.is_gone):
                     return lost
                 self._range.forget()
-        self._tracker.done_bytes = 0
+        self._tracker.took_back()
         self._range.release()
         return error
 
@@ -511,7 +538,7 @@ class Registration:
     def _unregister_all(self, driver: Driver) -> HostprepError | None:
         """Unregister all chunks, the last one first; return why one of them could not be."""
         error = self._range.undo(driver, self._turn_to_undo)
-        self._tracker.done_bytes = 0
+        self._tracker.took_back()
         if error is not None:
             self._tracker.note = (
                 f"{self._range.count} chunks could not be unregistered and stay mapped until the "

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hostprep.cuda.board_layout import MOST_HOLES, Holes, mark_bytes
 from hostprep.cuda.driver import Driver, DriverError
 from hostprep.errors import BadInputError, FailedError, HostprepError
+from hostprep.units import format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,14 +24,24 @@ if TYPE_CHECKING:
         def initializing(self) -> None:
             """Begin to work."""
 
-        def progress(self, done_bytes: int, size_bytes: int, longest_chunk_s: float = 0.0) -> None:
-            """Show how much is registered."""
+        def progress(
+            self,
+            done_bytes: int,
+            size_bytes: int,
+            longest_chunk_s: float = 0.0,
+            holes: Holes = (),
+        ) -> None:
+            """Show how much is registered, and what is passed over."""
 
         def ready(self) -> None:
             """Be ready: all is registered, and the engine has done its part."""
 
         def failed(self, reason: str) -> None:
             """Give up for this run."""
+
+
+_MOST_IN_HOLES = 8
+"""At most one in so many bytes is passed over."""
 
 
 class CancelledError(FailedError):
@@ -126,6 +138,13 @@ class Progress:
     elapsed_s: float
     note: str = ""
     """More to know, for people."""
+    holes: Holes = ()
+    """What could not be registered and was passed over; only in one that grows."""
+
+    @property
+    def mark_bytes(self) -> int:
+        """How far it has come, from the slice's start: all below is registered, or a hole."""
+        return mark_bytes(self.done_bytes, self.holes)
 
 
 class ProgressTracker:
@@ -141,6 +160,7 @@ class ProgressTracker:
         self.state = "Idle"
         self.note = ""
         self.done_bytes = 0
+        self.holes: Holes = ()
         self.calls = 0
         self._size_bytes = size_bytes
         self._longest_s = 0.0
@@ -174,7 +194,8 @@ class ProgressTracker:
             chunks=self.calls,
             longest_chunk_s=self._longest_s,
             elapsed_s=end_s - self._began_s if self._began_s is not None else 0.0,
-            note=self.note,
+            note=self.note or _words_of(self.holes),
+            holes=self.holes,
         )
 
     def initializing(self) -> None:
@@ -186,8 +207,32 @@ class ProgressTracker:
         """Count and report one more registered chunk."""
         self.done_bytes += size_bytes
         self._longest_s = max(self._longest_s, took_s)
+        self._report()
+
+    def hole(self, begin: int, size_bytes: int) -> bool:
+        """Pass over a piece that cannot be registered; tell whether that is still possible.
+
+        Pieces that touch are one hole. There is room for a few, and where much cannot be registered
+        something else is wrong.
+        """
+        holes = self.holes
+        if holes and holes[-1][1] == begin:
+            begin, size_bytes = holes[-1][0], size_bytes + begin - holes[-1][0]
+            holes = holes[:-1]
+        holes = (*holes, (begin, begin + size_bytes))
+        if len(holes) > MOST_HOLES or mark_bytes(0, holes) > self._size_bytes // _MOST_IN_HOLES:
+            return False
+        self.holes = holes
+        self._report()
+        return True
+
+    def took_back(self) -> None:
+        """Count from nothing: all was unregistered."""
+        self.done_bytes, self.holes = 0, ()
+
+    def _report(self) -> None:
         if self._board is not None:
-            self._board.progress(self.done_bytes, self._size_bytes, self._longest_s)
+            self._board.progress(self.done_bytes, self._size_bytes, self._longest_s, self.holes)
         self.show()
 
     def ready(self) -> None:
@@ -220,6 +265,13 @@ class ProgressTracker:
 
             self._show = None
             logging.getLogger("hostprep.register").exception("on_progress failed: not called again")
+
+
+def _words_of(holes: Holes) -> str:
+    if not holes:
+        return ""
+    places = "1 place" if len(holes) == 1 else f"{len(holes)} places"
+    return f"not used: {format_bytes(mark_bytes(0, holes))} in {places} could not be registered"
 
 
 class RegisteredRange:

@@ -19,6 +19,7 @@ from hostprep.engines.allocator import Allocation, Allocator, Requester, share_o
 from hostprep.errors import BusyError, FailedError, HostprepError, NotReadyError
 
 if TYPE_CHECKING:
+    from hostprep.cuda.board_layout import Holes
     from hostprep.cuda.registration_state import Board
 
 _log = logging.getLogger("hostprep.engines")
@@ -214,7 +215,13 @@ class PartProgress:
         if self._sets_state:
             self._rank.board.initializing()
 
-    def progress(self, done_bytes: int, size_bytes: int, longest_chunk_s: float = 0.0) -> None:
+    def progress(
+        self,
+        done_bytes: int,
+        size_bytes: int,
+        longest_chunk_s: float = 0.0,
+        holes: Holes = (),  # noqa: ARG002 - what is used as a whole has none
+    ) -> None:
         """Report the progress of this part."""
         self._rank.update(self._offset_bytes, done_bytes, size_bytes, longest_chunk_s)
 

@@ -29,6 +29,7 @@ from hostprep.slots.checksums import Checksum, checksums_of
 from hostprep.slots.claim import BatchClaim, Claim
 from hostprep.slots.directory import Directory, Kept
 from hostprep.slots.group import ABANDONED, READY, SlotGroup
+from hostprep.slots.growth import usable_slots
 from hostprep.slots.index import Keys
 from hostprep.slots.line import Line, Ticket
 from hostprep.slots.matching import PartialMatches
@@ -114,13 +115,13 @@ class SlotPool:
         self._groups = tuple(
             SlotGroup(group, hash_bytes, int(group.slots * spare)) for group in layout.groups
         )
-        self._usable = tuple(group.slots for group in layout.groups)
-        """The first slots of each group that may be handed out."""
+        self._usable = usable_slots(layout.groups, [group.slots for group in layout.groups])
+        """Which slots of each group may be handed out."""
         if usable is not None:
             if directory is not None:
                 raise BadInputError("a directory's slots are all usable, or none")
-            self._usable = self._checked(usable)
-            for slots, first in zip(self._groups, self._usable):
+            self._usable = usable_slots(layout.groups, usable)
+            for slots, first in zip(self._groups, self._usable.ends):
                 slots.spare = int(first * spare)
                 slots.free.withhold(range(first, slots.group.slots))
         self._has_states = any(group.kind == RECURRENT for group in layout.groups)
@@ -192,36 +193,29 @@ class SlotPool:
             self._step = None
             return sum(len(kept.slots) for kept in found)
 
-    def extend(self, usable: Sequence[int]) -> None:
+    def extend(self, usable: Sequence[int], holes: Sequence[Sequence[range]] = ()) -> None:
         """Hand out more slots: the first ones of each group, as many as `usable` says.
 
-        For a region that grows while it is registered. Raises BadInputError for fewer than before.
+        For a region that grows while it is registered. `holes`: by group, in ascending order, what
+        is not to be handed out of them. Raises BadInputError for what would take slots back that
+        were handed out, or fill a hole.
         """
         self._check_process()
-        usable = self._checked(usable)
         step = Step()
         with self._lock:
             self._begin(step)
             before = self._usable
-            if any(now < then for now, then in zip(usable, before)):
-                raise BadInputError(
-                    f"{usable} slots are usable, and {before} were: claims hold those"
-                )
+            now = usable_slots(self.layout.groups, usable, holes, before=before)
             step.changes = CHANGING
             # One instruction: left half done from here on, all of them are made free.
-            self._usable = usable
-            for slots, first, end in zip(self._groups, before, usable):
-                slots.spare = int(end * self._spare)
-                slots.free.give(range(first, end))
+            self._usable = now
+            for slots, count, runs in zip(self._groups, now.counts, now.since(before)):
+                slots.spare = int(count * self._spare)
+                for run in runs:
+                    slots.free.give(run)
             step.changes = NOTHING
             self._line.wake_all()
             self._step = None
-
-    def _checked(self, usable: Sequence[int]) -> tuple[int, ...]:
-        most = tuple(group.slots for group in self.layout.groups)
-        if len(usable) != len(most) or any(not 0 <= n <= m for n, m in zip(usable, most)):
-            raise BadInputError(f"{tuple(usable)} slots cannot be usable of {most}")
-        return tuple(usable)
 
     def _undamaged(self, directory: Directory, checksum: Checksum, group: int, kept: Kept) -> Kept:
         """Return the blocks whose bytes are what their records say; void the records of others."""
@@ -473,8 +467,10 @@ class SlotPool:
         """Raise ShortageError: all is as it was before, but for what the ticket waits for."""
         step.changes = NOTHING
         if ticket is not None:
-            slots = [slots.group.slots for slots in self._groups]
-            if self._line.note_refused(ticket, needs, slots, self._usable):
+            now, most = self._usable.counts, []
+            for slots, end, count in zip(self._groups, self._usable.ends, now):
+                most.append(slots.group.slots - (end - count))
+            if self._line.note_refused(ticket, needs, most, now):
                 self._wake()
         self._step = None
         raise ShortageError(missing)
@@ -564,11 +560,10 @@ class SlotPool:
 
     def _withheld(self) -> Iterable[tuple[SlotGroup, Sequence[int]]]:
         """Return the slots that are neither free nor used."""
-        beyond = [
-            (slots, range(first, slots.group.slots))
-            for slots, first in zip(self._groups, self._usable)
-        ]
-        return [*(self._quarantine or ()), *beyond]
+        withheld: list[tuple[SlotGroup, Sequence[int]]] = [*(self._quarantine or ())]
+        for slots, end, holes in zip(self._groups, self._usable.ends, self._usable.holes):
+            withheld += [(slots, hole) for hole in (*holes, range(end, slots.group.slots))]
+        return withheld
 
     def commit(self, claim: Claim, blocks: int | None = None) -> None:
         """Mark the claim's blocks as written: all, or those of its first `blocks` hashes.
@@ -791,7 +786,7 @@ class SlotPool:
         self._check_process()
         with self._lock:
             self._put_right()
-            return tuple(map(_usage, self._groups, self._usable))
+            return tuple(map(_usage, self._groups, self._usable.counts))
 
     @property
     def memory_bytes(self) -> int:

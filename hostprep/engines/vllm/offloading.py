@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hostprep.client.attach import Attachment
+    from hostprep.cuda.board_layout import Holes
 
 
 class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
@@ -117,9 +118,9 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
         can_grow = settings.slots and settings.warm is None and settings.mode == "background"
         return settings.grows and can_grow
 
-    def _extend(self, manager: SlotsManager, usable_bytes: int) -> None:
+    def _extend(self, manager: SlotsManager, usable_bytes: int, holes: Holes) -> None:
         chunks = min(self.num_chunks, usable_bytes // self._layout.row_bytes)
-        manager.extend(chunks)
+        manager.extend(chunks, self._layout.rows_in(holes))
         if usable_bytes < ALL and not self._has_grown:
             self._has_grown = True
             LOG.info(
@@ -259,9 +260,12 @@ class GatedManager(Forwarding):  # type: ignore[misc]
         gate: Gate,
         keeper: Keeper | None = None,
         *,
-        extend: Callable[[Any, int], None] | None = None,
+        extend: Callable[[Any, int, Holes], None] | None = None,
     ) -> None:
-        """`extend`: gives `inner` what can be used of each rank's slice, in bytes, as it grows."""
+        """`extend`: gives `inner` what can be used of each rank's slice, in bytes, as it grows.
+
+        Up to where, and which holes not.
+        """
         super().__init__(inner)
         self.gate = gate
         self.keeper = keeper
@@ -323,7 +327,7 @@ class GatedManager(Forwarding):  # type: ignore[misc]
     def _grow(self) -> None:
         usable_bytes = self.gate.usable_bytes
         if self._extend is not None and usable_bytes != self._usable_bytes:
-            self._extend(self.inner, usable_bytes)
+            self._extend(self.inner, usable_bytes, self.gate.holes)
             self._usable_bytes = usable_bytes
 
     def _is_inside(self, req_context: Any) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from hostprep.backing import MIB
+from hostprep.cuda.board_layout import Holes
 from hostprep.errors import BadInputError
 from hostprep.units import format_exact
 
@@ -31,6 +32,18 @@ class Layout:
     def offset_of(self, number: int) -> int:
         """Return where a slice begins in the region."""
         return number * self.slice_bytes
+
+    def rows_in(self, holes: Holes) -> tuple[range, ...]:
+        """Return the rows that holes of a slice touch, in ascending order, apart from each other.
+
+        `holes`: begin and end of each in bytes from the slice's start, ascending.
+        """
+        found: list[range] = []
+        for begin, end in holes:
+            first = max(begin // self.row_bytes, found[-1].stop if found else 0)
+            rows = range(first, min(-(-end // self.row_bytes), self.rows))
+            found += [rows] if rows else []
+        return tuple(found)
 
 
 def layout_of(

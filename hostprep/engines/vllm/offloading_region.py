@@ -98,10 +98,17 @@ class RankRegistration:
 
     @property
     def rows(self) -> int:
-        """How many rows copies may use, the first ones; those that are registered."""
+        """How many rows copies may use, the first ones but for `holes`."""
         if self._registration is None or self._registration.state in ("Registered", "Skipped"):
             return self._layout.rows
-        return self._registration.progress.done_bytes // self._layout.row_bytes
+        return self._registration.progress.mark_bytes // self._layout.row_bytes
+
+    @property
+    def holes(self) -> tuple[range, ...]:
+        """The rows among them that copies may not use: they could not be registered."""
+        if self._registration is None:
+            return ()
+        return self._layout.rows_in(self._registration.progress.holes)
 
     def close(self) -> None:
         """Take the registration back and leave the board, once copies are done.

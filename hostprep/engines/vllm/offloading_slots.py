@@ -97,7 +97,9 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         """
         self._layout = slots_layout(chunks, chunk_bytes)
         self._keeper = keeper
+        self._grows = grows
         self._usable = 0 if grows else chunks
+        self._holes: Sequence[range] = ()
         self._config_info = config_info
         self._events: list[Any] | None = [] if has_events else None
         self._sizes: list[int] = []
@@ -122,15 +124,17 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
             hash_bytes=key_bytes,
             keep_evicted=True,
             spare=0,
-            usable=(self._usable,) if directory is None else None,
+            usable=(0,) if self._grows else None,
             directory=directory,
         )
+        if self._grows:
+            self.extend(self._usable, self._holes)
         self._reads = ReadClaims(self.pool)
 
-    def extend(self, chunks: int) -> None:
-        """Use the first `chunks` chunks: so many are registered by now."""
-        self._usable = chunks
-        self.pool.extend((chunks,))
+    def extend(self, chunks: int, holes: Sequence[range] = ()) -> None:
+        """Use the first `chunks` chunks, but for holes: so many are registered by now."""
+        self._usable, self._holes = chunks, holes
+        self.pool.extend((chunks,), (holes,))
 
     def recover(self) -> SlotPool:
         """Fill the index with what the directory records, and announce it, before all requests."""
@@ -254,7 +258,8 @@ class SlotsManager(OffloadingManager):  # type: ignore[misc]
         waiting requests have claimed.
         """
         stats = OffloadingConnectorStats()
-        chunks = max(1, self._usable)
+        (usage,) = self.pool.usage()
+        chunks = max(1, usage.slots)
         writing = len(self._writing) / chunks
         reading = min(self._reads.chunks / chunks, 1 - writing)
         for name, share in (

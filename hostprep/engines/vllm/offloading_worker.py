@@ -145,9 +145,14 @@ class HostprepWorker(OffloadingWorker):  # type: ignore[misc]
                 f"the scheduler names chunk {int(ids.max())}, and this rank's slice holds "
                 f"{self._rows}"
             )
-        if len(ids) and int(ids.max()) >= (registered := self._registration.rows):
+        registered, holes = self._registration.rows, self._registration.holes
+        if len(ids) and (
+            int(ids.max()) >= registered
+            or any(((ids >= hole.start) & (ids < hole.stop)).any() for hole in holes)
+        ):
             raise FailedError(
-                f"the scheduler names chunk {int(ids.max())}, and {registered} are registered",
+                f"the scheduler names chunks up to {int(ids.max())}, and {registered} are "
+                f"registered{', but for some' if holes else ''}",
                 reason="NotRegistered",
                 remedy="report it as a defect of hostprep, and set hostprep.grows to false",
             )

@@ -7,6 +7,7 @@ from typing import Any
 
 from hostprep.backing import MIB, Backing
 from hostprep.client.attach import Attachment
+from hostprep.cuda.board_layout import Holes
 from hostprep.cuda.chunks import ChunkPolicy
 from hostprep.register import Registration
 from testbed.standin.children import Scene
@@ -22,12 +23,20 @@ class Notes:
     def __init__(self, *, breaks: bool = False) -> None:
         self.told: list[str] = []
         self.bytes: list[int] = []
+        self.holes: Holes = ()
         self._breaks = breaks
 
     def initializing(self) -> None:
         self.told.append("INITIALIZING")
 
-    def progress(self, done_bytes: int, size_bytes: int, longest_chunk_s: float = 0.0) -> None:
+    def progress(
+        self,
+        done_bytes: int,
+        size_bytes: int,
+        longest_chunk_s: float = 0.0,
+        holes: Holes = (),
+    ) -> None:
+        self.holes = holes
         self.bytes.append(done_bytes)
 
     def ready(self) -> None:

@@ -103,6 +103,59 @@ def test_what_will_not_pass_is_not_tried_again_and_keeps_the_rest(scene: Scene) 
     registration.close()
 
 
+@in_child(fail="register:4:1")
+def test_a_chunk_that_the_driver_refuses_is_passed_over(scene: Scene) -> None:
+    """The engine uses what is beyond it, too."""
+    notes, registration = _growing(scene, mib=16)
+    assert registration.wait(LONG_S)
+    assert (registration.state, notes.told[-1]) == ("Registered", "READY")
+    assert notes.holes == registration.progress.holes == ((3 * MIB, 4 * MIB),)
+    assert (registration.progress.done_bytes, registration.progress.mark_bytes) == (
+        15 * MIB,
+        16 * MIB,
+    )
+    assert notes.bytes == [MIB, 2 * MIB, 3 * MIB, *(n * MIB for n in range(3, 16))]
+    assert registration.progress.note.endswith("1 MiB in 1 place could not be registered")
+    registration.close()
+    assert scene.unregistered() == scene.registered()[::-1]
+    assert registration.progress.holes == ()
+
+
+@in_child(fail=",".join(f"register:{n}:712" for n in (3, 4, 5, 6)))
+def test_of_a_large_chunk_only_what_fails_is_passed_over(scene: Scene) -> None:
+    """Halves tell where it is; what follows a hole and fails is one with it."""
+    policy = ChunkPolicy(first_bytes=8 * MIB, least_bytes=MIB, most_bytes=8 * MIB, target_s=60)
+    _, registration = _growing(scene, mib=64, policy=policy)
+    assert registration.wait(LONG_S)
+    sizes = [args[1] // MIB for _, args, _ in scene.calls("register")]
+    assert sizes == [8, 8, 8, 4, 2, 2, 2, 4, 8, 8, 8, 8, 6]
+    assert registration.progress.holes == ((16 * MIB, 20 * MIB),)
+    registration.close()
+
+
+_REFUSED = ",".join(f"register:{n}:1" for n in range(2, 40))
+
+
+@in_child(fail=_REFUSED)
+def test_where_much_is_refused_the_tier_stays_as_large_as_it_is(scene: Scene) -> None:
+    notes, registration = _growing(scene, mib=32)
+    assert registration.wait(LONG_S)
+    assert registration.state == "Failed"
+    assert len(scene.calls("register")) == 5
+    assert notes.told[-1].startswith("FAILED region r0")
+    assert registration.progress.mark_bytes == 5 * MIB
+    assert scene.unregistered() == []
+    registration.close()
+
+
+@in_child(fail="register:4:1")
+def test_what_is_used_as_a_whole_has_no_holes(scene: Scene) -> None:
+    _, registration = registration_of(scene)
+    with pytest.raises(DriverError):
+        registration.run()
+    assert scene.unregistered() == scene.registered()[::-1]
+
+
 @in_child(fail="register:1:801")
 def test_with_nothing_registered_it_fails_as_others_do(scene: Scene) -> None:
     notes, registration = _growing(scene)

@@ -19,6 +19,9 @@ pytestmark = pytest.mark.unit
 _U64 = st.integers(0, 2**64 - 1)
 _bytes = st.integers(0, 2**61)
 _seconds = st.floats(0, 1e12)
+_holes = st.lists(_bytes, max_size=2 * layout.MOST_HOLES, unique=True).map(
+    lambda ends: tuple(zip(sorted(ends)[::2], sorted(ends)[1::2], strict=False))
+)
 slots = st.builds(
     Slot,
     sequence=_U64,
@@ -30,6 +33,7 @@ slots = st.builds(
     size_bytes=_bytes,
     longest_chunk_s=_seconds,
     reason=st.text(st.characters(codec="utf-8"), max_size=60).filter(str.isprintable),
+    holes=_holes,
 )
 
 
@@ -47,6 +51,22 @@ def test_a_reason_that_is_cut_ends_with_an_ellipsis(slot: Slot, begin: int) -> N
     assert kept is not None
     assert kept.reason.endswith("é…")
     assert len(kept.reason) > 50
+
+
+def test_a_slot_without_holes_is_as_older_versions_write_it() -> None:
+    """Zeros behind the reason; and they know nothing of what is there."""
+    slot = Slot(1, "Initializing", ProcessId(1, 2, 3), 4.0, done_bytes=5, reason="x" * 300)
+    assert not any(layout.pack_slot(slot)[-134:])
+    with_hole = layout.pack_slot(replace(slot, holes=((5, 7),)))
+    assert with_hole[4:-134] == layout.pack_slot(slot)[4:-134]
+    assert replace(slot, holes=((5, 7), (9, 10))).mark_bytes == 8
+
+
+@pytest.mark.parametrize("holes", [((7, 5),), ((5, 5),), ((1, 4), (3, 9)), ((1, 2**62),)])
+def test_holes_that_cannot_be_are_not_believed(holes: layout.Holes) -> None:
+    slot = Slot(1, "Initializing", ProcessId(1, 2, 3), 4.0, holes=holes)
+    with pytest.raises(ValueError, match="impossible"):
+        layout.unpack_slot(layout.pack_slot(slot))
 
 
 @given(slots, slots, st.integers(0, layout.SLOT_BYTES))

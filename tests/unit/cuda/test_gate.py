@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import threading
 from dataclasses import replace
@@ -11,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostprep.cuda.board_layout import Slot
+from hostprep.cuda.board_layout import Holes, Slot
 from hostprep.cuda.board_view import BoardView, RankView
-from hostprep.cuda.gate import ALL, Gate, Report, common_mark, judge
+from hostprep.cuda.gate import ALL, Gate, Report, common_holes, common_mark, judge
 from hostprep.errors import BadInputError
 from hostprep.linux.processes import ProcessId
 from tests.support.processes import wait_until
@@ -226,6 +227,52 @@ def test_a_gate_that_grows_opens_with_the_first_bytes_of_all(ranks: list[tuple[s
     else:
         assert whole.state == "Closed"
         assert (grown.state == "Open") == all(d or s == "Ready" for s, d in ranks)
+
+
+def _with_holes(board: BoardView, *holes: Holes) -> BoardView:
+    """Return the board on which each rank passed over so much."""
+    ranks = (
+        replace(rank, slot=replace(rank.slot, holes=passed))
+        for rank, passed in zip(board.ranks, holes, strict=True)
+    )
+    return replace(board, ranks=tuple(ranks))
+
+
+_ENDS = st.lists(st.integers(0, 40), max_size=8, unique=True).map(
+    lambda ends: tuple(zip(sorted(ends)[::2], sorted(ends)[1::2], strict=False))
+)
+
+
+def _bytes_of(mark: int, holes: Holes) -> set[int]:
+    return set(range(mark)).difference(*(range(*hole) for hole in holes))
+
+
+@given(_ENDS, _ENDS, st.tuples(st.integers(0, 40), st.integers(0, 40)))
+def test_no_byte_is_used_that_one_rank_has_not_registered(
+    first: Holes, second: Holes, done: tuple[int, int]
+) -> None:
+    board = _with_holes(_at(("Initializing", done[0]), ("Initializing", done[1])), first, second)
+    holes = common_holes(board)
+    used = _bytes_of(common_mark(2, board), holes)
+    for rank in board.ranks:
+        assert used <= _bytes_of(rank.slot.mark_bytes, rank.slot.holes)
+    assert all(one[1] < other[0] for one, other in itertools.pairwise(holes))
+
+
+def test_holes_are_known_before_what_lies_behind_them_is_used() -> None:
+    start = _at(("Initializing", 8), ("Initializing", 8))
+    board = Shown(start)
+    gate = Gate(2, board, grows=True)
+    assert gate.wait(HANG_S)
+    assert (gate.usable_bytes, gate.holes) == (8, ())
+    board.board = _with_holes(_at(("Initializing", 20), ("Initializing", 8)), ((10, 12),), ())
+    board.board = _with_holes(_at(("Ready", 60), ("Initializing", 20)), ((10, 12),), ((11, 16),))
+    wait_until(lambda: gate.usable_bytes == 25)
+    assert gate.holes == ((10, 16),)
+    board.board = _with_holes(_at(("Ready", 60), ("Ready", 57)), ((10, 12),), ((11, 16),))
+    wait_until(lambda: gate.usable_bytes == ALL)
+    assert gate.holes == ((10, 16),)
+    gate.close()
 
 
 class Shown:

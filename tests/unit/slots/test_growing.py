@@ -48,6 +48,55 @@ def test_no_slot_is_handed_out_that_is_not_usable(steps: list[tuple[int, int]]) 
         assert pool.usage()[0].slots == usable
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5)), max_size=30),
+    st.sets(st.integers(0, 13), max_size=6),
+)
+def test_nor_one_in_a_hole(steps: list[tuple[int, int]], holes: set[int]) -> None:
+    usable, name = 0, 0
+    pool = _pool(0)
+    gaps = [range(slot, slot + 1) for slot in sorted(holes)]
+    for blocks, grows in steps:
+        usable = min(14, usable + grows)
+        pool.extend((usable,), (gaps,))
+        there = [slot for slot in range(usable) if slot not in holes]
+        keys = _keys(*range(name, name + blocks))
+        name += blocks
+        if blocks > len(there):
+            with pytest.raises(ShortageError) as short:
+                pool.claim_blocks(keys)
+            assert short.value.missing[0].available == len(there)
+            continue
+        claim = pool.claim_blocks(keys)
+        assert set(claim.uses[0].slots) <= set(there)
+        claim.commit()
+        claim.release()
+        assert pool.usage()[0].slots == len(there)
+
+
+def test_a_hole_stays_one_and_no_other_comes_below_what_is_handed_out() -> None:
+    pool = _pool(0)
+    pool.extend((6,), ([range(4, 9)],))
+    assert pool.usage()[0].free == 4
+    for holes in ([], [range(4, 5)], [range(2, 9)]):
+        with pytest.raises(BadInputError, match="claims hold those"):
+            pool.extend((12,), (holes,))
+    for holes in ([range(4, 9), range(8, 10)], [range(9, 4)], [range(-1, 2)]):
+        with pytest.raises(BadInputError):
+            pool.extend((12,), (holes,))
+    pool.extend((12,), ([range(4, 9), range(9, 10), range(13, 14)],))
+    assert pool.usage()[0].free == 6
+
+
+def test_what_holes_leave_no_room_for_is_hopeless() -> None:
+    pool = _pool(0)
+    pool.extend((14,), ([range(3, 5)],))
+    ticket = pool.line_up()
+    with pytest.raises(ShortageError):
+        pool.claim_blocks(_keys(*range(13)), ticket=ticket)
+    assert ticket.is_hopeless
+
+
 def test_what_is_there_stays_while_it_grows() -> None:
     pool = _pool(4)
     claim = pool.claim_blocks(_keys(1, 2, 3))
