@@ -14,9 +14,21 @@ from typing import Any
 
 import torch
 from vllm.v1.kv_offload.base import LookupResult, OffloadingManager, ReqContext
+from vllm.v1.kv_offload.cpu import gpu_worker
 
 from hostprep.engines.vllm import offloading_compat
-from tests.engines.offloading_copies import caches_of, copy_both_ways, stand_in_for_cuda
+from hostprep.engines.vllm.offloading_layout import row_bytes_of
+from hostprep.engines.vllm.offloading_worker import HostprepWorker
+from tests.engines.offloading_copies import (
+    PAGES,
+    PER_CHUNK,
+    caches_of,
+    check_rows_apart,
+    check_vllms_handler,
+    copy_beyond_the_mark,
+    copy_both_ways,
+    stand_in_for_cuda,
+)
 from tests.engines.offloading_slots_scenes import SLOTS_SCENES
 from tests.engines.offloading_world import (
     CHUNK,
@@ -34,6 +46,7 @@ from tests.engines.offloading_world import (
 
 COMPAT: Any = offloading_compat
 SCENES: list[Callable[[], None]] = []
+ROW = row_bytes_of(CHUNK)
 
 
 def scene(function: Callable[[], None]) -> Callable[[], None]:
@@ -55,7 +68,7 @@ def ranks_and_scheduler_agree_and_the_gate_opens_when_all_were_polled() -> None:
         assert scheduler.get_manager() is manager
         ranks = [spec_of(rank) for rank in range(2)]
         slice_bytes = memory.size_bytes // 2
-        assert {spec.num_chunks for spec in (scheduler, *ranks)} == {slice_bytes // CHUNK}
+        assert {spec.num_chunks for spec in (scheduler, *ranks)} == {slice_bytes // ROW}
         workers = [
             spec.get_worker(caches_of(rank, kind=torch.Tensor)) for rank, spec in enumerate(ranks)
         ]
@@ -135,22 +148,22 @@ def a_second_engine_on_the_same_region_is_refused() -> None:
 def ranks_with_one_copy_share_one_slice_where_vllm_has_them_share() -> None:
     with leased() as memory:
         with platform("cuda"):
-            assert spec_of(1, mla=True).num_chunks == memory.size_bytes // CHUNK
+            assert spec_of(1, mla=True).num_chunks == memory.size_bytes // ROW
         with platform("cpu"):
-            assert spec_of(1, mla=True).num_chunks == memory.size_bytes // 2 // CHUNK
+            assert spec_of(1, mla=True).num_chunks == memory.size_bytes // 2 // ROW
 
 
 @scene
 def the_size_asked_for_is_a_limit() -> None:
     with platform("cpu"), leased() as memory:
-        assert spec_of(0, 1, cpu_bytes_to_use=10 * CHUNK).num_chunks == 9  # whole pages
+        assert spec_of(0, 1, cpu_bytes_to_use=10 * ROW - 1).num_chunks == 9
         wanted = memory.size_bytes + 1
         refusal(
             lambda: spec_of(cpu_bytes_to_use=wanted),
             f"{wanted} bytes",
             f"{memory.size_bytes} bytes",
         )
-        refusal(lambda: spec_of(cpu_bytes_to_use=CHUNK), "one chunk takes", f"{CHUNK} bytes")
+        refusal(lambda: spec_of(cpu_bytes_to_use=CHUNK), "one chunk takes", f"{ROW} bytes")
 
 
 @scene
@@ -194,11 +207,88 @@ def whatever_this_release_asks_a_manager_reaches_vllms_own() -> None:
 
 
 @scene
+def what_is_not_registered_is_not_touched() -> None:
+    with leased():
+        copy_beyond_the_mark()
+
+
+@scene
+def a_worker_that_does_not_check_is_found() -> None:
+    """The mutant."""
+    real: Any = HostprepWorker._check
+    HostprepWorker._check = lambda *_: None  # type: ignore[method-assign]
+    try:
+        with leased():
+            copy_beyond_the_mark()
+    except AssertionError as found:
+        assert "were written" in str(found)  # noqa: PT017 - it is not pytest that runs it
+    else:
+        raise AssertionError("rows that are not registered were copied to, and nothing was noticed")
+    finally:
+        HostprepWorker._check = real  # type: ignore[method-assign]
+
+
+@scene
 def vllms_own_copies_land_in_each_ranks_slice() -> None:
-    """The last one of these: what it stands in for stays so."""
+    """The first one of those that come last: what it stands in for stays so."""
     stand_in_for_cuda()
     with leased():
         copy_both_ways(is_cuda=True)
+
+
+@scene
+def vllms_own_handler_copies_block_by_block_and_nothing_as_it_is_made() -> None:
+    check_vllms_handler()
+
+
+@scene
+def a_vllm_that_merges_or_calibrates_is_noticed() -> None:
+    """The mutants."""
+    vllm: Any = gpu_worker
+    own = vllm.SingleDirectionOffloadingHandler
+
+    class Merging(gpu_worker.SingleDirectionOffloadingHandler):  # type: ignore[misc]
+        def _fill_direct_ops(self, *arguments: Any, **named: Any) -> tuple[int, int]:
+            at = named["op_idx"]
+            end, size_bytes = super()._fill_direct_ops(*arguments, **named)
+            named["all_sizes"][at] += named["all_sizes"][at + 1]
+            named["all_sizes"][at + 1] = 0
+            return end, size_bytes
+
+    class Calibrating(gpu_worker.SingleDirectionOffloadingHandler):  # type: ignore[misc]
+        def __init__(self, **named: Any) -> None:
+            super().__init__(**named)
+            torch.empty(16)
+
+    try:
+        for mutant, words in ((Merging, "one copy of several"), (Calibrating, "as it is made")):
+            vllm.SingleDirectionOffloadingHandler = mutant
+            try:
+                check_vllms_handler()
+            except AssertionError as found:
+                assert words in str(found)  # noqa: PT017
+            else:
+                raise AssertionError(f"{mutant} was not noticed")
+    finally:
+        vllm.SingleDirectionOffloadingHandler = own
+
+
+@scene
+def a_vllm_that_merges_copies_makes_none_of_two_rows() -> None:
+    with leased():
+        check_rows_apart()
+
+
+@scene
+def rows_side_by_side_would_be_copied_as_one() -> None:
+    """The mutant."""
+    try:
+        with leased():
+            check_rows_apart(row_bytes=PAGES[0] * PER_CHUNK)
+    except AssertionError as found:
+        assert "one copy of rows" in str(found)  # noqa: PT017
+    else:
+        raise AssertionError("it was not noticed")
 
 
 def main() -> None:

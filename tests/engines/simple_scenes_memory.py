@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 import torch
+from vllm.v1.simple_kv_offload import cuda_mem_ops
 
 import hostprep
 from tests.engines.simple_engine import (
@@ -93,9 +94,21 @@ def rows_of_several_sizes_are_registered_apart_and_are_ready_together() -> None:
             worker_._store_events,
         )
         wait_for(lambda: worker_._poll_stream_events(is_store=True) == 0)
-        assert calls("batch")[-1].endswith(f"({BLOCKS * 4},{BLOCKS * 4})=0")
+        half = BLOCKS // 2 * len(LAYERS)
+        assert [text.endswith(f"({half},{half})=0") for text in calls("batch")[-2:]] == [True] * 2
         for at, tensor in enumerate(worker_.cpu_kv_caches.values()):
             assert torch.equal(tensor[blocks - BLOCKS :], one.rows(at))
+
+
+@scene
+def vllms_own_copies_are_one_a_block() -> None:
+    """Notice a vLLM that makes one copy of neighbours; ours are never given it in one call."""
+    with leased(), worker(**(ALWAYS | {"hostprep.mode": "sync"})) as one:
+        one.register()
+        params = one.worker._backend._store_params
+        for blocks in (list(range(8)), list(range(7, -1, -1))):
+            cuda_mem_ops.copy_blocks(blocks, blocks, params)
+            assert calls("batch")[-1].startswith(f"batch({8 * len(LAYERS)},")
 
 
 @scene

@@ -26,6 +26,7 @@ from hostprep.engines.vllm.offloading_compat import (
     LOG,
     Forwarding,
     config_info_of,
+    is_tested,
     metric_definitions,
     nodes_of_world,
     shares_process,
@@ -231,7 +232,9 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
             slice_number=number,
             blocks_per_chunk=self.blocks_per_chunk,
             is_cuda=is_cuda,
-            is_pinned=registers,
+            # Kernels may be tried out as a handler is made (vLLM pull request 57569), when nothing
+            # is registered yet: not by the releases that were read.
+            may_use_kernels=registers and is_tested(),
         )
 
 

@@ -46,16 +46,22 @@ RECOVERED_LOAD_BYTES = "hostprep:kv_offload_recovered_load_bytes"
 _warned: list[str] = []
 
 
+def is_tested() -> bool:
+    """Tell whether the interfaces of this release were read."""
+    version = str(vllm.__version__).partition("+")[0]
+    return version in integration_of("vllm-offloading").versions
+
+
 def warn_if_untested() -> None:
     """Warn once of a release whose interfaces were not read. It goes on: they change seldom."""
-    version = str(vllm.__version__)
-    tested = integration_of("vllm-offloading").versions
-    if version.partition("+")[0] not in tested and not _warned:
+    if not is_tested() and not _warned:
+        version = str(vllm.__version__)
         _warned.append(version)
         LOG.warning(
-            "hostprep was tried with vLLM %s, and this is %s: if it does not start, use "
-            "`hostprep exec --engine vllm`, which needs no plugin",
-            ", ".join(tested),
+            "hostprep was tried with vLLM %s, and this is %s: blocks are copied without GPU "
+            "kernels; if it does not start, use `hostprep exec --engine vllm`, which needs no "
+            "plugin",
+            ", ".join(integration_of("vllm-offloading").versions),
             version,
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from hostprep.backing import MIB
+from hostprep.backing import KIB, MIB
 from hostprep.cuda.board_layout import Holes
 from hostprep.errors import BadInputError
 from hostprep.units import format_exact
@@ -17,8 +17,9 @@ from hostprep.units import format_exact
 LAYOUT_VERSION = 1
 """Of where a chunk's bytes lie in its row, and rows in slices: what is kept rests on it."""
 _SMALLEST_ALIGNMENT = 512
+_BASE_PAGE_BYTES = 64 * KIB
+"""The largest that a kernel has: so a layout is the same on each."""
 _STEP_BYTES = 256 * MIB
-_STEP_PAGES = 8
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def layout_of(
 
     Raises BadInputError where not a single chunk fits, with both numbers.
     """
-    row_bytes = row_bytes_of(chunk_bytes, page_bytes)
+    row_bytes = row_bytes_of(chunk_bytes)
     slice_bytes = usable_bytes // slices // page_bytes * page_bytes
     rows = slice_bytes // row_bytes
     if rows < 1:
@@ -66,21 +67,21 @@ def layout_of(
     return Layout(rows, row_bytes, slice_bytes)
 
 
-def row_bytes_of(chunk_bytes: int, page_bytes: int) -> int:
-    """Return the size of a row that holds `chunk_bytes`.
+def row_bytes_of(chunk_bytes: int) -> int:
+    """Return the size of a row that holds `chunk_bytes`, and some bytes more.
 
-    Registered pieces end where a page and a row end together. Padding a row to a multiple of a
-    power of two makes these places frequent: every 256 MiB at least, or every 8 pages where those
-    are huge. It costs 1/128 of a row with pages up to 32 MiB, and up to 1/8 with 1 GiB pages.
+    Those are never copied: a release of vLLM that makes one copy of blocks side by side cannot
+    make one of two rows, and what is registered in two calls is no range for one copy. Registered
+    pieces end where a base page and a row end together, every 256 MiB at least: rows are padded to
+    a multiple of a power of two, by 512 bytes or, where that is more, a 512th of a row.
     """
-    most = max(_STEP_BYTES, _STEP_PAGES * page_bytes)
     alignment = _SMALLEST_ALIGNMENT
-    while alignment < page_bytes:
-        row = _round_up(chunk_bytes, alignment)
-        if row // gcd(row, page_bytes) * page_bytes <= most:
+    while alignment < _BASE_PAGE_BYTES:
+        row = _round_up(chunk_bytes + 1, alignment)
+        if row // gcd(row, _BASE_PAGE_BYTES) * _BASE_PAGE_BYTES <= _STEP_BYTES:
             return row
         alignment *= 2
-    return _round_up(chunk_bytes, alignment)
+    return _round_up(chunk_bytes + 1, alignment)
 
 
 def _round_up(size_bytes: int, to: int) -> int:

@@ -59,9 +59,12 @@ class HostprepWorker(OffloadingWorker):  # type: ignore[misc]
         slice_number: int,
         blocks_per_chunk: int,
         is_cuda: bool,
-        is_pinned: bool = True,
+        may_use_kernels: bool = True,
     ) -> None:
-        """`is_pinned`: whether the memory is registered by the time that there are jobs."""
+        """`may_use_kernels`: the memory is registered by the time that there are jobs.
+
+        GPU kernels that read host memory themselves need that; else all copies are DMA.
+        """
         self._memory = memory
         self._registration = registration
         self._rows = layout.rows
@@ -75,10 +78,9 @@ class HostprepWorker(OffloadingWorker):  # type: ignore[misc]
         if is_cuda:
             from vllm.v1.kv_offload.cpu.gpu_worker import SingleDirectionOffloadingHandler
 
-            # Where host memory is pinned, GPU kernels may read it themselves. That is decided
-            # here, before it is pinned; no job comes before the gate is open.
+            # Decided here, before it is pinned; no job comes before the gate is open.
             make = functools.partial(
-                SingleDirectionOffloadingHandler, host_memory_is_pinned=is_pinned
+                SingleDirectionOffloadingHandler, host_memory_is_pinned=may_use_kernels
             )
         self._handlers = [
             make(

@@ -69,7 +69,7 @@ class HostPool:
             whole = self.block_bytes * self.copies
             return -(-whole // _ALIGN_BYTES) * _ALIGN_BYTES
         if self.way == OFFLOADING:
-            return row_bytes_of(self.block_bytes, self.page_bytes) * self.copies
+            return row_bytes_of(self.block_bytes) * self.copies
         return self.block_bytes * self.copies
 
     def blocks(self, region_bytes: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from hostprep.backing import GIB, MIB
 from hostprep.engines.allocator import share_of
-from hostprep.engines.vllm.simple_tier import Run, TierGate, lay_out
+from hostprep.engines.vllm.simple_tier import Run, TierGate, launch_apart, lay_out
 from hostprep.errors import BadInputError
 
 pytestmark = pytest.mark.unit
@@ -126,3 +127,28 @@ def test_closing_it_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
     gate.close()
     assert not gate.admits("a")
     assert caplog.messages == []
+
+
+@given(
+    pairs=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=40),
+    is_store=st.booleans(),
+)
+def test_no_call_copies_neighbours_in_host_memory_and_all_are_copied(
+    pairs: list[tuple[int, int]], *, is_store: bool
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+    events: list[Any] = []
+
+    def launch(*arguments: Any, wait_event: str) -> None:
+        calls.append(arguments)
+        assert wait_event == "event"
+
+    sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
+    launch_apart(launch, sources, targets, is_store, 7, events, wait_event="event")
+    copied = [pair for src, dst, *_ in calls for pair in zip(src, dst, strict=True)]
+    assert sorted(copied) == sorted(pairs)
+    for src, dst, *rest in calls:
+        host = set(dst if is_store else src)
+        assert not host & {block + 1 for block in host}
+        assert rest[:2] == [is_store, 7]
+    assert [call[4] is events for call in calls] == [False] * (len(calls) - 1) + [True]
