@@ -65,6 +65,7 @@ _LMCACHE = Integration(
     docs="docs/engines/lmcache.md",
     launcher="hostprep.engines.lmcache.launch",
     example="hostprep exec kv --engine lmcache -- lmcache server",
+    how="plugin",
 )
 INTEGRATIONS = (
     _VLLM,
@@ -87,7 +88,6 @@ INTEGRATIONS = (
     replace(
         _LMCACHE,
         name="lmcache-inprocess",
-        how="plugin",
         launcher="hostprep.engines.lmcache.launch_inprocess",
         example="hostprep exec kv --engine lmcache-inprocess -- vllm serve MODEL",
     ),

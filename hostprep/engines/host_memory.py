@@ -9,20 +9,24 @@ import collections
 import functools
 import logging
 import math
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from hostprep.backing import GIB
 from hostprep.client.attach import Attachment
 from hostprep.cuda.board import RankBoard, board_path
 from hostprep.cuda.registration import Registration, register
 from hostprep.engines.allocator import Allocation, Allocator, Requester, share_of
 from hostprep.errors import BusyError, FailedError, HostprepError, NotReadyError
+from hostprep.units import format_bytes
 
 if TYPE_CHECKING:
     from hostprep.cuda.board_layout import Holes
-    from hostprep.cuda.registration_state import Board
+    from hostprep.cuda.registration_state import Board, Progress
 
 _log = logging.getLogger("hostprep.engines")
+_LOG_INTERVAL_S = 10.0
 
 
 class HostMemory:
@@ -126,6 +130,9 @@ class HostMemory:
             offset_bytes=place.offset_bytes,
             size_bytes=place.size_bytes,
             row_bytes=row_bytes,
+            on_progress=ProgressLog(
+                _log, f"{self._attachment.region.name} from {place.offset_bytes} on"
+            ),
             board=self._progress.part(place.offset_bytes) if self._progress is not None else None,
         )
 
@@ -162,6 +169,38 @@ def open_board(
     except (BusyError, FailedError, NotReadyError) as error:
         log.warning("No rank board, `hostprep status` shows no ranks: %s", error)
         return None
+
+
+class ProgressLog:
+    """Logs how a registration proceeds, for those who wait for it: `on_progress` of one."""
+
+    def __init__(self, log: logging.Logger, name: str) -> None:
+        self._log = log
+        self._name = name
+        self._last_s = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        """Log a line each ten seconds, and one when all is registered."""
+        if progress.state == "Registered":
+            self._log.info(
+                "%s: %s registered with CUDA by %d calls in %.1f s, the longest %.3f s",
+                self._name,
+                format_bytes(progress.size_bytes),
+                progress.chunks,
+                progress.elapsed_s,
+                progress.longest_chunk_s,
+            )
+        elif progress.done_bytes and time.monotonic() - self._last_s >= _LOG_INTERVAL_S:
+            self._last_s = time.monotonic()
+            rate = progress.done_bytes / max(progress.elapsed_s, 1e-9)
+            self._log.info(
+                "%s: %s of %s registered with CUDA, %.1f GiB/s, %.0f s left",
+                self._name,
+                format_bytes(progress.done_bytes),
+                format_bytes(progress.size_bytes),
+                rate / GIB,
+                (progress.size_bytes - progress.done_bytes) / rate,
+            )
 
 
 class RankProgress:

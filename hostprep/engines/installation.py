@@ -83,6 +83,22 @@ def python_path(root: str, program: str, environ: Mapping[str, str]) -> dict[str
     return {"PYTHONPATH": f"{home}:{before}" if before else home}
 
 
+def offers_plugin(
+    group: str, program: str, environ: Mapping[str, str], changed: Mapping[str, str]
+) -> bool:
+    """Tell whether a program's interpreter, with these variables changed, finds a plugin of ours.
+
+    As engines search: our zipapp has the entry points, and where we are installed; a folder of
+    sources has not.
+    """
+    from importlib.metadata import distributions
+
+    path = changed.get("PYTHONPATH", environ.get("PYTHONPATH", ""))
+    folders = (*path.split(":"), *site_folders(program, environ))
+    found = distributions(name="hostprep", path=[folder for folder in folders if folder])
+    return any(point.group == group for each in found for point in each.entry_points)
+
+
 def find_program(program: str, environ: Mapping[str, str]) -> str | None:
     """Return a program's path, as a shell would find it (shutil.which costs 10 ms)."""
     folders = [""] if "/" in program else os.get_exec_path(environ)

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-__all__ = ["build", "build_nvml", "environment"]
+__all__ = ["build", "build_copies", "build_nvml", "environment"]
 
 _HERE = Path(__file__).parent
 _WARNINGS = ("-Wall", "-Wextra", "-Werror")
@@ -29,6 +29,11 @@ def build(folder: Path, *more: str) -> Path:
 def build_nvml(folder: Path) -> Path:
     """Compile libnvidia-ml.so.1 into the folder; return the folder."""
     return _build(folder, "libnvidia-ml.so.1", "libnvidia-ml.c")
+
+
+def build_copies(folder: Path) -> Path:
+    """Compile the library that LMCache's copies go to; return its path, for LD_PRELOAD."""
+    return _build(folder, "libcopies.so", "runtime_copies.c") / "libcopies.so"
 
 
 def _build(folder: Path, library: str, *sources: str) -> Path:

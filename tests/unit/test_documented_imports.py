@@ -61,6 +61,7 @@ ENGINE_HALF = (
 PLUGINS = (
     "from hostprep.engines.vllm import HostprepOffloadingSpec",
     "from hostprep.engines.vllm import HostprepSimpleConnector",
+    "from hostprep.engines.lmcache.pinning import HostprepDevice",
     "from hostprep.engines.lmcache.vllm_connector import HostprepLMCacheConnector",
 )
 """What engines load by these very names, and what therefore needs the engine."""

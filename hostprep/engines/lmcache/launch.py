@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hostprep.backing import GIB
 from hostprep.client.lease import Lease
 from hostprep.engines.helper_process import start_beside
-from hostprep.engines.installation import release_notes
+from hostprep.engines.installation import offers_plugin, python_path, release_notes
 from hostprep.engines.launching import (
     CommandSyntax,
     EngineStart,
@@ -19,9 +19,11 @@ from hostprep.engines.launching import (
     ServerCommand,
 )
 from hostprep.engines.lmcache.server import Server
-from hostprep.engines.lmcache.settings import bytes_of_gib, check_one_call
+from hostprep.engines.lmcache.settings import PINNING, bytes_of_gib, check_one_call
 from hostprep.errors import BadInputError
+from hostprep.zipapp import STABLE_NAME
 
+_GROUP = "lmcache.device_plugins"
 _TRANSFER = "--supported-transfer-mode"
 _SERVER_COPIES = "lmcache_driven"
 SYNTAX = CommandSyntax(
@@ -91,7 +93,6 @@ def requirements(start: EngineStart) -> Requirements:
     if size_gb is None:
         return Requirements(count=count)
     size_bytes = bytes_of_gib(size_gb, _SIZE)
-    _check_one_call(size_bytes)
     if count > 1:
         raise BadInputError(
             f"--l1-size-gb is {size_gb}, and {count} regions are to be L1 together",
@@ -102,21 +103,30 @@ def requirements(start: EngineStart) -> Requirements:
 
 
 def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
-    """Return the server's command over these leases. Raises BadInputError for too large a region.
+    """Return the server's command over these leases, and the variables that enable our plugin.
 
-    LMCache registers each with CUDA by one call.
+    Where LMCache would not find that, it registers each region with CUDA by one call: raises
+    BadInputError for a region that is too large for it.
     """
-    server = SYNTAX.read(start.command)
+    server, environ = SYNTAX.read(start.command), start.environ
     first = leases[0].region
     size_gb = server.last(_SIZE)
-    largest_bytes = max(lease.region.size_bytes for lease in leases)
-    _check_one_call(bytes_of_gib(size_gb, _SIZE) if size_gb is not None else largest_bytes)
+    root = leases[0].paths.root
+    variables = {PINNING: "1", **python_path(root, server.program, environ)}
     words = start.command
     if size_gb is None:
         # A float of GiB, which holds every multiple of a page exactly.
         words += (_SIZE, repr(first.size_bytes / GIB))
     words += ("--l1-devdax-path", leases[0].path, "--no-l1-use-lazy", "--shm-name", "")
-    notes = release_notes(start.integration, server.program, start.environ)
+    notes = release_notes(start.integration, server.program, environ)
+    if not offers_plugin(_GROUP, server.program, environ, variables):
+        largest_bytes = max(lease.region.size_bytes for lease in leases)
+        _check_one_call(bytes_of_gib(size_gb, _SIZE) if size_gb is not None else largest_bytes)
+        why = (
+            f"LMCache would not find our plugin ({root}/{STABLE_NAME}): it registers each region "
+            "by one call, without turns"
+        )
+        notes += (why,)
     if server.last("--eviction-policy") is None:
         words += ("--eviction-policy", "LRU")
         notes += ("no --eviction-policy was given: LRU",)
@@ -133,7 +143,7 @@ def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
         regions = [text for each in leases[1:] for text in (each.path, str(each.region.size_bytes))]
         words = start_beside("lmcache", [url_of(server), *regions], words)
     used_bytes = None if size_gb is None else bytes_of_gib(size_gb, _SIZE)
-    return Launch(words, {}, notes=notes, used_bytes=used_bytes)
+    return Launch(words, variables, notes=notes, used_bytes=used_bytes)
 
 
 def url_of(server: ServerCommand) -> str:

@@ -18,6 +18,9 @@ from hostprep.errors import BadInputError
 from hostprep.known_issues import ONE_CALL_LIMIT_BYTES
 from hostprep.units import format_bytes
 
+PINNING = "HOSTPREP_LMCACHE"
+"""The variable by which a server's process has its regions pinned by us."""
+
 REQUESTER = Requester("LMCache", "max_local_cpu_size (GiB a rank)")
 SIZE_KEY = "lmcache.max_local_cpu_size"
 _FILE = "LMCACHE_CONFIG_FILE"

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from hostprep.client.lease import Lease
-from hostprep.engines.installation import python_path, release_notes, site_folders
+from hostprep.engines.installation import offers_plugin, python_path, release_notes
 from hostprep.engines.launching import (
     CommandSyntax,
     EngineStart,
@@ -125,8 +125,13 @@ def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
     server, environ = _SYNTAX.read(start.command), start.environ
     root = leases[0].paths.root
     variables = {ENABLED: "1", **python_path(root, server.program, environ)}
-    paths = variables.get("PYTHONPATH", environ.get("PYTHONPATH", "")).split(":")
-    _check_plugin((*paths, *site_folders(server.program, environ)), root)
+    if not offers_plugin(_GROUP, server.program, environ, variables):
+        raise NotReadyError(
+            f"SGLang would not find our plugin: there is no {root}/{STABLE_NAME}, or an older one",
+            reason="NoPlugin",
+            remedy=f"have the agent or `hostprep prepare` write {STABLE_NAME}, or install hostprep "
+            "beside SGLang",
+        )
     chosen = environ.get(_CHOSEN, "")
     if chosen and _PLUGIN not in (name.strip() for name in chosen.split(",")):
         variables[_CHOSEN] = f"{chosen},{_PLUGIN}"
@@ -184,20 +189,3 @@ def _extra_config(server: ServerCommand) -> dict[str, object]:
     except ValueError:
         return {}  # a file (@...), or SGLang reports it
     return config if isinstance(config, dict) else {}
-
-
-def _check_plugin(paths: Sequence[str], root: str) -> None:
-    """Refuse a start that SGLang would make without the plugin, in memory of its own.
-
-    Our zipapp has the entry point, and where we are installed; a folder of sources has not.
-    """
-    from importlib.metadata import distributions  # as SGLang searches
-
-    found = distributions(name="hostprep", path=[path for path in paths if path])
-    if not any(point.group == _GROUP for each in found for point in each.entry_points):
-        raise NotReadyError(
-            f"SGLang would not find our plugin: there is no {root}/{STABLE_NAME}, or an older one",
-            reason="NoPlugin",
-            remedy=f"have the agent or `hostprep prepare` write {STABLE_NAME}, or install hostprep "
-            "beside SGLang",
-        )

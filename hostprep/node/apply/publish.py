@@ -195,7 +195,13 @@ sys.exit(main())
 by then. So this is the same in all versions, first in the file and not compressed, and begins by
 having the directory read again; hostprep/__init__.py then settles on one version. Do not change it.
 """
-_PLUGINS = "[sglang.srt.plugins]\nhostprep = hostprep.engines.sglang.plugin:load\n"
+_PLUGINS = """\
+[lmcache.device_plugins]
+hostprep = hostprep.engines.lmcache.pinning:HostprepDevice
+
+[sglang.srt.plugins]
+hostprep = hostprep.engines.sglang.plugin:load
+"""
 """As in pyproject.toml: what engines find by importlib.metadata, which reads zip files as well."""
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import configparser
 import subprocess
+import tomllib
+import zipfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +18,7 @@ from hostprep.engines.lmcache import launch
 from hostprep.engines.lmcache.launch import SYNTAX, url_of
 from hostprep.engines.lmcache.server import Server
 from hostprep.errors import BadInputError, NotReadyError
+from hostprep.node.apply.publish import build_zipapp
 from tests.unit.engines.leases import leases_of
 
 pytestmark = pytest.mark.unit
@@ -21,6 +26,13 @@ pytestmark = pytest.mark.unit
 LMCACHE = integration_of("lmcache")
 SERVER = ("lmcache", "server")
 NOTHING = {"PATH": "/nowhere"}
+PROJECT = Path(__file__).parents[3] / "pyproject.toml"
+
+
+@pytest.fixture(autouse=True)
+def found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the plugin found, as where an agent has published it."""
+    monkeypatch.setattr(launch, "offers_plugin", lambda *_: True)
 
 
 def _required(*options: str, told: Options | None = None) -> Requirements:
@@ -41,6 +53,26 @@ def test_the_whole_region_becomes_l1() -> None:
         "--l1-devdax-path", "/run/hostprep/kv/mem/node0-0", "--no-l1-use-lazy", "--shm-name", "",
     )  # fmt: skip
     assert done.notes == ()
+    assert done.variables["HOSTPREP_LMCACHE"] == "1"
+
+
+def test_the_plugin_is_found_in_the_zipapp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    (tmp_path / "hostprep.pyz").write_bytes(build_zipapp())
+    leases = leases_of(512 * GIB, root=str(tmp_path))
+    start = EngineStart(LMCACHE, (*SERVER, "--eviction-policy", "LRU"), NOTHING, Options())
+    done = launch.complete(start, leases)
+    assert done.notes == ()
+    assert done.variables == {
+        "HOSTPREP_LMCACHE": "1",
+        "PYTHONPATH": f"{tmp_path}/hostprep.pyz",
+    }
+    with zipfile.ZipFile(tmp_path / "hostprep.pyz") as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith("entry_points.txt"))
+        published = configparser.ConfigParser()
+        published.read_string(archive.read(name).decode())
+    declared = tomllib.loads(PROJECT.read_text())["project"]["entry-points"]
+    assert {group: dict(published[group]) for group in published.sections()} == declared
 
 
 @pytest.mark.parametrize("size_bytes", [8 * GIB, 511 * GIB + 2 * MIB, 3 * 4096])
@@ -93,11 +125,12 @@ def test_a_size_that_is_none_is_refused(size: str) -> None:
         _required("--l1-size-gb", size)
 
 
-def test_a_region_that_one_call_cannot_register_is_refused() -> None:
-    with pytest.raises(BadInputError, match="512 GiB"):
-        _required("--l1-size-gb", "512")
-    with pytest.raises(BadInputError, match="--count"):
-        _completed(sizes=(512 * GIB,))
+def test_without_the_plugin_lmcache_registers_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "offers_plugin", lambda *_: False)
+    assert "by one call, without turns" in _completed("--eviction-policy", "LRU").notes[0]
+    for size, sizes in ((), (512 * GIB,)), (("--l1-size-gb", "512"), (600 * GIB,)):
+        with pytest.raises(BadInputError, match=r"512 GiB.*--count"):
+            _completed(*size, sizes=sizes)
     assert _completed("--l1-size-gb", "500", sizes=(512 * GIB,)).command
 
 
