@@ -33,27 +33,35 @@ class HostMemory:
     """A rank's share of a region; used from one thread."""
 
     def __init__(
-        self, attachment: Attachment, *, rank: int, ranks: int, requester: Requester
+        self,
+        attachment: Attachment,
+        *,
+        rank: int,
+        ranks: int,
+        requester: Requester,
+        log: logging.Logger = _log,
     ) -> None:
         """Take an attachment over, of which the rank gets its share; views may outlive this.
 
-        `rank`: this process's number among the `ranks` that share the region. Raises BadInputError
+        `rank`: this process's number among the `ranks` that share the region. `log`: one whose
+        lines people see in this engine. Raises BadInputError
         (RankTaken) where another engine under the same lease has this share; the attachment is
         closed then.
         """
         try:
             share = share_of(attachment.size_bytes, attachment.page_bytes, ranks=ranks, index=rank)
-            self._board = open_board(attachment, rank=rank, world=ranks, log=_log)
+            self._board = open_board(attachment, rank=rank, world=ranks, log=log)
         except BaseException:
             attachment.close()
             raise
+        self._log = log
         self._attachment = attachment
         self._allocator = Allocator(share, requester=requester)
         self._size_bytes = share.size_bytes
         self._registrations: dict[int, Registration] = {}
         self._unused: collections.deque[Allocation] = collections.deque()
         self._progress = RankProgress(self._board) if self._board is not None else None
-        _log.info(
+        log.info(
             "Host pools in prepared memory: region %s, %d bytes from %d on",
             attachment.region.name,
             share.size_bytes,
@@ -131,7 +139,7 @@ class HostMemory:
             size_bytes=place.size_bytes,
             row_bytes=row_bytes,
             on_progress=ProgressLog(
-                _log, f"{self._attachment.region.name} from {place.offset_bytes} on"
+                self._log, f"{self._attachment.region.name} from {place.offset_bytes} on"
             ),
             board=self._progress.part(place.offset_bytes) if self._progress is not None else None,
         )
@@ -143,7 +151,7 @@ class HostMemory:
         try:
             registration.close()
         except HostprepError as error:
-            _log.warning("A host pool stays registered until the process ends: %s", error)
+            self._log.warning("A host pool stays registered until the process ends: %s", error)
         if self._progress is not None:
             self._progress.remove(offset_bytes)
 

@@ -21,6 +21,8 @@ import torch
 
 TOKENS = 600
 CHUNK = 256
+CHUNK_BYTES = CHUNK * 4096
+ODD_BYTES = 600_000
 LAYERS = ("l0", "l1", "l2", "l3")
 
 
@@ -151,6 +153,20 @@ def have_a_context() -> None:
     assert int(driver.cuCtxSetCurrent(context)[0]) == 0
 
 
+def objects_of(allocator: Any, size_bytes: int) -> list[tuple[int, int]]:
+    """Fill what is free with objects of that size, free them again; return where they began."""
+    shapes, dtypes = [torch.Size([size_bytes])], [torch.uint8]
+    made = []
+    while (more := allocator.batched_allocate(shapes, dtypes, 3)) is not None:
+        made += more
+    while (one := allocator.allocate(shapes, dtypes)) is not None:
+        made.append(one)
+    places = [each.data_ptr - allocator.buffer.data_ptr() for each in made]
+    allocator.batched_free(made)
+    assert allocator.memcheck()
+    return sorted((place, place + size_bytes) for place in places)
+
+
 def main(words: list[str]) -> None:
     """Play it: a connector, a prompt stored and loaded, and the end."""
     config = config_of(words)
@@ -167,9 +183,15 @@ def main(words: list[str]) -> None:
     seen["registered"] = calls()
     engine = connector._lmcache_engine.lmcache_engine
     seen["healthy"] = engine.is_healthy()
-    buffer = engine.storage_manager.local_cpu_backend.memory_allocator.buffer
+    allocator = engine.storage_manager.local_cpu_backend.memory_allocator
+    buffer = allocator.buffer
     seen["size"] = buffer.numel()
+    seen["start"] = buffer.data_ptr()
     seen |= place(buffer.data_ptr(), buffer.numel())
+    seen["odd"] = objects_of(allocator, ODD_BYTES)
+    seen["odd_again"] = objects_of(allocator, ODD_BYTES)
+    seen["whole"] = objects_of(allocator, CHUNK_BYTES)
+    seen["huge"] = objects_of(allocator, 100 << 20)
     seen["beside"] = refusal(config)
     have_another_buffer()
 

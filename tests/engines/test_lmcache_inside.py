@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,9 @@ from tests.engines.crashes import is_left_whole
 
 pytestmark = pytest.mark.engines
 
-_MIB = 64
+_MIB = 900
+"""The second chunk would be the largest there is, 480 MiB, whose end no piece has."""
+_PIECE_BYTES = 64 << 20
 _SCENE = Path(__file__).with_name("lmcache_inside_scene.py")
 _SLOW_S = 600
 _WHOLE_CHUNKS = 512
@@ -97,7 +100,7 @@ def seen(
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stdout[-2000:] + done.stderr[-6000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told | {"stderr": done.stderr}
+    return told | {"said": done.stdout + done.stderr}
 
 
 def test_its_objects_lie_in_the_region(root: str, seen: dict[str, Any]) -> None:
@@ -115,17 +118,39 @@ def test_what_was_stored_is_loaded_again(seen: dict[str, Any]) -> None:
     assert seen["loaded"] == [[0, 256, True], [256, 512, True]]
 
 
-def test_it_is_registered_by_one_call_before_lmcache_has_it(seen: dict[str, Any]) -> None:
+def test_it_is_registered_by_chunks_before_lmcache_has_it(seen: dict[str, Any]) -> None:
     assert seen["before"] == []
-    assert len(seen["registered"]) == 1
     assert seen["as_given"] == seen["registered"]
-    assert f"{_MIB << 20}" in seen["registered"][0]
-    assert [" unregister(" in line for line in seen["taken_back"]] == [True]
+    ends = _ends(seen)
+    assert len(ends) > 1
+    assert ends[-1] == _MIB << 20
+    assert not [end for end in ends[:-1] if end % _PIECE_BYTES]
+    back = [line.split()[2].partition("(")[0] for line in seen["taken_back"]]
+    assert back == ["unregister"] * len(ends)
+    assert f"registered with CUDA by {len(ends)} calls" in seen["said"]
+
+
+def _ends(seen: dict[str, Any]) -> list[int]:
+    """Return where registrations end, in bytes from the start of LMCache's buffer."""
+    numbers = [re.findall(r"\((\w+),(\d+)", line)[0] for line in seen["registered"]]
+    return [int(at, 0) + int(size) - seen["start"] for at, size in numbers]
+
+
+def test_no_object_lies_in_two_registrations(seen: dict[str, Any]) -> None:
+    """Its connectors copy an object by one call, of whatever size it is."""
+    ends = _ends(seen)[:-1]
+    for objects in (seen["odd"], seen["whole"]):
+        assert not [each for each in objects for end in ends if each[0] < end < each[1]]
+    assert seen["odd_again"] == seen["odd"], "neighbours that are freed together come apart again"
+    assert len(seen["whole"]) == _MIB, "not a byte is lost to LMCache's own chunks"
+    assert [end for _, end in seen["whole"] if end in ends] == ends
+    assert seen["huge"] == []
+    assert "Objects of that size are not cached" in seen["said"]
 
 
 def test_a_further_buffer_is_said_to_be_outside_of_the_turns(seen: dict[str, Any]) -> None:
-    assert "4096 bytes of LMCache's do not fit" in seen["stderr"]
-    assert "without taking turns" in seen["stderr"]
+    assert "4096 bytes of LMCache's do not fit" in seen["said"]
+    assert "without taking turns" in seen["said"]
 
 
 def test_more_than_the_region_has_is_refused_with_both_numbers(seen: dict[str, Any]) -> None:

@@ -19,8 +19,10 @@ from hostprep.engines.launching import (
     ServerCommand,
 )
 from hostprep.engines.lmcache.server import Server
-from hostprep.engines.lmcache.settings import PINNING, bytes_of_gib, check_one_call
+from hostprep.engines.lmcache.settings import PINNING, bytes_of_gib
 from hostprep.errors import BadInputError
+from hostprep.known_issues import ONE_CALL_LIMIT_BYTES
+from hostprep.units import format_bytes
 from hostprep.zipapp import STABLE_NAME
 
 _GROUP = "lmcache.device_plugins"
@@ -155,8 +157,12 @@ def url_of(server: ServerCommand) -> str:
 
 
 def _check_one_call(size_bytes: int) -> None:
-    check_one_call(
-        size_bytes,
-        owner="L1 in one region",
-        remedy="have more and smaller regions in the pool, and claim several (--count)",
-    )
+    """Raise BadInputError for more than CUDA registers by one call."""
+    if size_bytes >= ONE_CALL_LIMIT_BYTES:
+        raise BadInputError(
+            f"L1 in one region would have {format_bytes(size_bytes)}, registered with CUDA by one "
+            f"call, which fails from {format_bytes(ONE_CALL_LIMIT_BYTES)} on",
+            reason="RegionTooLarge",
+            remedy="have more and smaller regions in the pool, and claim several (--count), or "
+            f"publish {STABLE_NAME}: our plugin registers by chunks",
+        )

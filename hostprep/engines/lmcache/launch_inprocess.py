@@ -14,7 +14,6 @@ from hostprep.engines.installation import python_path, release_notes
 from hostprep.engines.launching import EngineStart, Launch, Requirements, refuse_in_file
 from hostprep.engines.lmcache.settings import (
     REQUESTER,
-    check_one_call,
     read_settings,
     requested_size,
 )
@@ -67,8 +66,7 @@ def requirements(start: EngineStart) -> Requirements:
 def complete(start: EngineStart, leases: Sequence[Lease]) -> Launch:
     """Return the command with our connector in LMCache's place.
 
-    Raises BadInputError where a rank's part is smaller than what LMCache is to take, or too
-    large: its copies go anywhere, so that its memory is registered with CUDA by one call.
+    Raises BadInputError where a rank's part is smaller than what LMCache is to take.
     """
     line, environ = read_command(start.command), start.environ
     config = _config(line)
@@ -101,9 +99,4 @@ def _config(line: CommandLine) -> dict[str, Any]:
 def _check_part(region: Region, ranks: int, requested: tuple[int, str] | None) -> None:
     share = share_of(region.size_bytes, region.page_bytes, ranks=ranks, index=0)
     size_bytes = requested[0] if requested is not None else max(1, share.size_bytes)
-    check_one_call(
-        size_bytes,
-        owner="each rank",
-        remedy="set LMCACHE_MAX_LOCAL_CPU_SIZE (GiB a rank), or claim a smaller region",
-    )
     Allocator(share, requester=REQUESTER).allocate(size_bytes)

@@ -15,8 +15,6 @@ from hostprep.engines.allocator import Requester
 from hostprep.engines.launching import key_in_file
 from hostprep.engines.vllm.settings import Settings
 from hostprep.errors import BadInputError
-from hostprep.known_issues import ONE_CALL_LIMIT_BYTES
-from hostprep.units import format_bytes
 
 PINNING = "HOSTPREP_LMCACHE"
 """The variable by which a server's process has its regions pinned by us."""
@@ -28,7 +26,7 @@ _SIZE_VARIABLE = "LMCACHE_MAX_LOCAL_CPU_SIZE"
 _WITHOUT_EFFECT = {
     "cpu_bytes_to_use": f"LMCache's size is {SIZE_KEY}, in GiB a rank",
     "cpu_bytes_to_use_per_rank": f"LMCache's size is {SIZE_KEY}, in GiB a rank",
-    "hostprep.deadline_s": "LMCache takes its memory as it starts, by one call that nothing ends",
+    "hostprep.deadline_s": "LMCache waits for its memory as it starts, however long that takes",
 }
 
 
@@ -86,14 +84,3 @@ def bytes_of_gib(given: Any, name: str) -> int:
             remedy="give GiB, such as 64, or leave it out to use the whole region",
         )
     return size_bytes
-
-
-def check_one_call(size_bytes: int, *, owner: str, remedy: str) -> None:
-    """Raise BadInputError for more than CUDA registers by one call."""
-    if size_bytes >= ONE_CALL_LIMIT_BYTES:
-        raise BadInputError(
-            f"{owner} would have {format_bytes(size_bytes)}, registered with CUDA by one call, "
-            f"which fails from {format_bytes(ONE_CALL_LIMIT_BYTES)} on",
-            reason="RegionTooLarge",
-            remedy=remedy,
-        )

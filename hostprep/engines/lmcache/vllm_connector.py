@@ -1,15 +1,15 @@
 """LMCache inside of vLLM, its host memory prepared: what vLLM loads by this module's name.
 
 vLLM's own LMCacheConnectorV1 does all the work; here only its host buffers move into this rank's
-part of a region. Two functions of LMCache are replaced in this process, and one is answered
-(names: 0.5.6): those that allocate and free a host buffer (lmcache/v1/memory_management.py), and
-the one that says how much memory the machine has left, which does not count prepared memory.
+part of a region. Functions of LMCache are replaced in this process (names: 0.5.6): those that
+allocate and free a host buffer (lmcache/v1/memory_management.py), the one that makes the allocator
+over it, so that objects stay within registrations, and the one that says how much memory the
+machine has left, which does not count prepared memory.
 Imports vLLM and LMCache, and is imported by no other module of ours.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from vllm.platforms import current_platform
 
 from hostprep.backing import GIB
 from hostprep.engines.host_memory import HostMemory
+from hostprep.engines.lmcache.pieces import keep_within_pieces, piece_bytes_of
 from hostprep.engines.lmcache.settings import (
     REQUESTER,
     SIZE_KEY,
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 # Below vLLM's own logger, whose handler and level are the ones that people have set.
 _log = init_logger("vllm.hostprep")
-_memory_log = logging.getLogger("hostprep.engines")
 _ALLOCATE, _FREE = "_allocate_cpu_memory", "_free_cpu_memory"
+_MAKE, _ALIGNMENT = "initialize_allocator", "_resolve_local_cpu_allocator_alignment"
 
 
 class HostprepLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
@@ -92,7 +93,7 @@ def _memory_of(vllm_config: Any, extra: Mapping[str, Any]) -> HostMemory:
         extra, index=parallel.data_parallel_index, processes=parallel.world_size
     )
     rank = parallel.rank % local_world_size
-    return HostMemory(attachment, rank=rank, ranks=local_world_size, requester=REQUESTER)
+    return HostMemory(attachment, rank=rank, ranks=local_world_size, requester=REQUESTER, log=_log)
 
 
 def _size_bytes(memory: HostMemory, extra: Mapping[str, Any]) -> int:
@@ -110,28 +111,48 @@ def _size_bytes(memory: HostMemory, extra: Mapping[str, Any]) -> int:
 def _replace_allocator(memory: HostMemory, *, registers: bool) -> None:
     """Let LMCache take its host buffers from `memory` from now on, in this process.
 
-    `registers`: with CUDA, before LMCache has them, by one call in the node's turn: its copies
-    may begin and end anywhere. A buffer that no longer fits is LMCache's own, registered
-    outside of the turns, with a warning. Raises FailedError for an LMCache that has other names
-    for what is replaced.
+    `registers`: with CUDA, before LMCache has them, chunk by chunk in the node's turns; by one call
+    where it is a buffer of which LMCache does not say what copies it makes. A buffer that no longer
+    fits is LMCache's own, registered outside of the turns, with a warning. Raises FailedError for
+    an LMCache that has other names for what is replaced.
     """
     import torch
+    from lmcache.utils import get_size_bytes
     from lmcache.v1 import memory_management, system_detection
+    from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
     detector: Any = getattr(system_detection, "SystemMemoryDetector", None)
     own_allocate = _function(memory_management, _ALLOCATE)
     own_free = _function(memory_management, _FREE)
+    own_make = _function(LocalCPUBackend, _MAKE)
+    alignment = _function(LocalCPUBackend, _ALIGNMENT)
     _function(detector, "get_available_memory_gb")
+    piece_bytes: int | None = None
+
+    def make(backend: Any, config: Any, metadata: Any = None, **how: Any) -> Any:
+        nonlocal piece_bytes
+        if metadata is not None:
+            chunk_bytes = get_size_bytes(metadata.get_shapes(), metadata.get_dtypes())
+            align_bytes = alignment(backend, config) or memory_management.AddressManager.ALIGN_BYTES
+            piece_bytes = piece_bytes_of(chunk_bytes, align_bytes)
+        try:
+            allocator = own_make(backend, config, metadata, **how)
+            if piece_bytes is not None:
+                keep_within_pieces(allocator, piece_bytes)
+        finally:
+            piece_bytes = None
+        return allocator
 
     def allocate(size: int, *more: Any, **how: Any) -> Any:
         if size > memory.free_bytes:
-            _memory_log.warning(
+            _log.warning(
                 "%d bytes of LMCache's do not fit into prepared memory any more: it allocates and "
                 "registers them itself, without taking turns with the node's other processes",
                 size,
             )
             return own_allocate(size, *more, **how)
-        return memory.tensor((size,), torch.uint8, row_bytes=size if registers else None)
+        row_bytes = (piece_bytes or size) if registers else None
+        return memory.tensor((size,), torch.uint8, row_bytes=row_bytes)
 
     def free(buffer: Any, *more: Any, **how: Any) -> None:
         if not memory.owns(buffer.data_ptr()):
@@ -142,6 +163,7 @@ def _replace_allocator(memory: HostMemory, *, registers: bool) -> None:
 
     for name, ours in ((_ALLOCATE, allocate), (_FREE, free)):
         setattr(memory_management, name, ours)
+    setattr(LocalCPUBackend, _MAKE, make)
     detector.get_available_memory_gb = staticmethod(lambda: memory.free_bytes / GIB)
 
 
