@@ -450,6 +450,11 @@ def _gate_row(gate: dict[str, Any]) -> tuple[str, ...]:
     ranks = gate["ranks"]
     ready = sum(rank["state"] == READY and rank["alive"] for rank in ranks)
     ended = sum(not rank["alive"] for rank in ranks)
+    notes = (
+        f"rank {rank['rank']}: {rank['reason']}"
+        for rank in ranks
+        if rank["state"] == READY and rank["reason"]
+    )
     done, over, size = (
         sum(rank[key] for rank in ranks)
         for key in ("done_bytes", "passed_over_bytes", "size_bytes")
@@ -462,5 +467,5 @@ def _gate_row(gate: dict[str, Any]) -> tuple[str, ...]:
         (f"{format_bytes(done)} of {format_bytes(size)}" if size else "")
         + (f", {format_bytes(over)} passed over" if over else ""),
         format_seconds(gate["since_s"]),
-        gate["why"],
+        gate["why"] or next(notes, ""),
     )

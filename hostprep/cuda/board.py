@@ -128,9 +128,12 @@ class RankBoard:
         self._begun_s = time.monotonic()
         self._write(state=INITIALIZING)
 
-    def ready(self) -> None:
-        """Report that this rank is done, the engine's own work after registering included."""
-        self._write(state=READY, took_s=self._elapsed_s())
+    def ready(self, note: str = "") -> None:
+        """Report that this rank is done, the engine's own work after registering included.
+
+        `note`: what people should know of it, such as that its memory is not registered.
+        """
+        self._write(state=READY, reason=note, took_s=self._elapsed_s())
 
     def failed(self, reason: str) -> None:
         """Report that this rank will not be ready in this run, and why: the gate stays closed."""

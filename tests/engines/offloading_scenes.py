@@ -10,6 +10,7 @@ import json
 import logging
 import traceback
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,11 +23,15 @@ from hostprep.engines.vllm.offloading_worker import HostprepWorker
 from tests.engines.offloading_copies import (
     PAGES,
     PER_CHUNK,
+    OnGpu,
     caches_of,
     check_rows_apart,
     check_vllms_handler,
+    copy_batch,
     copy_beyond_the_mark,
     copy_both_ways,
+    finish,
+    job,
     stand_in_for_cuda,
 )
 from tests.engines.offloading_slots_scenes import SLOTS_SCENES
@@ -109,6 +114,33 @@ def a_rank_that_cannot_register_leaves_the_rest_serving_and_it_is_said_once() ->
             worker.shutdown()
         manager.shutdown()
         assert len(SAID) == 1, SAID
+
+
+@scene
+def a_rank_that_cannot_register_goes_on_unpinned_where_that_is_allowed() -> None:
+    """As above; the rank copies all the same, and the gate opens for both."""
+    unpinned = {"hostprep.fallback": "unpinned"}
+    for mode in ("background", "sync"):
+        SAID.clear()
+        with platform("cpu"), leased() as memory:
+            manager = spec_of(**unpinned).get_manager()
+            good = spec_of(0, **unpinned).get_worker(caches_of(0, kind=torch.Tensor))
+            bad = spec_of(1, **unpinned, **{"hostprep.register": "always", "hostprep.mode": mode})
+            bad = bad.get_worker(caches_of(1, kind=torch.Tensor))
+            for worker in (good, bad):
+                assert worker.get_finished() == []
+            assert manager.gate.wait(HANG_S)
+            assert board_state(memory) == ["Ready", "Ready"]
+            assert bad._registration.rows == memory.size_bytes // 2 // ROW
+            gpu, cpu = job([0], 0, [bad._registration.rows - 1])
+            assert bad.submit_store(1, gpu, cpu)
+            finish(bad, 1)
+            ((_, words),) = [said for said in SAID if said[0] == "WARNING"]
+            assert "rank 1 copies" in words
+            assert "not registered" in words
+            for worker in (good, bad):
+                worker.shutdown()
+            manager.shutdown()
 
 
 @scene
@@ -277,6 +309,23 @@ def a_vllm_that_merges_or_calibrates_is_noticed() -> None:
 def a_vllm_that_merges_copies_makes_none_of_two_rows() -> None:
     with leased():
         check_rows_apart()
+
+
+@scene
+def memory_that_may_stay_unpinned_is_read_by_no_kernel() -> None:
+    vllm: Any = gpu_worker
+    vllm.HAS_TRITON, vllm.swap_blocks_batch = True, copy_batch
+    vllm.triton = SimpleNamespace(next_power_of_2=lambda size: 1 << (size - 1).bit_length())
+    try:
+        for fallback, uses_kernels in (("gpu-only", True), ("unpinned", False)):
+            with platform("cuda"), leased():
+                spec = spec_of(0, 1, **{"hostprep.fallback": fallback})
+                worker = spec.get_worker(caches_of(0, kind=OnGpu))
+                chosen = [handler._swap_blocks_batch for handler in worker._handlers]
+                assert (chosen[0], chosen[1] is not chosen[0]) == (copy_batch, uses_kernels)
+                worker.shutdown()
+    finally:
+        vllm.HAS_TRITON = False
 
 
 @scene

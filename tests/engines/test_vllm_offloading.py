@@ -64,6 +64,7 @@ SCENES = (
     "memcpy_copies_land_in_each_ranks_slice",
     "ranks_and_scheduler_agree_and_the_gate_opens_when_all_were_polled",
     "a_rank_that_cannot_register_leaves_the_rest_serving_and_it_is_said_once",
+    "a_rank_that_cannot_register_goes_on_unpinned_where_that_is_allowed",
     "ranks_on_several_nodes_leave_it_serving_and_it_is_said_once",
     "synchronously_it_fails_as_engines_do_today",
     "a_second_engine_on_the_same_region_is_refused",
@@ -78,6 +79,7 @@ SCENES = (
     "vllms_own_handler_copies_block_by_block_and_nothing_as_it_is_made",
     "a_vllm_that_merges_or_calibrates_is_noticed",
     "a_vllm_that_merges_copies_makes_none_of_two_rows",
+    "memory_that_may_stay_unpinned_is_read_by_no_kernel",
     "rows_side_by_side_would_be_copied_as_one",
     "a_waiting_request_is_overtaken_with_vllms_own_manager",
     "with_slots_it_loads_what_it_was_told",
@@ -262,3 +264,26 @@ def test_a_rank_that_fails_leaves_it_serving_and_a_killed_engine_leaves_the_regi
             file.write(b"left behind")
         server.end(signal.SIGKILL)
     _the_next_owner_reads_zeros(stage, before=inode)
+
+
+def test_memory_that_cannot_be_registered_is_used_as_it_is_where_that_is_allowed(
+    stage: Stage,
+) -> None:
+    stage.node.prepare([pool_of(mib=_REGION_MIB)])
+    extra = {"hostprep.register": "always", "hostprep.fallback": "unpinned"}
+    command = stage.command({"kv_connector_extra_config": extra}, "--engine", "vllm-offloading")
+    around = stage.environment(REPOSITORY, fail="register:1:801")
+    with serving(stage.own(command), stage.port, stage.folder / "log", around) as server:
+        server.wait_until_healthy()
+        wait_for(lambda: stage.gate() == "Open", _SLOW_S)
+        assert stage.ranks() == ["Ready"]
+        tokens, cached = server.complete(_PROMPT)
+        assert cached == 0
+        _finds_it_stored(stage, server, tokens)
+        (said,) = [line for line in server.log.splitlines() if "not registered" in line]
+        assert "rank 0 copies" in said
+        assert "CUDA_ERROR_NOT_SUPPORTED" in said
+        assert "GPU memory alone" not in server.log
+        status = command_line("status", POOL, "--root", stage.node.root)
+        assert "not registered, copies are slower" in status.stdout
+        server.end(signal.SIGTERM)

@@ -33,7 +33,7 @@ from hostprep.engines.vllm.command_parser import (
     read_command,
     worker_count,
 )
-from hostprep.engines.vllm.settings import SLOTS, WARM, check_settings, has_slots
+from hostprep.engines.vllm.settings import SLOTS, WARM, allows_unpinned, check_settings, has_slots
 from hostprep.errors import BadInputError
 from hostprep.layout import directory_bytes
 from hostprep.units import format_bytes, format_exact
@@ -216,7 +216,9 @@ def check_config(config: dict[str, Any], connector: Connector) -> None:
     has_plugin = bool(connector.module or connector.spec_module)
     if has_plugin:
         check_settings(extra)
-    has_slots(extra, can_have=connector.spec_module is not None)
+    is_offloading = connector.spec_module is not None
+    has_slots(extra, can_have=is_offloading)
+    allows_unpinned(extra, can_be=is_offloading)
     if has_plugin and extra.get(WARM) not in (None, False, connector is KEEPING):
         raise _contradicts(
             f"{WARM} {extra[WARM]!r}",

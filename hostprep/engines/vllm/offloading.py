@@ -187,7 +187,8 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
         return Gate(
             self.config.parallel.world_size,
             BoardReader(self._region.board, generation=self._region.lease_id),
-            deadline_s=self._settings.deadline_s,
+            # Ranks that may go on without registering find out first that nothing moves.
+            deadline_s=self._settings.deadline_s * (2 if self._settings.is_unpinned_allowed else 1),
             grows=self._grows,
             on_grown=self._log_ready,
             on_degraded=lambda why: LOG.warning(
@@ -208,12 +209,13 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
     def _worker_over(self, memory: Attachment, kv_caches: Any) -> HostprepWorker:
         parallel, is_cuda = self.config.parallel, bool(current_platform.is_cuda())
         number = 0 if self.replicated_layout else parallel.rank
-        registers = self._settings.registers(is_cuda=is_cuda)
+        settings = self._settings
+        registers = settings.registers(is_cuda=is_cuda)
         nodes = nodes_of_world()
         registration = RankRegistration(
             memory,
             self._layout,
-            self._settings,
+            settings,
             rank=parallel.rank,
             world=parallel.world_size,
             slice_number=number,
@@ -233,8 +235,9 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
             blocks_per_chunk=self.blocks_per_chunk,
             is_cuda=is_cuda,
             # Kernels may be tried out as a handler is made (vLLM pull request 57569), when nothing
-            # is registered yet: not by the releases that were read.
-            may_use_kernels=registers and is_tested(),
+            # is registered yet: not by the releases that were read. Whether there will be memory
+            # that is not registered is known too late to make handlers by it.
+            may_use_kernels=registers and is_tested() and not settings.is_unpinned_allowed,
         )
 
 

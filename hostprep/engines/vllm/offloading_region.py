@@ -7,6 +7,9 @@ the board and no more; the first poll begins.
 
 from __future__ import annotations
 
+import logging
+
+from hostprep.client.attach import make_present
 from hostprep.cuda.board import RankBoard, board_path
 from hostprep.cuda.pace import Pace
 from hostprep.cuda.registration import register
@@ -15,9 +18,25 @@ from hostprep.errors import HostprepError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hostprep.client.attach import Attachment
+    from hostprep.cuda.board_layout import Holes
     from hostprep.cuda.registration import Registration
+    from hostprep.cuda.registration_state import Progress
     from hostprep.engines.vllm.offloading_layout import Layout
     from hostprep.engines.vllm.settings import Settings
+
+_log = logging.getLogger("vllm.hostprep")
+
+
+class _WithoutFailures:
+    """A rank's board, to which no failure is reported: the rank goes on without registering."""
+
+    def __init__(self, board: RankBoard) -> None:
+        self.initializing = board.initializing
+        self.progress = board.progress
+        self.ready = board.ready
+
+    def failed(self, reason: str) -> None:
+        """Report nothing."""
 
 
 class RankRegistration:
@@ -26,6 +45,11 @@ class RankRegistration:
     `slice_number`: which slice of the layout is the rank's. `registers`: with CUDA; without, the
     rank is ready at the first poll. `grows`: rows are used as they are registered. `obstacle`: why
     the gate can never open for this rank, which is reported at once.
+
+    A rank that cannot register has failed, and with it the gate; unless the settings allow memory
+    that is not pinned. Then it is ready, with all of its rows, once what was registered is taken
+    back, or stays: whatever it is, copies are such that do not need it. Each rank decides for
+    itself.
     """
 
     def __init__(
@@ -53,6 +77,7 @@ class RankRegistration:
         self._grows = grows
         self._registration: Registration | None = None
         self._has_begun = False
+        self._has_fallen_back = self._is_unpinned = False
         self._pace = Pace(memory.lease_id, duty_cycle=settings.duty_cycle)
         self._board = RankBoard.open(
             board_path(memory), generation=memory.lease_id, world=world, rank=rank
@@ -79,6 +104,7 @@ class RankRegistration:
             return
         if self._settings.mode == "background":
             self._pace.step()  # requests may come from now on
+        is_forgiving = self._settings.is_unpinned_allowed
         try:
             self._registration = register(
                 self._memory,
@@ -87,26 +113,63 @@ class RankRegistration:
                 size_bytes=self._layout.slice_bytes,
                 row_bytes=self._layout.row_bytes,
                 deadline_s=self._settings.deadline_s,
-                board=self._board,
+                board=_WithoutFailures(self._board) if is_forgiving else self._board,
                 pace=self._pace,
                 grows=self._grows,
+                on_progress=self._go_on_unpinned if is_forgiving else None,
             )
         except HostprepError as error:
+            if is_forgiving:
+                self._use_unpinned(str(error))
+                return
             self._board.failed(str(error))
             if self._settings.mode == "sync":
                 raise
+        else:
+            if is_forgiving:  # it may have failed before there was a thread
+                self._go_on_unpinned(self._registration.progress)
+
+    def _go_on_unpinned(self, progress: Progress) -> None:
+        """Use all rows where registering has failed; its thread calls this, at its end at last."""
+        if progress.state == "Failed" and self._registration is not None:
+            self._use_unpinned(
+                str(self._registration.error), done_bytes=progress.done_bytes, holes=progress.holes
+            )
+
+    def _use_unpinned(self, why: str, *, done_bytes: int = 0, holes: Holes = ()) -> None:
+        """Be ready without having registered all; not where a page is bad, which is found here."""
+        if self._has_fallen_back:
+            return
+        self._has_fallen_back = True
+        address = self._memory.address + self._layout.offset_of(self._slice_number)
+        try:
+            make_present(self._memory.region, address, self._layout.slice_bytes)
+        except HostprepError as error:
+            self._board.failed(f"{error}; before that: {why}")
+            return
+        _log.warning(
+            "rank %d copies to and from host memory that is not registered, which is slower: %s",
+            self._board.rank,
+            why,
+        )
+        self._is_unpinned = True
+        self._board.progress(done_bytes, self._layout.slice_bytes, holes=holes)
+        self._board.ready(f"not registered, copies are slower: {why}")
 
     @property
     def rows(self) -> int:
         """How many rows copies may use, the first ones but for `holes`."""
-        if self._registration is None or self._registration.state in ("Registered", "Skipped"):
+        registration = self._registration
+        if self._is_unpinned or registration is None:
             return self._layout.rows
-        return self._registration.progress.mark_bytes // self._layout.row_bytes
+        if registration.state in ("Registered", "Skipped"):
+            return self._layout.rows
+        return registration.progress.mark_bytes // self._layout.row_bytes
 
     @property
     def holes(self) -> tuple[range, ...]:
         """The rows among them that copies may not use: they could not be registered."""
-        if self._registration is None:
+        if self._is_unpinned or self._registration is None:
             return ()
         return self._layout.rows_in(self._registration.progress.holes)
 

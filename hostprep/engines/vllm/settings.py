@@ -23,12 +23,15 @@ _MODES = ("background", "sync")
 _DEADLINE_S = 1800.0
 
 WARM = "hostprep.warm"
+FALLBACK = "hostprep.fallback"
+_FALLBACKS = ("gpu-only", "unpinned")
 _DUTY_CYCLE = "hostprep.duty_cycle"
 _GROWS = "hostprep.grows"
 _OWN_KEYS = (
     "hostprep.register",
     "hostprep.mode",
     "hostprep.deadline_s",
+    FALLBACK,
     _DUTY_CYCLE,
     _GROWS,
     SLOTS,
@@ -55,6 +58,9 @@ class Settings:
     """vLLM's own cpu_bytes_to_use; None: the whole region."""
     grows: bool = True
     """The host tier is used from the first registered chunks on; else once all are."""
+    is_unpinned_allowed: bool = False
+    """What could not be registered is used as it is, in slower copies; else the engine serves
+    without the host tier."""
     slots: bool = False
     """Hostprep's slots in place of vLLM's own manager: unless that is asked for."""
     warm: str | None = None
@@ -65,7 +71,8 @@ class Settings:
         """Read kv_connector_extra_config.
 
         Raises BadInputError for what is unknown or no number, and for what cannot go together.
-        `can_have_slots`: whether the connector has a manager that slots can replace.
+        `can_have_slots`: whether the connector is our OffloadingConnector, which has a manager that
+        slots can replace, and copies that need no registered memory.
         """
         check_settings(config)
         warm = warm_name(config, can_keep=can_have_slots)
@@ -76,6 +83,7 @@ class Settings:
             deadline_s=_deadline_s(config),
             duty_cycle=_duty_cycle(config),
             grows=_grows(config),
+            is_unpinned_allowed=allows_unpinned(config, can_be=can_have_slots),
             size_bytes=_size_bytes(config.get("cpu_bytes_to_use")),
             slots=has_slots(
                 {
@@ -105,9 +113,27 @@ def check_settings(config: Mapping[str, Any]) -> None:
         )
     _one_of(config, "hostprep.register", _REGISTER)
     _one_of(config, "hostprep.mode", _MODES)
+    _one_of(config, FALLBACK, _FALLBACKS)
     _deadline_s(config)
     _duty_cycle(config)
     _grows(config)
+
+
+def allows_unpinned(config: Mapping[str, Any], *, can_be: bool) -> bool:
+    """Return whether memory that cannot be registered is to be used as it is (hostprep.fallback).
+
+    Raises BadInputError where the engine's copies rest on registered memory: they let the GPU read
+    it by itself, or count on a copy being under way when the call returns.
+    """
+    is_wanted = _one_of(config, FALLBACK, _FALLBACKS) == "unpinned"
+    if is_wanted and not can_be:
+        raise BadInputError(
+            f"{FALLBACK} 'unpinned' is of HostprepOffloadingSpec alone: other copies need "
+            "registered memory",
+            reason="NoUnpinned",
+            remedy="leave it out, or use `hostprep exec --engine vllm-offloading`",
+        )
+    return is_wanted
 
 
 def warm_name(config: Mapping[str, Any], *, can_keep: bool) -> str | None:

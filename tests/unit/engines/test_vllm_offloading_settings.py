@@ -97,3 +97,25 @@ def test_what_contradicts_is_refused_before_the_claim() -> None:
     extra = {"eviction_policy": "mine", **_SLOTS}
     with pytest.raises(BadInputError, match="does not go with eviction_policy"):
         check_config({"kv_connector_extra_config": extra}, OFFLOADING)
+
+
+def test_memory_is_used_unpinned_only_where_that_is_asked_for() -> None:
+    assert not Settings.read({}, can_have_slots=True).is_unpinned_allowed
+    gpu_only = {"hostprep.fallback": "gpu-only"}
+    assert not Settings.read(gpu_only).is_unpinned_allowed
+    unpinned = {"hostprep.fallback": "unpinned"}
+    assert Settings.read(unpinned, can_have_slots=True).is_unpinned_allowed
+    check_config({"kv_connector_extra_config": unpinned}, OFFLOADING)
+    with pytest.raises(BadInputError, match="'pinned'; give gpu-only or unpinned"):
+        Settings.read({"hostprep.fallback": "pinned"}, can_have_slots=True)
+
+
+@pytest.mark.parametrize("connector", [SIMPLE, TIERING])
+def test_copies_that_need_registered_memory_are_refused_it(connector: Connector) -> None:
+    unpinned = {"hostprep.fallback": "unpinned"}
+    for read in (
+        lambda: check_config({"kv_connector_extra_config": unpinned}, connector),
+        lambda: Settings.read(unpinned),
+    ):
+        with pytest.raises(BadInputError, match="need registered memory; leave it out, or use"):
+            read()
