@@ -1,5 +1,4 @@
-"""What registering host memory with CUDA costs on a real GPU: this process, its neighbours, memory.
+"""What benchmarks of registering measure with: processes, memory of each kind, and timed calls.
 
-`python -m benchmarks.register` measures everything in under ten minutes. The measuring part needs
-cuda-python and nothing else; charts need matplotlib, and can be drawn elsewhere from the JSON.
+`python -m benchmarks.gpu_day` is the command that uses it.
 """

@@ -11,11 +11,11 @@ from benchmarks.register.mappings import Mapping
 _LAUNCHES = 64
 
 
-def capture_while(cuda: Cuda, mapping: Mapping, *, relaxed: bool) -> dict[str, object]:
+def capture_while(cuda: Cuda, mapping: Mapping, *, relaxed: bool, mode: str) -> dict[str, object]:
     """Return whether the registration went through, and the graph is valid and runs.
 
-    The capture is of mode GLOBAL, the strictest and the default of frameworks. Without `relaxed`
-    the registering thread does not exchange its capture mode: the control.
+    `mode` is the capture's: GLOBAL, the strictest and the default, or THREAD_LOCAL. Without
+    `relaxed` the registering thread does not exchange its capture mode: the control.
     """
     kernel, stream = cuda.kernel(), cuda.stream()
     refused: list[str] = []
@@ -29,8 +29,8 @@ def capture_while(cuda: Cuda, mapping: Mapping, *, relaxed: bool) -> dict[str, o
             refused.append(str(error))
 
     thread = threading.Thread(target=register)
-    mode = cuda.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
-    cuda.call("cuStreamBeginCapture", stream, mode)
+    kind = getattr(cuda.api.CUstreamCaptureMode, f"CU_STREAM_CAPTURE_MODE_{mode}")
+    cuda.call("cuStreamBeginCapture", stream, kind)
     thread.start()
     invalid = ""
     try:

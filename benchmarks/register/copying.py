@@ -1,9 +1,10 @@
-"""Copies between host and GPU, both ways, from each kind of host memory."""
+"""Copies between host and GPU: rates of each kind of host memory, and copies that never end."""
 
 from __future__ import annotations
 
 import mmap
 import statistics
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,20 +13,21 @@ from benchmarks.register.mappings import Mapping
 from hostprep.backing import GIB
 from hostprep.linux.memory import address_of
 
+_QUEUED = 32
+
 
 def copy_rates(
-    cuda: Cuda, name: str, mapping: Mapping | None, size_bytes: int, rounds: int
+    cuda: Cuda, name: str, address: int | None, size_bytes: int, rounds: int
 ) -> dict[str, object]:
     """Return GiB/s to the GPU and back: medians, after one round that does not count.
 
-    `name` is a mapping's, or `driver` (memory by cudaHostAlloc), or `plain` (not registered).
+    Without an address memory is made for it: `driver` (by cudaHostAlloc), or `plain` (not
+    registered).
     """
     on_gpu = cuda.call("cuMemAlloc", size_bytes)
     try:
-        if mapping is not None:
-            return _rates(
-                cuda, on_gpu, mapping.address, min(size_bytes, mapping.size_bytes), rounds
-            )
+        if address is not None:
+            return _rates(cuda, on_gpu, address, size_bytes, rounds)
         if name == "driver":
             pointer = cuda.call("cuMemHostAlloc", size_bytes, NO_FLAGS)
             try:
@@ -68,3 +70,31 @@ def _timed(cuda: Cuda, stream: Any, rounds: int, copy: Callable[[], object]) -> 
             copy()
             cuda.call("cuStreamSynchronize", stream)
     return took[1:]
+
+
+def keep_copying(cuda: Cuda, mapping: Mapping, part_bytes: int) -> None:
+    """Write all of a mapping from the GPU for good, 32 copies queued at a time; returns at once.
+
+    The bytes of one copy differ from those of the next to the same place.
+    """
+    buffers = []
+    for value in (1, 2):
+        source = mmap.mmap(-1, part_bytes)
+        source.write(bytes([value]) * part_bytes)
+        buffers.append(cuda.call("cuMemAlloc", part_bytes))
+        stream = cuda.stream()
+        cuda.call("cuMemcpyHtoDAsync", buffers[-1], address_of(source), part_bytes, stream)
+        cuda.call("cuStreamSynchronize", stream)
+
+    def copy() -> None:
+        cuda.call("cuCtxSetCurrent", cuda.context)
+        turn = 0
+        while True:
+            for _ in range(_QUEUED):
+                for offset in range(0, mapping.size_bytes - part_bytes + 1, part_bytes):
+                    to = mapping.address + offset
+                    cuda.call("cuMemcpyDtoHAsync", to, buffers[turn % 2], part_bytes, stream)
+                turn += 1
+            cuda.call("cuStreamSynchronize", stream)
+
+    threading.Thread(target=copy, daemon=True).start()

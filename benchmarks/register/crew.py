@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 _REPOSITORY = Path(__file__).parent.parent.parent
 _LONGEST_S = 150.0
+_DYING_S = 10.0
 _LEAD_S = 0.05
 """From the last command sent until all begin."""
 
@@ -28,7 +29,9 @@ class MeasureError(Exception):
 class Process:
     """One worker process. Commands are answered in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: Callable[[], float] = lambda: _LONGEST_S) -> None:
+        """`patience`: the seconds that an answer may take."""
+        self._patience = patience
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.register.worker"],
             stdin=subprocess.PIPE,
@@ -57,12 +60,13 @@ class Process:
     def answer(self) -> Answer:
         """Return the answer to the oldest command. Raises MeasureError, also for one that hangs."""
         try:
-            line = self._answers.get(timeout=_LONGEST_S)
+            patience_s = min(_LONGEST_S, max(0.1, self._patience()))
+            line = self._answers.get(timeout=patience_s)
         except queue.Empty as error:
-            self.end()
-            raise MeasureError(f"no answer for {_LONGEST_S:.0f} s: process ended") from error
+            self.kill()
+            raise MeasureError(f"no answer for {patience_s:.0f} s: process ended") from error
         if not line:
-            raise MeasureError(f"the process ended with status {self._process.wait()}")
+            raise MeasureError(f"the process ended with status {self._process.wait(_DYING_S)}")
         told = cast("Answer", json.loads(line))
         if "error" in told:
             raise MeasureError(str(told["error"]))
@@ -79,10 +83,20 @@ class Process:
             if self._process.stdin is not None:
                 self._process.stdin.close()
         try:
-            self._process.wait(timeout=5)
+            self._process.wait(timeout=_DYING_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
+
+    def kill(self) -> None:
+        """End the process at once; one that hangs in the driver is left behind."""
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_DYING_S)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -94,21 +108,24 @@ class Process:
 class Crew:
     """Ranks and neighbours, started when they are first needed; to be closed at the end."""
 
-    def __init__(self, gpus: int) -> None:
+    def __init__(self, gpus: int, patience: Callable[[], float] = lambda: _LONGEST_S) -> None:
         self._gpus = max(1, gpus)
+        self._patience = patience
         self._ranks: dict[int, Process] = {}
         self._watchers: dict[str, Process] = {}
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes; those that are asked for later are new ones."""
         for process in (*self._ranks.values(), *self._watchers.values()):
             process.end()
+        self._ranks.clear()
+        self._watchers.clear()
 
     def rank(self, number: int = 0) -> Process:
         """Return that rank with its context; ranks go round the GPUs."""
         process = self._ranks.get(number)
         if process is None or not process.is_alive:
-            process = self._ranks[number] = Process()
+            process = self._ranks[number] = Process(self._patience)
             process.ask("open", device=number % self._gpus)
         return process
 
@@ -116,10 +133,20 @@ class Crew:
         """Return the first so many ranks."""
         return [self.rank(number) for number in range(count)]
 
+    @contextlib.contextmanager
+    def fresh(self) -> Iterator[Process]:
+        """Give a process that has done nothing yet, with its context; it ends with the block."""
+        process = Process(self._patience)
+        try:
+            process.ask("open", device=0)
+            yield process
+        finally:
+            process.end()
+
     def watcher(self, action: str) -> Process:
         """Return the neighbour that repeats the action on the first GPU."""
         if action not in self._watchers:
-            self._watchers[action] = Process()
+            self._watchers[action] = Process(self._patience)
             self._watchers[action].ask("watch", action=action, device=0)
         return self._watchers[action]
 

@@ -40,8 +40,10 @@ class Cuda:
         """Call the driver. Returns what it returns; raises CudaError where it refuses."""
         try:
             code, *results = getattr(self.api, name)(*arguments)
-        except (RuntimeError, AttributeError) as error:  # the driver lacks that function
-            raise CudaError(f"{name}: {error}") from error
+        # RuntimeError, AttributeError: the driver lacks that function. KeyError, ValueError: a
+        # result code that this cuda-python does not know.
+        except (RuntimeError, AttributeError, KeyError, ValueError) as error:
+            raise CudaError(f"{name}: {type(error).__name__}: {error}") from error
         if int(code) != 0:
             raise CudaError(f"{name}: {code.name}")
         return None if not results else results[0] if len(results) == 1 else tuple(results)

@@ -29,6 +29,11 @@ class Handles:
         self._at = 0
         self._mapped_bytes = 0
 
+    @property
+    def address(self) -> int:
+        """Where they are mapped in this process; 0 where they are not."""
+        return self._at
+
     def create(self, size_bytes: int, node: int) -> dict[str, object]:
         """Create and export so much in pieces; returns the seconds of either."""
         cuda, kinds = self._cuda, self._cuda.api.CUmemAllocationHandleType

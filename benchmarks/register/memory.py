@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import mmap
 import os
 import shutil
@@ -10,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from benchmarks.register.pages_ledger import added_pages
 from hostprep.backing import GIB, MIB, Backing
 from hostprep.errors import HostprepError
 from hostprep.linux.memory import address_of, map_shared, populate
@@ -20,6 +23,8 @@ _MFD_HUGETLB = 0x4
 _MFD_HUGE_SHIFT = 26
 _POOLS = Path("/sys/kernel/mm/hugepages")
 _PIECE_BYTES = 64 * MIB
+_libc = ctypes.CDLL(None)
+_libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 
 
 class NotHereError(Exception):
@@ -49,18 +54,24 @@ def populate_all(address: int, size_bytes: int, *, write: bool) -> None:
     """Make every page present, by as many threads as there are CPUs, at most 16."""
 
     def piece(offset: int, length: int) -> None:
-        populate(address + offset, length, write=write)
+        make_present(address + offset, length, write=write)
 
     threads = min(16, len(os.sched_getaffinity(0)))
     run_pieces(piece, size_bytes=size_bytes, piece_bytes=_PIECE_BYTES, threads=threads)
 
 
-def available_bytes() -> int:
-    """Return MemAvailable."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+def make_present(address: int, size_bytes: int, *, write: bool) -> None:
+    """Make every page present, by touching it where the kernel (or gVisor) cannot populate."""
+    try:
+        populate(address, size_bytes, write=write)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        if write:
+            _libc.memset(address, 0, size_bytes)
+        else:
+            pages = (ctypes.c_char * size_bytes).from_address(address)
+            assert len(memoryview(pages)[:: mmap.PAGESIZE].tobytes()) > 0
 
 
 def _file(backing: Backing, size_bytes: int) -> contextlib.AbstractContextManager[int]:
@@ -100,21 +111,17 @@ def _pages(folder: Path, wanted: int) -> Iterator[None]:
         missing = max(0, wanted - (free[0] - free[1]))
     except OSError as error:
         raise NotHereError(f"{folder.name}: this kernel offers no such pages") from error
-    pool = folder / "nr_hugepages"
-    before = int(pool.read_text())
+    if not missing:
+        yield
+        return
     try:
-        if missing:
-            pool.write_text(str(before + missing))
+        with added_pages(folder, missing) as added:
+            if added < missing:
+                free_pages = wanted - missing + added
+                raise NotHereError(f"{folder.name}: only {free_pages} of {wanted} free")
+            yield
     except OSError as error:
         raise NotHereError(f"{folder.name}: {missing} pages are missing, and {error}") from error
-    added = int(pool.read_text()) - before
-    try:
-        if added < missing:
-            raise NotHereError(f"{folder.name}: only {wanted - missing + added} of {wanted} free")
-        yield
-    finally:
-        if added:
-            pool.write_text(str(max(0, int(pool.read_text()) - added)))
 
 
 @contextlib.contextmanager

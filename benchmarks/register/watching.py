@@ -1,14 +1,14 @@
-"""A neighbour: repeats one small thing that other processes do, and times every call."""
+"""A thread that repeats one small thing and times every call; and what neighbours repeat."""
 
 from __future__ import annotations
 
 import ctypes
-import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from benchmarks.register.cuda import Cuda, CudaError
+from benchmarks.register.durations import Window, spread, within
 
 ACTIONS = {
     "driver": "cuMemGetInfo, as torch.cuda.mem_get_info",
@@ -16,25 +16,28 @@ ACTIONS = {
     "context": "a fresh context made and given back",
     "nvml": "NVML's memory of the GPU, as nvidia-smi asks",
 }
+"""Of neighbours: each in a process of its own."""
 _PAUSE_S = 0.001
-_LONGEST_S = 120.0
+_LONGEST_S = 60.0
+
+Action = Callable[[], object]
 
 
 class Watcher(threading.Thread):
-    """Repeats an action until the process ends."""
+    """Repeats an action until `stop`, or until the process ends."""
 
-    def __init__(self, action: str, device: int) -> None:
+    def __init__(self, prepare: Callable[[], Action]) -> None:
         super().__init__(daemon=True)
-        self._action = action
-        self._device = device
-        self._calls: list[tuple[float, float]] = []
+        self._prepare = prepare
+        self._calls: list[Window] = []
         self._error = ""
+        self._stops = threading.Event()
 
     def run(self) -> None:
-        """Time the action for good; what goes wrong is told by `between`."""
+        """Time the action for good; what goes wrong is told by `during`."""
         try:
-            act = _PREPARE[self._action](self._device)
-            while True:
+            act = self._prepare()
+            while not self._stops.is_set():
                 begin_s = time.monotonic()
                 act()
                 self._calls.append((begin_s, time.monotonic()))
@@ -43,29 +46,46 @@ class Watcher(threading.Thread):
         except (CudaError, OSError, AttributeError) as error:
             self._error = str(error)
 
-    def between(self, from_s: float, to_s: float) -> dict[str, object]:
-        """Return the durations of all calls that met the time; waits for the one under way.
+    def stop(self) -> None:
+        """End after the call that is under way."""
+        self._stops.set()
+        self.join(_LONGEST_S)
+
+    def wait_for_first(self) -> None:
+        """Return once it is under way. Raises CudaError where the action failed, or hangs."""
+        self._wait(lambda: bool(self._calls))
+
+    def during(self, windows: Sequence[Window]) -> dict[str, float]:
+        """Return the durations of all calls that met these times; waits for the one under way.
 
         Raises CudaError where the action failed, or hangs.
         """
+        self._wait(lambda: bool(self._calls) and self._calls[-1][1] >= windows[-1][1])
+        met = within(self._calls, windows)
+        if not met:
+            raise CudaError("no call met that time")
+        return spread(met)
+
+    def _wait(self, until: Callable[[], bool]) -> None:
         limit_s = time.monotonic() + _LONGEST_S
-        while not self._calls or self._calls[-1][1] < to_s:
+        while not until():
             if self._error or time.monotonic() > limit_s:
                 raise CudaError(self._error or f"one call has not returned for {_LONGEST_S:.0f} s")
             time.sleep(0.005)
-        met = [end - begin for begin, end in self._calls if begin < to_s and end > from_s]
-        if not met:
-            raise CudaError("no call met that time")
-        return {"worst_s": max(met), "median_s": statistics.median(met), "calls": len(met)}
 
 
-def _driver(device: int) -> Callable[[], object]:
+def neighbour(action: str, device: int) -> Watcher:
+    """Return a watcher of what a neighbour does, with a context of its own."""
+    return Watcher(lambda: _PREPARE[action](device))
+
+
+def _driver(device: int) -> Action:
     cuda = Cuda(device)
     cuda.open()
     return lambda: cuda.call("cuMemGetInfo")
 
 
-def _launch(device: int) -> Callable[[], object]:
+def _launch(device: int) -> Action:
     cuda = Cuda(device)
     cuda.open()
     kernel, stream = cuda.kernel(), cuda.stream()
@@ -77,11 +97,11 @@ def _launch(device: int) -> Callable[[], object]:
     return launch
 
 
-def _context(device: int) -> Callable[[], object]:
+def _context(device: int) -> Action:
     return Cuda(device).fresh_context
 
 
-def _nvml(device: int) -> Callable[[], object]:
+def _nvml(device: int) -> Action:
     library = ctypes.CDLL("libnvidia-ml.so.1")
     memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
     handle = ctypes.c_void_p()

@@ -5,6 +5,7 @@ Times are of CLOCK_MONOTONIC, which all processes share; `at_s` lets several beg
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 from benchmarks.register.cuda import NO_FLAGS, Cuda, CudaError
 from benchmarks.register.handles import Handles
 from benchmarks.register.mappings import Mapping, cold_mapping, file_mapping
-from benchmarks.register.watching import Watcher
+from benchmarks.register.watching import Watcher, neighbour
 from hostprep.errors import HostprepError
 
 
@@ -27,6 +28,7 @@ class _Worker:
         self._mappings: dict[str, Mapping] = {}
         self._watcher: Watcher | None = None
         self._handles: Handles | None = None
+        self._lock = -1
 
     @property
     def cuda(self) -> Cuda:
@@ -46,10 +48,17 @@ class _Worker:
         self._mappings[name] = file_mapping(path, offset, size_bytes)
         return {"took_s": time.monotonic() - begin_s}
 
-    def map_cold(self, name: str, size_bytes: int) -> dict[str, float]:
+    def map_cold(self, name: str, size_bytes: int, segments: int) -> dict[str, float]:
         """Map fresh shared memory of base pages, none of them there yet."""
-        self._mappings[name] = cold_mapping(size_bytes)
-        return {}
+        begin_s = time.monotonic()
+        self._mappings[name] = cold_mapping(size_bytes, segments)
+        return {"took_s": time.monotonic() - begin_s}
+
+    def populate(self, name: str, *, by_all_cpus: bool) -> dict[str, float]:
+        """Make every page of a mapping present."""
+        begin_s = time.monotonic()
+        self._mappings[name].populate(by_all_cpus=by_all_cpus)
+        return {"took_s": time.monotonic() - begin_s}
 
     def register(self, name: str, chunk: int | str, at_s: float = 0.0) -> dict[str, object]:
         """Register a mapping: by chunks of so many bytes, in one call (0), or `steered`."""
@@ -57,6 +66,12 @@ class _Worker:
         begin_s = time.monotonic()
         with self.cuda.relaxed():
             calls = self._mappings[name].register(self.cuda, chunk)
+        return _told(begin_s, calls)
+
+    def register_by_threads(self, name: str, chunk: int, threads: int) -> dict[str, object]:
+        """Register a mapping by chunks that several threads take."""
+        begin_s = time.monotonic()
+        calls = self._mappings[name].register_by_threads(self.cuda, chunk, threads)
         return _told(begin_s, calls)
 
     def register_in_turns(self, name: str, folder: str, at_s: float = 0.0) -> dict[str, object]:
@@ -96,29 +111,70 @@ class _Worker:
         return {"free_bytes": int(self.cuda.call("cuMemGetInfo")[0])}
 
     def copy(self, name: str, size_bytes: int, rounds: int) -> dict[str, object]:
-        """Copy both ways between a mapping and the GPU; `driver` and `plain` are made for it."""
+        """Copy both ways between host memory and the GPU.
+
+        `name` is a mapping's, or `handles`, or `driver` and `plain`, which are made for it.
+        """
         from benchmarks.register.copying import copy_rates
 
-        mapping = self._mappings.get(name)
-        return copy_rates(self.cuda, name, mapping, size_bytes, rounds)
+        address = None
+        if name in self._mappings:
+            address = self._mappings[name].address
+        elif name == "handles" and self._handles is not None:
+            address = self._handles.address
+        return copy_rates(self.cuda, name, address, size_bytes, rounds)
 
-    def capture(self, name: str, *, relaxed: bool) -> dict[str, object]:
+    def keep_copying(self, name: str, part_bytes: int) -> dict[str, object]:
+        """Write to a mapping from the GPU until this process ends."""
+        from benchmarks.register.copying import keep_copying
+
+        keep_copying(self.cuda, self._mappings[name], part_bytes)
+        return {}
+
+    def hold_lock(self, path: str) -> dict[str, object]:
+        """Hold an exclusive lock on a file, as an engine holds the lease of its region."""
+        self._lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return {}
+
+    def capture(self, name: str, *, relaxed: bool, mode: str) -> dict[str, object]:
         """Capture a graph while another thread registers a mapping; then launch it."""
         from benchmarks.register.capturing import capture_while
 
-        return capture_while(self.cuda, self._mappings[name], relaxed=relaxed)
+        return capture_while(self.cuda, self._mappings[name], relaxed=relaxed, mode=mode)
+
+    def stalls(
+        self, name: str, action: str, *, chunk: int | str | None, gap: str, least_s: float
+    ) -> dict[str, object]:
+        """Register a mapping for so long; return how long an action of this process took."""
+        from benchmarks.register.inside import stalls_inside
+
+        mapping = self._mappings[name]
+        return stalls_inside(self.cuda, mapping, action, chunk=chunk, gap=gap, least_s=least_s)
+
+    def latencies(self, calls: int) -> dict[str, object]:
+        """Return how long a launch and a small copy take now."""
+        from benchmarks.register.inside import latencies
+
+        return latencies(self.cuda, calls)
+
+    def decode(self, path: str, size_bytes: int, **how: Any) -> dict[str, object]:
+        """Run an engine's decode loop while a file's memory is registered."""
+        from benchmarks.register.decoding import decode_while
+
+        return decode_while(self.cuda, path, size_bytes, **how)
 
     def watch(self, action: str, device: int) -> dict[str, object]:
         """Begin to repeat an action in a thread, as a neighbour would."""
-        self._watcher = Watcher(action, device)
+        self._watcher = neighbour(action, device)
         self._watcher.start()
         return {}
 
-    def watched(self, from_s: float, to_s: float) -> dict[str, object]:
+    def watched(self, from_s: float, to_s: float) -> dict[str, float]:
         """Return how long the action took, of all calls that met that time."""
         if self._watcher is None:
             raise CudaError("nothing is watched")
-        return self._watcher.between(from_s, to_s)
+        return self._watcher.during([(from_s, to_s)])
 
     def create_handles(self, size_bytes: int, piece_bytes: int, node: int) -> dict[str, object]:
         """Create host memory that other processes can map, and be ready to send it."""
@@ -174,10 +230,12 @@ def main() -> None:
         run: Callable[..., Any] = getattr(worker, command.pop("do"))
         try:
             answer = run(**command)
-        except (CudaError, HostprepError, OSError, ImportError) as error:
-            answer = {"error": str(error)}
+        except (CudaError, HostprepError, OSError, ImportError, RuntimeError) as error:
+            answer = {"error": str(error) or type(error).__name__}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+    sys.stdout.flush()
+    os._exit(0)  # threads may still copy, or repeat what they time
 
 
 if __name__ == "__main__":
