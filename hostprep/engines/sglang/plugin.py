@@ -158,15 +158,18 @@ def _io_backend() -> str:
 def _row_bytes(dims: tuple[int, ...], item_bytes: int, io_backend: str) -> int:
     """Return what no copy straddles, for a buffer that SGLang gives no granularity.
 
-    Those are the layouts by layer: kernels read them address by address, and copies (`direct`)
-    stay within one layer, at least within the outermost dimension. A flat buffer may hold
-    anything: it is registered by one call, as SGLang does.
+    Where pages come first, one call copies one, also what kernels have gathered (scales,
+    mha_mxfp8.py). Where layers do, and in a flat buffer, kernels read address by address: chunks
+    may end on any page of memory. Copies (`direct`) merge neighbours: within one layer's keys or
+    values, and anywhere in a flat buffer, which is registered by one call then, as by SGLang.
     """
-    if len(dims) < 3:
-        return math.prod(dims) * item_bytes
+    if len(dims) > 1 and dims[0] > dims[1]:
+        return math.prod(dims[1:]) * item_bytes
     if io_backend == "kernel":
         return 0
-    return math.prod(dims[1:]) * item_bytes
+    if len(dims) == 5 and dims[0] == 2:  # keys and values, then layers (mha.py)
+        return math.prod(dims[2:]) * item_bytes
+    return math.prod(dims if len(dims) < 3 else dims[1:]) * item_bytes
 
 
 @dataclass(frozen=True)

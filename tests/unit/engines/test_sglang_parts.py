@@ -148,9 +148,20 @@ def test_a_rank_is_told_by_what_sglang_publishes(
 def test_chunks_end_where_no_copy_straddles() -> None:
     layer_first = (2, 32, 1024, 8, 128)
     assert _row_bytes(layer_first, 2, "kernel") == 0
-    assert _row_bytes(layer_first, 2, "direct") == 32 * 1024 * 8 * 128 * 2
+    assert _row_bytes(layer_first, 2, "direct") == 1024 * 8 * 128 * 2, "one layer's keys"
     assert _row_bytes(layer_first, 2, "") == _row_bytes(layer_first, 2, "direct")
-    assert _row_bytes((7 * MIB,), 1, "kernel") == 7 * MIB
+    latents = (61, 4096, 1, 576)
+    assert _row_bytes(latents, 2, "kernel") == 0
+    assert _row_bytes(latents, 2, "direct") == 4096 * 576 * 2
+    assert _row_bytes((7 * MIB,), 1, "kernel") == 0
+    assert _row_bytes((7 * MIB,), 1, "direct") == 7 * MIB
+
+
+@pytest.mark.parametrize("io_backend", ["kernel", "direct", ""])
+def test_no_page_of_scales_is_cut_whoever_copies_it(io_backend: str) -> None:
+    """Kernels gather them, and one copy moves a page of all layers (mha_mxfp8.py)."""
+    assert _row_bytes((4096, 36, 1024), 1, io_backend) == 36 * 1024
+    assert _row_bytes((4096, 36, 1, 1024), 1, io_backend) == 36 * 1024
 
 
 @pytest.mark.parametrize("value", [None, "", "0"])
