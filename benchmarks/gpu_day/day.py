@@ -127,6 +127,9 @@ class Day:
         try:
             for case in part.cases(self):
                 self._run(part.name, case)
+        except (OSError, ValueError) as error:  # of making up the cases
+            row = Row(part.name, "its cases", "failed", machine=self.machine)
+            self._end(row, "failed", why=str(error))
         finally:
             self.shelf.clear()
             for action in self.crew.watched:

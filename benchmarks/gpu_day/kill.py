@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -46,18 +46,30 @@ def cases(day: Day) -> Iterator[Case]:
 class Watch:
     """When things happened, in seconds after the signal; -1: not seen."""
 
-    is_leader_zombie_s: float = -1.0
+    leader_zombie_s: float = -1.0
     """The process's first thread: others may still be inside the driver."""
     all_threads_dead_s: float = -1.0
     lock_free_s: float = -1.0
     last_change_s: float = 0.0
     changes: int = 0
+    changed_when: set[str] = field(default_factory=set)
+    """What had been seen before the memory was looked at, and looked at once more."""
     longest_gap_s: float = 0.0
     """Between two looks: how exact the times are."""
 
+    @property
+    def seen(self) -> set[str]:
+        """Return what has happened."""
+        times = {
+            "zombie": self.leader_zombie_s,
+            "death": self.all_threads_dead_s,
+            "lock": self.lock_free_s,
+        }
+        return {name for name, at_s in times.items() if at_s >= 0}
+
     def is_over(self, now_s: float, quiet_s: float) -> bool:
         """Tell whether nothing more is to be expected."""
-        ends = (self.is_leader_zombie_s, self.all_threads_dead_s, self.lock_free_s)
+        ends = (self.leader_zombie_s, self.all_threads_dead_s, self.lock_free_s)
         return min(ends) >= 0 and now_s - max(*ends, self.last_change_s) > quiet_s
 
 
@@ -78,19 +90,18 @@ def _kill(day: Day, backing: Backing) -> Figures:
             memory.close()
     finally:
         os.close(fd)
-    after_s = watch.last_change_s
     return {
         "backing": str(backing),
         "size_bytes": size,
-        "leader_zombie_s": watch.is_leader_zombie_s,
+        "leader_zombie_s": watch.leader_zombie_s,
         "all_threads_dead_s": watch.all_threads_dead_s,
         "lock_free_s": watch.lock_free_s,
-        "last_change_s": after_s,
+        "last_change_s": watch.last_change_s,
         "changes": watch.changes,
         "exact_to_s": watch.longest_gap_s,
-        "is_written_after_zombie": after_s > watch.is_leader_zombie_s,
-        "is_written_after_lock": after_s > watch.lock_free_s,
-        "is_written_after_death": after_s > watch.all_threads_dead_s,
+        "is_written_after_zombie": "zombie" in watch.changed_when,
+        "is_written_after_lock": "lock" in watch.changed_when,
+        "is_written_after_death": "death" in watch.changed_when,
     }
 
 
@@ -127,7 +138,8 @@ def _watch(pid: int, fd: int, memory: mmap.mmap, day: Day) -> Watch:
         now_s = time.monotonic() - begin_s
         watch.longest_gap_s = max(watch.longest_gap_s, now_s + begin_s - last_s)
         last_s = now_s + begin_s
-        # Memory last: what is seen to change here changed after the others were looked at.
+        # A change between two looks at the memory is one after what the first of them followed.
+        seen_before = watch.seen
         _look_at_process(watch, pid, now_s)
         if watch.lock_free_s < 0 and _is_free(fd):
             watch.lock_free_s = now_s
@@ -136,6 +148,7 @@ def _watch(pid: int, fd: int, memory: mmap.mmap, day: Day) -> Watch:
             before = bytes_now
             watch.last_change_s = time.monotonic() - begin_s
             watch.changes += 1
+            watch.changed_when |= seen_before
         if watch.is_over(now_s, quiet_s):
             return watch
         if now_s > _MOST_S:
@@ -143,10 +156,10 @@ def _watch(pid: int, fd: int, memory: mmap.mmap, day: Day) -> Watch:
 
 
 def _look_at_process(watch: Watch, pid: int, now_s: float) -> None:
-    if watch.is_leader_zombie_s < 0:
+    if watch.leader_zombie_s < 0:
         state = text_of(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[:1]
         if state in (["Z"], ["X"], []):
-            watch.is_leader_zombie_s = now_s
+            watch.leader_zombie_s = now_s
     if watch.all_threads_dead_s < 0:
         dead = None
         with contextlib.suppress(ChildProcessError):

@@ -79,13 +79,17 @@ class Process:
 
     def end(self) -> None:
         """End the process, at once if it does not end by itself."""
-        with contextlib.suppress(OSError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+        self.dismiss()
         try:
             self._process.wait(timeout=_DYING_S)
         except subprocess.TimeoutExpired:
             self.kill()
+
+    def dismiss(self) -> None:
+        """Let the process end by itself."""
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
 
     def kill(self) -> None:
         """End the process at once; one that hangs in the driver is left behind."""
@@ -116,7 +120,10 @@ class Crew:
 
     def close(self) -> None:
         """End all processes; those that are asked for later are new ones."""
-        for process in (*self._ranks.values(), *self._watchers.values()):
+        processes = (*self._ranks.values(), *self._watchers.values())
+        for process in processes:
+            process.dismiss()
+        for process in processes:
             process.end()
         self._ranks.clear()
         self._watchers.clear()

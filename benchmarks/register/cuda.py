@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from hostprep.cuda.driver import long_calls
+
 NO_FLAGS = 0
 """Under unified addressing all registered memory is mapped and portable by itself."""
 _USES_HOST_PAGE_TABLES = "CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES"
@@ -31,6 +33,7 @@ class Cuda:
         """Raise CudaError where cuda-python, the driver or the device is missing."""
         self.api: Any = _load()
         self.call("cuInit", 0)
+        self._long: Any = long_calls(self.api)
         if device >= self.call("cuDeviceGetCount"):
             raise CudaError(f"there is no CUDA device {device}")
         self.device: Any = self.call("cuDeviceGet", device)
@@ -76,15 +79,27 @@ class Cuda:
             "cuda_version": int(self.call("cuDriverGetVersion")),
             "uses_host_page_tables": self.attribute(_USES_HOST_PAGE_TABLES) == 1,
             "host_numa_id": self.attribute(_HOST_NUMA_ID),
+            "calls_release_gil": self.releases_gil,
         }
 
+    @property
+    def releases_gil(self) -> bool:
+        """Whether calls by this cuda-python let other threads of the interpreter run."""
+        return self._long is self.api
+
     def register(self, address: int, size_bytes: int) -> None:
-        """One call of cuMemHostRegister."""
-        self.call("cuMemHostRegister", address, size_bytes, NO_FLAGS)
+        """One call of cuMemHostRegister, other threads of the interpreter running in any case."""
+        self._accept("cuMemHostRegister", address, size_bytes, NO_FLAGS)
 
     def unregister(self, address: int) -> None:
         """One call of cuMemHostUnregister."""
-        self.call("cuMemHostUnregister", address)
+        self._accept("cuMemHostUnregister", address)
+
+    def _accept(self, name: str, *arguments: int) -> None:
+        if self.releases_gil:
+            self.call(name, *arguments)
+        elif code := int(getattr(self._long, name)(*arguments)[0]):
+            raise CudaError(f"{name}: error {code}")
 
     def kernel(self) -> Any:
         """Return a kernel that does nothing; the driver compiles it."""
