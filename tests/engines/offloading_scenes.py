@@ -6,6 +6,7 @@ Arguments: the root of a pool `kv`, the folder of a model. One lease a scene, in
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import traceback
@@ -19,6 +20,7 @@ from vllm.v1.kv_offload.cpu import gpu_worker
 
 from hostprep.engines.vllm import offloading_compat
 from hostprep.engines.vllm.offloading_layout import row_bytes_of
+from hostprep.engines.vllm.offloading_region import FreeMemory
 from hostprep.engines.vllm.offloading_worker import HostprepWorker
 from tests.engines.offloading_copies import (
     PAGES,
@@ -57,6 +59,10 @@ ROW = row_bytes_of(CHUNK)
 def scene(function: Callable[[], None]) -> Callable[[], None]:
     SCENES.append(function)
     return function
+
+
+def warnings() -> list[str]:
+    return [text for level, text in SAID if level == "WARNING"]
 
 
 @scene
@@ -101,9 +107,8 @@ def a_rank_that_cannot_register_leaves_the_rest_serving_and_it_is_said_once() ->
         for worker in (good, bad):
             assert worker.get_finished() == []
         assert not manager.gate.wait(HANG_S)
-        wait_for(lambda: len(SAID) == 1, "nothing was said")
-        level, words = SAID[0]
-        assert level == "WARNING"
+        wait_for(lambda: len(warnings()) == 1, "nothing was said")
+        (words,) = warnings()
         assert "serving from GPU memory alone" in words
         assert "rank 1 failed" in words
         assert board_state(memory) == ["Ready", "Failed"]
@@ -113,7 +118,7 @@ def a_rank_that_cannot_register_leaves_the_rest_serving_and_it_is_said_once() ->
         for worker in (good, bad):
             worker.shutdown()
         manager.shutdown()
-        assert len(SAID) == 1, SAID
+        assert len(warnings()) == 1, SAID
 
 
 @scene
@@ -135,7 +140,7 @@ def a_rank_that_cannot_register_goes_on_unpinned_where_that_is_allowed() -> None
             gpu, cpu = job([0], 0, [bad._registration.rows - 1])
             assert bad.submit_store(1, gpu, cpu)
             finish(bad, 1)
-            ((_, words),) = [said for said in SAID if said[0] == "WARNING"]
+            (words,) = warnings()
             assert "rank 1 copies" in words
             assert "not registered" in words
             for worker in (good, bad):
@@ -326,6 +331,36 @@ def memory_that_may_stay_unpinned_is_read_by_no_kernel() -> None:
                 worker.shutdown()
     finally:
         vllm.HAS_TRITON = False
+
+
+@scene
+def it_registers_before_warm_up_where_nothing_is_captured_and_there_is_room() -> None:
+    """There is no driver here: a rank that begins has failed."""
+    much, little = FreeMemory(40 << 30, 80 << 30), FreeMemory(4 << 30, 80 << 30)
+    real = OURS.free_memory, OURS.captures_graphs
+    try:
+        for memory, captures, words, state in (
+            (much, False, "before warm-up", "Failed"),
+            (little, False, "with the first step, after warm-up: page tables", "Joined"),
+            (much, True, "with the first step, after warm-up: CUDA graphs", "Joined"),
+        ):
+            SAID.clear()
+            OURS.free_memory, OURS.captures_graphs = (
+                functools.partial(lambda found: found, each) for each in (memory, captures)
+            )
+            with platform("cuda"), leased() as region:
+                worker = spec_of(0, 1).get_worker(caches_of(0, kind=OnGpu))
+                wait_for(functools.partial(_is, region, state), "it is in another state")
+                assert [words in text for _, text in SAID] == [True]
+                assert worker.get_finished() == []
+                wait_for(functools.partial(_is, region, "Failed"), "the first poll began nothing")
+                worker.shutdown()
+    finally:
+        OURS.free_memory, OURS.captures_graphs = real
+
+
+def _is(memory: Any, state: str) -> bool:
+    return board_state(memory) == [state]
 
 
 @scene

@@ -80,6 +80,7 @@ SCENES = (
     "a_vllm_that_merges_or_calibrates_is_noticed",
     "a_vllm_that_merges_copies_makes_none_of_two_rows",
     "memory_that_may_stay_unpinned_is_read_by_no_kernel",
+    "it_registers_before_warm_up_where_nothing_is_captured_and_there_is_room",
     "rows_side_by_side_would_be_copied_as_one",
     "a_waiting_request_is_overtaken_with_vllms_own_manager",
     "with_slots_it_loads_what_it_was_told",

@@ -18,6 +18,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from hostprep.cuda.board_view import BoardReader
+from hostprep.cuda.cost import registration_cost
 from hostprep.cuda.gate import ALL, Gate
 from hostprep.engines.memory import engine_memory, engine_region, engine_region_end
 from hostprep.engines.vllm.identity import engine_identity, packages_identity
@@ -25,7 +26,9 @@ from hostprep.engines.vllm.keeping import KEY_BYTES, Keeper
 from hostprep.engines.vllm.offloading_compat import (
     LOG,
     Forwarding,
+    captures_graphs,
     config_info_of,
+    free_memory,
     is_tested,
     metric_definitions,
     nodes_of_world,
@@ -33,12 +36,13 @@ from hostprep.engines.vllm.offloading_compat import (
     warn_if_untested,
 )
 from hostprep.engines.vllm.offloading_layout import LAYOUT_VERSION, Layout, layout_of
-from hostprep.engines.vllm.offloading_region import RankRegistration
+from hostprep.engines.vllm.offloading_region import RankRegistration, why_later
 from hostprep.engines.vllm.offloading_slots import SlotsManager, slots_layout
 from hostprep.engines.vllm.offloading_worker import HostprepWorker
 from hostprep.engines.vllm.settings import Settings
 from hostprep.errors import BadInputError
 from hostprep.slots.directory import Directory
+from hostprep.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -226,7 +230,7 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
             if nodes > 1
             else "",
         )
-        return HostprepWorker(
+        worker = HostprepWorker(
             kv_caches,
             memory,
             registration,
@@ -239,6 +243,24 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
             # that is not registered is known too late to make handlers by it.
             may_use_kernels=registers and is_tested() and not settings.is_unpinned_allowed,
         )
+        if registers and settings.mode == "background":
+            self._begin_early(registration)
+        return worker
+
+    def _begin_early(self, registration: RankRegistration) -> None:
+        """Begin before warm-up where that is safe: at full speed, since nobody is served yet."""
+        size_bytes, page_bytes = self._layout.slice_bytes, self._region.region.page_bytes
+        tables_bytes = registration_cost(size_bytes, page_bytes=page_bytes).vram_bytes_per_gpu
+        why = why_later(free_memory(), captures_graphs=captures_graphs(), tables_bytes=tables_bytes)
+        if why:
+            LOG.info("registering begins with the first step, after warm-up: %s", why)
+            return
+        LOG.info(
+            "registering begins before warm-up: no CUDA graphs are captured, and there is room for "
+            "page tables of %s in GPU memory",
+            format_bytes(tables_bytes),
+        )
+        registration.begin()
 
 
 @dataclasses.dataclass(frozen=True)

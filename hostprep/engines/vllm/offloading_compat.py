@@ -13,12 +13,14 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+import torch
 import vllm
 from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadingManager
 
 from hostprep.engines.catalogue import integration_of
+from hostprep.engines.vllm.offloading_region import FreeMemory
 
 try:
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -78,6 +80,19 @@ def nodes_of_world() -> int:
     """Return on how many nodes the ranks of this engine are, as far as this rank knows."""
     config = get_current_vllm_config_or_none()
     return int(getattr(config.parallel_config, "nnodes_within_dp", 1)) if config else 1
+
+
+def captures_graphs() -> bool:
+    """Tell whether warm-up is to capture CUDA graphs, as far as this rank knows."""
+    config = get_current_vllm_config_or_none()
+    return config is None or not config.model_config.enforce_eager
+
+
+def free_memory() -> FreeMemory | None:
+    """Return how much memory of this rank's GPU is free; None where there is none to ask."""
+    if not torch.cuda.is_available():
+        return None
+    return FreeMemory(*torch.cuda.mem_get_info())
 
 
 def shares_process() -> bool:

@@ -2,18 +2,21 @@
 
 vLLM's own worker registers in its constructor, before the engine serves
 (vllm/v1/kv_offload/cpu/gpu_worker.py, pin_mmap_region). Here the constructor enters the rank on
-the board and no more; the first poll begins.
+the board and no more; `begin` begins, before warm-up where that is safe, or else the first poll.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
+from hostprep.backing import GIB
 from hostprep.client.attach import make_present
 from hostprep.cuda.board import RankBoard, board_path
 from hostprep.cuda.pace import Pace
 from hostprep.cuda.registration import register
 from hostprep.errors import HostprepError
+from hostprep.units import format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +28,39 @@ if TYPE_CHECKING:
     from hostprep.engines.vllm.settings import Settings
 
 _log = logging.getLogger("vllm.hostprep")
+_LEAST_FREE_BYTES = 4 * GIB
+_LEAST_FREE_SHARE = 16
+"""What warm-up is left: the activations, for which vLLM leaves room when it makes its caches, and
+workspaces of kernels that are tuned, for which it does not. A registration that finds no memory
+costs the host tier, a warm-up that finds none the engine."""
+
+
+@dataclass(frozen=True)
+class FreeMemory:
+    """A GPU's memory, as its driver says."""
+
+    free_bytes: int
+    total_bytes: int
+
+
+def why_later(memory: FreeMemory | None, *, captures_graphs: bool, tables_bytes: int) -> str:
+    """Return why registering must wait until warm-up has ended; empty where it need not. Pure.
+
+    `memory`: once the KV caches are there. The page tables of registered memory, `tables_bytes`,
+    are taken from what vLLM has left for its warm-up and for others.
+    """
+    if captures_graphs:
+        return "CUDA graphs are to be captured first"
+    if memory is None:
+        return "it is not known how much GPU memory is free"
+    least_bytes = max(_LEAST_FREE_BYTES, memory.total_bytes // _LEAST_FREE_SHARE)
+    if memory.free_bytes - tables_bytes < least_bytes:
+        return (
+            f"page tables of {format_bytes(tables_bytes)} would leave less than "
+            f"{format_bytes(least_bytes)} of GPU memory to warm-up, "
+            f"{format_bytes(memory.free_bytes)} are free"
+        )
+    return ""
 
 
 class _WithoutFailures:
@@ -87,23 +123,26 @@ class RankRegistration:
                 self._has_begun = True
                 self._board.failed(obstacle)
             elif settings.mode == "sync":
-                self.poll()
+                self.begin()
         except BaseException:
             self._board.close()
             raise
 
     def poll(self) -> None:
-        """Begin, at the first call; at the others, note that the engine works."""
+        """Note that the engine works: requests may come from now on. Begin, unless that is done."""
+        self._pace.step()
+        if not self._has_begun:
+            self.begin()
+
+    def begin(self) -> None:
+        """Register; until the first poll at full speed. Nothing where that was begun before."""
         if self._has_begun:
-            self._pace.step()
             return
         self._has_begun = True
         if not self._registers:
             self._board.initializing()
             self._board.ready()
             return
-        if self._settings.mode == "background":
-            self._pace.step()  # requests may come from now on
         is_forgiving = self._settings.is_unpinned_allowed
         try:
             self._registration = register(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hostprep.backing import GIB, MIB
 from hostprep.cuda.chunks import ChunkPolicy, check_slice
 from hostprep.engines.vllm.offloading_layout import layout_of, row_bytes_of
+from hostprep.engines.vllm.offloading_region import FreeMemory, why_later
 from hostprep.engines.vllm.settings import Settings
 from hostprep.errors import BadInputError
 
@@ -95,3 +97,26 @@ def test_sizes_are_vllms_own_or_kubernetes(given: Any, size: int | None) -> None
 def test_what_cannot_be_is_refused(config: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInputError, match=words):
         Settings.read(config)
+
+
+_H200 = FreeMemory(free_bytes=13 * GIB, total_bytes=140 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("memory", "captures_graphs", "tables_mib", "why"),
+    [
+        (_H200, False, 256, ""),
+        (_H200, True, 256, "graphs are to be captured"),
+        (None, False, 256, "not known how much"),
+        (_H200, False, 4224, ""),
+        (_H200, False, 5120, "page tables of 5 GiB would leave less than 8.8 GiB"),
+        (FreeMemory(4 * GIB, 24 * GIB), False, 1, "leave less than 4 GiB .*, 4 GiB are free"),
+        (FreeMemory(5 * GIB, 24 * GIB), False, 1024, ""),
+    ],
+)
+def test_it_registers_before_warm_up_only_where_that_takes_nothing_from_it(
+    memory: FreeMemory | None, captures_graphs: bool, tables_mib: int, why: str
+) -> None:
+    found = why_later(memory, captures_graphs=captures_graphs, tables_bytes=tables_mib * MIB)
+    assert re.search(why, found)
+    assert bool(found) == bool(why)
