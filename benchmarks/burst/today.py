@@ -69,6 +69,9 @@ class _Memory:
 class _Registered:
     """Of a worker that begins nothing later on."""
 
+    rows = 1 << 62
+    holes: tuple[range, ...] = ()
+
     def poll(self) -> None:
         """Nothing."""
 
