@@ -67,8 +67,36 @@ def copied_both_ways(allocator: Any) -> list[bool]:
         back = torch.zeros(OBJECT_BYTES, dtype=torch.uint8)
         gpu_ops.lmcache_memcpy_async_h2d(each, back)
         same.append(torch.equal(on_device, back))
+        copy_directly(on_device, each, to_device=False)
+        copy_directly(back.zero_(), each, to_device=True)
+        same.append(torch.equal(on_device, back))
     allocator.batched_free(objects)
     return same
+
+
+def copy_directly(block: Any, memory_obj: Any, *, to_device: bool) -> None:
+    """Copy an object that is one block of one layer, as run_direct_transfer does."""
+    from lmcache import lmcache_native
+    from lmcache.v1.memory_allocators.lazy_memory_allocator import LazyMemoryAllocator
+    from lmcache.v1.platform.devices.cuda import CudaDeviceSpec
+
+    ops = CudaDeviceSpec().get_ops()
+    shape = lmcache_native.PageBufferShapeDesc()
+    shape.kv_size = shape.nl = shape.nb = shape.nh = shape.element_size = 1
+    shape.hs, shape.bs, shape.block_stride_elems = 1024, OBJECT_BYTES // 1024, 0
+    layout = lmcache_native.EngineKVFormat.NL_X_NB_BS_HS
+    directions = lmcache_native.TransferDirection
+    ops.execute_direct_copy_transfer(
+        directions.H2D if to_device else directions.D2H,
+        torch.device("cuda:0"),
+        LazyMemoryAllocator.PIN_CHUNK_SIZE,
+        [ops.DirectCopyGroupSpec([block.data_ptr()], shape, layout, shape.bs, 0, [0])],
+        [
+            ops.DirectCopyObject(
+                memory_obj.data_ptr, memory_obj.meta.address, memory_obj.get_size(), 0, [0]
+            )
+        ],
+    )
 
 
 def main(words: list[str]) -> None:
