@@ -210,6 +210,36 @@ def place_as_sglang_says() -> list[Any]:
     return [before.index, before.count, after.index, after.count]
 
 
+def chunks(mib: int) -> None:
+    """Print how large pools are registered, layer by layer and page by page, and taken back."""
+    global LAYERS, TOKEN_BYTES  # noqa: PLW0603 - the model has them as constants
+    from sglang.srt.plugins import load_plugins
+
+    LAYERS = 7  # so that neither pages nor layers are a power of two of bytes
+    TOKEN_BYTES = 2 * LAYERS * HEADS * WIDTH * 2
+    load_plugins()
+    have_a_context()
+    from sglang.srt.mem_cache.pool_host import base
+
+    base._is_cuda = True  # else it does not unregister
+    seen = {}
+    for layout in ("page_first", "layer_first"):
+        before = len(calls())
+        pool = host_pool(mib, layout)
+        made = len(calls())
+        start, size_bytes = pool.kv_buffer.data_ptr(), pool.kv_buffer.nbytes
+        pool.destroy()
+        seen[layout] = {
+            "start": start,
+            "size": size_bytes,
+            "registered": calls()[before:made],
+            "taken_back": calls()[made:],
+        }
+        del pool
+        gc.collect()
+    print(json.dumps(seen), flush=True)
+
+
 def times(mib: int) -> None:
     """Print how long a pool of that size takes to be made, twice: cold, or within a lease.
 
@@ -242,6 +272,8 @@ def _join_again() -> None:
 if __name__ == "__main__":
     if "SCENE_MIB" in os.environ:
         times(int(os.environ["SCENE_MIB"]))
+    elif "SCENE_CHUNKS" in os.environ:
+        chunks(int(os.environ["SCENE_CHUNKS"]))
     elif "SCENE_CRASHES" in os.environ:
         ended_while_they_attach(os.environ["SCENE_CRASHES"])
     else:

@@ -23,7 +23,7 @@ from hostprep.node.apply.service import Node
 from testbed.engines.interpreters import EnginePython, engine_python
 from testbed.engines.sglang_times import SCENE, play
 from testbed.engines.vllm_server import cuda_bindings
-from testbed.machine import POOL, clean_node, pool_of
+from testbed.machine import POOL, base_pool, clean_node, pool_of
 from testbed.standin import build, environment
 from tests.engines.crashes import is_left_whole
 
@@ -128,6 +128,34 @@ def test_another_engine_under_the_same_lease_is_refused(seen: dict[str, Any]) ->
 def test_killed_it_leaves_the_region_whole(node: Node, seen: dict[str, Any]) -> None:
     name = Path(seen["first"]["path"]).name
     is_left_whole(node.root, {name: _MIB << 20})
+
+
+def test_large_buffers_are_registered_by_chunks_between_their_rows(
+    python: EnginePython, tmp_path: Path
+) -> None:
+    """In turns as everything is: hostprep's own registering, which has tests of that."""
+    around = _environ(tmp_path, python, SCENE_CHUNKS="700")
+    with base_pool(regions=1, mib=704) as root:
+        done = subprocess.run(
+            play(tmp_path, python, root), env=around, cwd=tmp_path,
+            capture_output=True, text=True, check=False, timeout=_SLOW_S,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    token_bytes = 7 * 4 * 64 * 2
+    layer_bytes = told["layer_first"]["size"] // (2 * 7)
+    for layout, row_bytes in (("page_first", 16 * token_bytes), ("layer_first", layer_bytes)):
+        seen = told[layout]
+        numbers = [re.findall(r"register\((\w+),(\d+)", call)[0] for call in seen["registered"]]
+        sizes = [int(size) for _, size in numbers]
+        starts = [int(at, 0) - seen["start"] for at, _ in numbers]
+        assert starts == [sum(sizes[:index]) for index in range(len(sizes))]
+        assert sum(sizes) >= seen["size"]
+        assert len(sizes) > 1
+        assert max(sizes) <= 480 << 20
+        assert not [start for start in starts if start % row_bytes]
+        back = [re.findall(r"unregister\((\w+)", call)[0] for call in seen["taken_back"]]
+        assert back == [at for at, _ in reversed(numbers)]
 
 
 def test_ended_while_it_attaches_it_leaves_nothing_behind(
