@@ -31,7 +31,7 @@ sys.stdin.readline()
 import hostprep.cuda.gate, hostprep.slots
 import importlib.metadata
 points = importlib.metadata.distribution("hostprep").entry_points
-print(hostprep.cuda.gate.__file__, sorted(point.name for point in points), flush=True)
+print(hostprep.cuda.gate.__file__, sorted(point.group for point in points), flush=True)
 sys.stdin.readline()
 """
 _PYTHON = shutil.which("python3", path="/usr/bin") or sys.executable
@@ -126,7 +126,8 @@ def test_an_engine_imports_from_its_own_version_after_upgrades(
         assert first in _versions(node)
         assert len(_versions(node)) == 2
         told = _go_on(engine)
-        assert told == f"{node.root}/{first}/hostprep/cuda/gate.py ['hostprep']\n"
+        groups = ["lmcache.device_plugins", "sglang.srt.plugins"]
+        assert told == f"{node.root}/{first}/hostprep/cuda/gate.py {groups}\n"
     # Its end, by kill -9, was the lock's: the next one to publish removes the file.
     upgrade()
     assert first not in _versions(node)
