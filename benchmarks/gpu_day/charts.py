@@ -112,7 +112,7 @@ def draw_decode(rows: Sequence[Row], path: Path) -> bool:
     middle = (len(backings) - 1) * width / 2
     axes.set_xticks([place + middle for place in range(len(WAYS))], list(WAYS), size=8)
     axes.set_yscale("log")
-    axes.set_ylabel("between tokens, ms: 99th percentile, and worst (pale)")
+    axes.set_ylabel("ms between tokens: p99, worst (pale)")
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     _save(figure, [axes], path)
     return True

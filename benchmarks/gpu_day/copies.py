@@ -92,9 +92,10 @@ _CLOCKS = ("begin_s", "end_s", "took_s")
 
 
 def _instead(day: Day) -> Figures:
-    size, path = day.sizes.region_bytes, day.memory(Backing.HUGETLB_2MI)
+    size, (path, backing) = day.sizes.region_bytes, day.best_memory()
     rank = day.crew.rank(1)
-    return rate(size, [attach_once(rank, path, size) for _ in range(day.rounds + 1)][1:])
+    pages = {"pages": str(backing)}
+    return pages | rate(size, [attach_once(rank, path, size) for _ in range(day.rounds + 1)][1:])
 
 
 def _latency(day: Day, chunk: int, count: int) -> Figures:

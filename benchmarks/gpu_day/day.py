@@ -122,6 +122,13 @@ class Day:
             raise NotHereError(f"{format_bytes(size)} hold no whole number of pages of {page}")
         return self.shelf.memory(backing, size)
 
+    def best_memory(self, size_bytes: int | None = None) -> tuple[str, Backing]:
+        """Return a resident file of 2 MiB pages, or of base pages where there are none."""
+        try:
+            return self.memory(Backing.HUGETLB_2MI, size_bytes), Backing.HUGETLB_2MI
+        except NotHereError:
+            return self.memory(Backing.BASE, size_bytes), Backing.BASE
+
     def run(self, part: Part) -> None:
         """Run what is left to do of a part, as far as the time goes; nothing of it ends the day."""
         try:

@@ -11,6 +11,7 @@ import mmap
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -20,12 +21,15 @@ from benchmarks.register.cuda import Cuda, CudaError
 from benchmarks.register.mappings import file_mapping
 from benchmarks.register.memory import NotHereError, resident
 from hostprep.backing import GIB, KIB, MIB, Backing
+from hostprep.cuda.driver import load_driver
+from hostprep.errors import HostprepError
 from hostprep.linux.memory import address_of
 
 Answer = dict[str, Any]
 _SIZE_BYTES = 64 * MIB
 _HALF_BYTES = _SIZE_BYTES // 2
 _READ_ONLY = 8
+_UNKNOWN_FLAG = 1 << 30
 
 # Reads a word at one address and writes it to another: whether a kernel reaches host memory.
 _READ_WORD = b"""
@@ -298,6 +302,38 @@ def cold_memory() -> Answer:
     return found
 
 
+def refusals() -> Answer:
+    """Ask for what must be refused: by which codes."""
+    cuda = _open()
+    with mmap.mmap(-1, _SIZE_BYTES) as memory:
+        address = address_of(memory)
+        found: Answer = {
+            "unregistered": _refusal(lambda: cuda.unregister(address)),
+            "no_bytes": _refusal(lambda: cuda.register(address, 0)),
+            "odd_address": _refusal(lambda: cuda.register(address + 1, MIB)),
+        }
+        with contextlib.suppress(CudaError):
+            cuda.unregister(address + 1)
+        found["unknown_flag"] = _refusal(
+            lambda: cuda.call("cuMemHostRegister", address, MIB, _UNKNOWN_FLAG)
+        )
+    found["unmapped"] = _refusal(lambda: cuda.register(address, MIB))
+    found["afterwards"] = _refusal(lambda: cuda.call("cuMemGetInfo"))
+    return found
+
+
+def traits_for_hostprep() -> Answer:
+    """Ask Hostprep's own driver module what it makes of this device."""
+    cuda = _open()
+    driver = load_driver()
+    traits = driver.attributes(driver.device_of(int(cuda.context)))
+    return {
+        **asdict(traits),
+        "version": driver.version(),
+        "flags": traits.registration_flags(read_only=False),
+    }
+
+
 def _capture(mode: str, *, relaxed: bool) -> Answer:
     cuda = _open()
     with resident(Backing.BASE, 4 * _SIZE_BYTES) as path:
@@ -335,6 +371,8 @@ PROBES: dict[str, Callable[[], Answer]] = {
         part_of_a_2mib_page,
         read_only,
         cold_memory,
+        refusals,
+        traits_for_hostprep,
         capture_global_relaxed,
         capture_global_as_it_is,
         capture_thread_local,
@@ -348,7 +386,7 @@ def main(name: str) -> None:
         answer = PROBES[name]()
     except NotHereError as error:
         answer = {"not_here": str(error)}
-    except (CudaError, OSError) as error:
+    except (CudaError, HostprepError, OSError) as error:
         answer = {"error": str(error)}
     print(json.dumps(answer), flush=True)
 

@@ -237,16 +237,15 @@ def _threads(day: Day, backing: Backing) -> Figures:
 def _two_ranks(day: Day, way: str) -> Figures:
     """Two ranks begin at once: each all of it, as engines do, each its slice, and in turns."""
     size = slice_bytes(day.sizes.region_bytes, 2) * 2
-    path, ranks = day.memory(Backing.HUGETLB_2MI), day.crew.ranks(2)
-    if way.startswith("all of it"):
-        whole: Answer = {"do": "register", "name": _NAME, "chunk": 0}
-        return _in_all(day, ranks, path, size, whole, same=True)
-    if way.endswith("at once"):
-        steered: Answer = {"do": "register", "name": _NAME, "chunk": "steered"}
-        return _in_all(day, ranks, path, size, steered)
+    (path, backing), ranks = day.best_memory(), day.crew.ranks(2)
+    how: Answer = {"do": "register", "name": _NAME, "chunk": "steered"}
+    is_all = way.startswith("all of it")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        turns: Answer = {"do": "register_in_turns", "name": _NAME, "folder": folder}
-        return _in_all(day, ranks, path, size, turns)
+        if is_all:
+            how["chunk"] = 0
+        elif way.endswith("in turns"):
+            how = {"do": "register_in_turns", "name": _NAME, "folder": folder}
+        return {"pages": str(backing)} | _in_all(day, ranks, path, size, how, same=is_all)
 
 
 def _large(day: Day) -> Figures:
@@ -254,12 +253,13 @@ def _large(day: Day) -> Figures:
     size = day.sizes.large_bytes
     if size == day.sizes.region_bytes:
         raise NotHereError("there is too little memory for more than a region")
-    path, rank = day.memory(Backing.HUGETLB_2MI, size), day.crew.rank()
+    (path, backing), rank = day.best_memory(size), day.crew.rank()
     begin_s = time.monotonic()
     with mapped([rank], _NAME, path, size):
         mapped_s = time.monotonic() - begin_s
         told = rank.ask("register", name=_NAME, chunk="steered")
     return {
+        "pages": str(backing),
         **rate(size, [told["took_s"]]),
         "map_s": mapped_s,
         "calls": told["calls"],

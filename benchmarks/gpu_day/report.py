@@ -162,7 +162,8 @@ def _heading(name: str) -> str:
 def _cell(name: str, value: Any) -> str:
     if isinstance(value, dict):
         if "p50_s" in value:
-            return " · ".join(_short(value[key]) for key in ("p50_s", "p99_s", "worst_s"))
+            text = " · ".join(_short(value[key]) for key in ("p50_s", "p99_s", "worst_s"))
+            return f"{text} ({100 * value['time_share']:.0f} %)" if "time_share" in value else text
         return ", ".join(f"{key}: {_cell(key, one)}" for key, one in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(_cell(name, one) for one in value)

@@ -39,6 +39,8 @@ _STEP_S = 0.010
 """A token each 10 ms: a large model on one GPU."""
 _EMPTY_LAUNCHES = 200
 _TOKEN_BYTES = 4096
+_SCHEDULING_S = 0.001
+"""Between empty steps: what an engine does on the CPU."""
 
 
 def decode_while(
@@ -203,6 +205,7 @@ def _empty_step(cuda: Cuda) -> Callable[[], object]:
         cuda.call("cuGraphLaunch", runnable, stream)
         cuda.call("cuMemcpyDtoHAsync", on_host, on_gpu, _TOKEN_BYTES, stream)
         cuda.call("cuStreamSynchronize", stream)
+        time.sleep(_SCHEDULING_S)
 
     return step
 

@@ -23,15 +23,14 @@ def added_pages(pool: Path, wanted: int, folder: Path = _FOLDER) -> Iterator[int
     Gives the number that the kernel had. By difference, since others use the pool as well.
     Raises OSError.
     """
-    number = pool / "nr_hugepages"
     path = folder / f"{_PREFIX}{os.getpid()}-{pool.name}"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         os.write(fd, f"{pool} {wanted}\n".encode())
-        before = int(number.read_text())
-        number.write_text(str(before + wanted))
-        added = int(number.read_text()) - before
+        before = _lasting(pool)
+        (pool / "nr_hugepages").write_text(str(before + wanted))
+        added = _lasting(pool) - before
         try:
             os.pwrite(fd, f"{pool} {added:<{len(str(wanted))}}\n".encode(), 0)
             yield added
@@ -60,6 +59,14 @@ def give_back_left_pages(folder: Path = _FOLDER) -> int:
 
 
 def _take_away(pool: Path, pages: int) -> None:
-    number = pool / "nr_hugepages"
     if pages:
-        number.write_text(str(max(0, int(number.read_text()) - pages)))
+        (pool / "nr_hugepages").write_text(str(max(0, _lasting(pool) - pages)))
+
+
+def _lasting(pool: Path) -> int:
+    """Return the number of pages that was asked for.
+
+    Those that were taken away while in use are surplus: they go with their last user.
+    """
+    numbers = [int((pool / f"{kind}_hugepages").read_text()) for kind in ("nr", "surplus")]
+    return numbers[0] - numbers[1]

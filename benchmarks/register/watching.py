@@ -58,13 +58,15 @@ class Watcher(threading.Thread):
     def during(self, windows: Sequence[Window]) -> dict[str, float]:
         """Return the durations of all calls that met these times; waits for the one under way.
 
+        `time_share` is the part of the time that was spent in them: calls that wait are few.
         Raises CudaError where the action failed, or hangs.
         """
         self._wait(lambda: bool(self._calls) and self._calls[-1][1] >= windows[-1][1])
         met = within(self._calls, windows)
         if not met:
             raise CudaError("no call met that time")
-        return spread(met)
+        length_s = sum(end_s - begin_s for begin_s, end_s in windows)
+        return {**spread(met), "time_share": min(1.0, sum(met) / length_s)}
 
     def _wait(self, until: Callable[[], bool]) -> None:
         limit_s = time.monotonic() + _LONGEST_S

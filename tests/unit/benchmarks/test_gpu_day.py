@@ -271,10 +271,11 @@ def test_calls_count_that_overlap_a_window() -> None:
     assert within(calls, []) == []
 
 
-def _pool(tmp_path: Path, pages: int) -> Path:
+def _pool(tmp_path: Path, pages: int, surplus: int = 0) -> Path:
     pool = tmp_path / "hugepages-2048kB"
     pool.mkdir()
     (pool / "nr_hugepages").write_text(str(pages))
+    (pool / "surplus_hugepages").write_text(str(surplus))
     return pool
 
 
@@ -295,6 +296,14 @@ def test_pages_of_a_process_that_was_killed_are_given_back(tmp_path: Path) -> No
     assert give_back_left_pages(tmp_path) == 32
     assert (pool / "nr_hugepages").read_text() == "10"
     assert not left.exists()
+
+
+def test_pages_that_only_their_users_keep_are_not_counted(tmp_path: Path) -> None:
+    pool = _pool(tmp_path, 42, surplus=8)
+    left = tmp_path / "hostprep-bench-pages-7-hugepages-2048kB"
+    left.write_text(f"{pool} 32\n")
+    assert give_back_left_pages(tmp_path) == 32
+    assert (pool / "nr_hugepages").read_text() == "2"
 
 
 def test_pages_of_another_run_stay(tmp_path: Path) -> None:
