@@ -128,6 +128,18 @@ def main(words: list[str]) -> None:
     seen["pageable"] = allocator.remove_device(second).state.value
 
     before = len(calls())
+    ordinary = Path("ordinary")
+    ordinary.write_bytes(bytes(1 << 20))
+    allocator.add_device(str(ordinary), 1 << 20)
+    driver = sys.modules["cuda.bindings.driver"]
+    sys.modules["cuda.bindings.driver"] = None  # type: ignore[assignment]
+    allocator.add_device(second, os.stat(second).st_size)
+    sys.modules["cuda.bindings.driver"] = driver
+    seen["not_by_us"] = calls()[before:]
+    allocator.remove_device(second)
+    allocator.remove_device(str(ordinary))
+
+    before = len(calls())
     allocator.close()
     seen["closed"] = calls()[before:]
     print(json.dumps(seen), flush=True)

@@ -147,5 +147,11 @@ def test_a_failure_leaves_it_pageable_and_is_said(seen: dict[str, Any]) -> None:
     assert "falling back to pageable host copies" in seen["stderr"], "LMCache's own words"
 
 
+def test_what_is_no_region_or_cannot_be_ours_is_lmcaches_own(seen: dict[str, Any]) -> None:
+    assert seen["not_by_us"] == []
+    assert "cuda-python cannot be imported" in seen["stderr"]
+    assert seen["stderr"].count("LMCache registers this memory itself, by one call") == 1
+
+
 def test_killed_it_leaves_the_regions_whole(root: str, seen: dict[str, Any]) -> None:
     is_left_whole(root, dict.fromkeys(("node0-0", "node0-1"), _MIB * MIB))

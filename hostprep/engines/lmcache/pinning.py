@@ -66,8 +66,7 @@ class RegionPinning(CudaPinMemoryBackend):  # type: ignore[misc]
                 return bool(super().pin_memory(ptr, size, flags))
             self._registrations[ptr] = _register(region, ptr)
         except HostprepError as error:
-            # Its frames, and so their callers', would keep LMCache's views of the memory.
-            error.__traceback__ = None
+            _forget_frames(error)
             if isinstance(error, (BadInputError, NotReadyError)):
                 _log.warning("%s. LMCache registers this memory itself, by one call", error)
                 return bool(super().pin_memory(ptr, size, flags))
@@ -86,6 +85,16 @@ class RegionPinning(CudaPinMemoryBackend):  # type: ignore[misc]
             _log.warning("Part of L1 stays registered until the process ends: %s", error)
             return False
         return True
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Forget where an error was raised: frames keep their callers' variables.
+
+    Those are LMCache's views of the memory, and it could never be unmapped.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 @dataclass(frozen=True)
