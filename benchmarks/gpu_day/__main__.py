@@ -41,8 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         give_back_left_pages()
-        with contextlib.closing(Journal(folder / ROWS, options.before)) as journal:
-            return _measure(options, journal, traits, end_s)
+        machine = _machine(traits, is_short=options.short)
+        is_rehearsal = bool(machine["standin"] or machine["short"])
+        rows = Journal(folder / ROWS, options.before, is_rehearsal=is_rehearsal)
+        with contextlib.closing(rows) as journal:
+            return _measure(options, journal, traits | machine, end_s)
     except (JournalError, HostprepError, OSError, ValueError) as error:
         print(f"gpu_day: {error}", file=sys.stderr)
         return _BAD_INPUT
@@ -83,21 +86,25 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _measure(options: argparse.Namespace, journal: Journal, traits: Figures, end_s: float) -> int:
-    asked = parse_quantity(options.size) if options.size else None
-    gpu_bytes, name = int(traits["gpu_bytes"]), str(traits["gpu"])
-    machine: Figures = {
+def _machine(traits: Figures, *, is_short: bool) -> Figures:
+    """Return what each row says of where it comes from."""
+    name = str(traits["gpu"])
+    return {
         "gpu": name,
         "standin": name.startswith(_STANDIN),
-        "short": options.short,
+        "short": is_short,
         "boot": text_of(Path("/proc/sys/kernel/random/boot_id"))[:8],
     }
+
+
+def _measure(options: argparse.Namespace, journal: Journal, traits: Figures, end_s: float) -> int:
+    asked = parse_quantity(options.size) if options.size else None
     with contextlib.closing(Crew(int(traits["gpus"]), lambda: end_s - time.monotonic())) as crew:
         day = Day(
             journal=journal,
             crew=crew,
-            sizes=sizes_from(available_here(), gpu_bytes, asked),
-            machine=machine,
+            sizes=sizes_from(available_here(), int(traits["gpu_bytes"]), asked),
+            machine={name: traits[name] for name in ("gpu", "standin", "short", "boot")},
             folder=Path(options.folder),
             end_s=end_s,
             again=options.again,

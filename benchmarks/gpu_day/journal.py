@@ -40,8 +40,13 @@ class Row:
 
     @property
     def is_standin(self) -> bool:
-        """Whether it shows nothing but that the program works."""
+        """Whether the driver was the stand-in of the tests."""
         return bool(self.machine.get("standin"))
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether it shows nothing but that the program works."""
+        return self.is_standin or bool(self.machine.get("short"))
 
     @property
     def has_ended(self) -> bool:
@@ -73,8 +78,13 @@ def last_rows(rows: Iterable[Row]) -> list[Row]:
 class Journal:
     """Rows of earlier runs, and the file that further ones are appended to."""
 
-    def __init__(self, path: Path, earlier: Sequence[Path] = ()) -> None:
-        """Raise JournalError where another run writes to it, OSError where it cannot be written."""
+    def __init__(
+        self, path: Path, earlier: Sequence[Path] = (), *, is_rehearsal: bool = False
+    ) -> None:
+        """Open the file. What a rehearsal measured counts for rehearsals only.
+
+        Raises JournalError where another run writes to it, OSError where it cannot be written.
+        """
         self._ended: set[tuple[str, str]] = set()
         self._begins: dict[tuple[str, str], int] = {}
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -85,7 +95,8 @@ class Journal:
             raise JournalError(f"another run writes to {path}") from error
         self._cut_torn_line(path)
         for row in read_rows([*earlier, path]):
-            self._note(row)
+            if row.is_rehearsal == is_rehearsal:
+                self._note(row)
 
     def close(self) -> None:
         """Let another run write."""

@@ -39,7 +39,7 @@ class ReportError(Exception):
 
 def check_for_page(rows: Sequence[Row]) -> None:
     """Raise ReportError unless all rows are of a real GPU."""
-    unreal = [row for row in rows if row.is_standin or row.machine.get("short")]
+    unreal = [row for row in rows if row.is_rehearsal]
     if unreal:
         kind = "of the stand-in driver" if unreal[0].is_standin else "of a short run"
         raise ReportError(
@@ -76,7 +76,7 @@ def write_page(rows: Sequence[Row], folder: Path = _DOCS) -> None:
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
     """Return all tables as Markdown."""
-    if any(row.is_standin or row.machine.get("short") for row in rows):
+    if any(row.is_rehearsal for row in rows):
         yield f"**{_REHEARSAL}**"
         yield ""
     yield from _facts(rows)

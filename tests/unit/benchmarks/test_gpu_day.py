@@ -186,6 +186,18 @@ def test_rows_of_earlier_files_are_not_measured_again(tmp_path: Path) -> None:
     assert not journal.has("part", "two")
 
 
+def test_what_was_rehearsed_is_measured_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    journal = Journal(path, is_rehearsal=True)
+    journal.add(Row("part", "one", "measured", machine={"standin": True}))
+    journal.add(Row("part", "two", "measured", machine={"short": True}))
+    journal.close()
+    for is_rehearsal in (True, False):
+        journal = Journal(path, is_rehearsal=is_rehearsal)
+        assert journal.has("part", "one") is journal.has("part", "two") is is_rehearsal
+        journal.close()
+
+
 def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "rows.jsonl")
     with pytest.raises(JournalError, match="another run"):
