@@ -137,6 +137,9 @@ class Day:
         except (OSError, ValueError) as error:  # of making up the cases
             row = Row(part.name, "its cases", "failed", machine=self.machine)
             self._end(row, "failed", why=str(error))
+        except BaseException:
+            self.crew.close()  # first: huge pages that a process maps are not given back at once
+            raise
         finally:
             self.shelf.clear()
             for action in self.crew.watched:

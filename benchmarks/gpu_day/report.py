@@ -28,6 +28,7 @@ _REHEARSAL = (
     "No figure here is a result."
 )
 _STALL_S = 0.25
+_PACE = 0.9
 _NAMED_BY_THE_CASE = ("backing", "chunk", "gap", "processes", "loop", "way", "registrations")
 _LONG_FACTS = ("buddyinfo", "module_parameters", "zones")
 """They stay in the rows."""
@@ -236,7 +237,7 @@ def headlines(rows: Sequence[Row]) -> list[Result]:
         for number, part, case, rival_part, rival, reach in pairs
         if (part, case) in found and (rival_part, rival) in found
     ]
-    return [*results, *_stalls(found)]
+    return [*results, *_decode(found), *_stalls(found)]
 
 
 def _against(
@@ -248,6 +249,27 @@ def _against(
     ratio = Sample(tuple(value / middle for value in rival_s.values), "×")
     size = format_bytes(int(ours["size_bytes"]))
     return Result(f"{number}, {size}", ours_s, name.partition(": ")[2], rival_s, ratio, reach)
+
+
+def _decode(found: dict[tuple[str, str], dict[str, Any]]) -> Iterator[Result]:
+    """Return what is left of the pace, and the longest wait for a token beside one call's."""
+    for backing in ("Base", "HugeTLB2Mi"):
+        ours = found.get(("decode", f"torch: {backing}, hostprep"))
+        rival = found.get(("decode", f"torch: {backing}, one call"))
+        if ours is not None:
+            pace, alone = Sample((100 * ours["pace"],), "%"), Sample((100.0,), "%")
+            ratio = Sample((ours["pace"],), "×")
+            number = f"decode pace meanwhile, {backing}"
+            yield Result(number, pace, "the loop alone", alone, ratio, AtLeast(_PACE))
+        if ours is not None and rival is not None:
+            ours_s, rival_s = (one["meanwhile"]["worst_s"] for one in (ours, rival))
+            yield Result(
+                f"longest wait for a token, {backing}",
+                Sample((ours_s,)),
+                "one call",
+                Sample((rival_s,)),
+                Sample((rival_s / ours_s,), "×"),
+            )
 
 
 def _stalls(found: dict[tuple[str, str], dict[str, Any]]) -> Iterator[Result]:
@@ -272,11 +294,15 @@ def _headline_table(results: Sequence[Result]) -> list[list[str]]:
     table = [["", "ours", "rival", "", "ratio", "goal", "met"]]
     for result in results:
         met = {True: "yes", False: "NO", None: ""}[result.met]
-        ours, rival = _short(result.ours.median), _short(result.rival.median)
+        ours, rival = _median(result.ours), _median(result.rival)
         ratio = f"{result.ratio.median:.2f}"
         goal = str(result.reach or "")
         table.append([result.number, ours, rival, result.rival_name, ratio, goal, met])
     return table
+
+
+def _median(sample: Sample) -> str:
+    return f"{sample.median:.0f} %" if sample.unit == "%" else _short(sample.median)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
