@@ -62,8 +62,9 @@ by piece by one thread. Registering with CUDA comes on top of either way."""
 def demo(size: str | None, progress: str, output: str, *, gate: bool) -> None:
     """Prepare memory here, attach to it from another process, and compare with a cold start.
 
-    Gives everything back at the end. With --gate an engine of four ranks serves while they
-    register, and then again with one that fails; at most 1Gi if no size is given.
+    Gives everything back at the end. With --gate an engine of four ranks decodes while they
+    register and its host tier grows, then again with a rank that is short of memory for a while,
+    and with one that fails; at most 1Gi if no size is given.
     """
     quiet = output == "json"
     with _demo_node() as node:

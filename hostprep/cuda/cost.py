@@ -2,7 +2,7 @@
 
 Pure arithmetic over what the caller has observed. The sizes are read in the source of NVIDIA's
 open kernel modules (535 to 595) and are not yet confirmed by a measurement;
-`python -m benchmarks.register` measures them. What goes wrong: hostprep.known_issues.
+`python -m benchmarks.gpu_day OUT rates` measures them. What goes wrong: hostprep.known_issues.
 """
 
 from __future__ import annotations

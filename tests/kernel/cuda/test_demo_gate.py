@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hostprep.cli.demo_gate import DELAY_S_PER_GIB
+from testbed.standin import build, environment
 
 pytestmark = pytest.mark.kernel
 
@@ -42,27 +43,50 @@ def moments(run: dict[str, Any], who: str) -> list[dict[str, Any]]:
     return [moment for moment in run["moments"] if moment["who"] == who]
 
 
-def test_the_engine_serves_from_the_beginning_and_the_gate_opens_last(
-    document: dict[str, Any],
-) -> None:
+def test_the_tier_is_used_from_the_first_bytes_on_and_grows(document: dict[str, Any]) -> None:
     run = document["runs"][0]
     assert run["state"] == "Open"
     first = run["moments"][0]
     assert (first["at_s"], first["who"]) == (0.0, "engine")
-    assert "serves from GPU memory alone" in first["what"]
+    assert "decodes from GPU memory alone" in first["what"]
     ready = [moment for moment in run["moments"] if moment["what"].startswith("ready")]
     assert {moment["who"] for moment in ready} == {f"rank {number}" for number in range(4)}
     (opened,) = [moment for moment in run["moments"] if "gate open" in moment["what"]]
-    assert run["opened_after_s"] > 0
-    assert opened["at_s"] >= max(moment["at_s"] for moment in ready)
+    assert 0 < run["opened_after_s"] < max(moment["at_s"] for moment in ready)
+    assert opened["at_s"] < run["whole_after_s"]
+    assert 0 < run["opened_with_bytes"] < document["size_bytes"]
+    usable = [sample["usable_bytes"] for sample in run["samples"]]
+    assert usable == sorted(usable)
+    assert (usable[0], usable[-1]) == (0, document["size_bytes"])
     assert run["served_after"] > 0
     assert len(run["start_blocked_s"]) == 4
 
 
-def test_one_failing_rank_keeps_the_gate_closed_and_the_engine_serving(
+def test_the_decode_loops_go_on_beside_it(document: dict[str, Any]) -> None:
+    """Far below what it keeps on an idle machine (docs/commands/demo.md)."""
+    for run in document["runs"]:
+        assert run["pace"] > 0.3
+        assert len(run["samples"]) > 2
+
+
+def test_a_rank_that_is_short_of_memory_comes_back_and_the_tier_goes_on_growing(
     document: dict[str, Any],
 ) -> None:
     run = document["runs"][1]
+    assert run["state"] == "Open"
+    trouble, back, ready = moments(run, "rank 2")
+    assert "tried again in 1 s" in trouble["what"]
+    assert "comes back" in back["what"]
+    assert ready["what"].startswith("ready")
+    assert run["opened_after_s"] < back["at_s"] < run["whole_after_s"]
+    waiting = [s for s in run["samples"] if trouble["at_s"] < s["at_s"] < back["at_s"]]
+    assert waiting[-1]["usable_bytes"] < document["size_bytes"]
+
+
+def test_one_that_fails_for_good_keeps_the_gate_closed_and_the_engine_serving(
+    document: dict[str, Any],
+) -> None:
+    run = document["runs"][2]
     assert run["state"] == "Degraded"
     assert "rank 2" in run["why"]
     assert run["opened_after_s"] is None
@@ -70,15 +94,32 @@ def test_one_failing_rank_keeps_the_gate_closed_and_the_engine_serving(
     assert all("gate open" not in moment["what"] for moment in run["moments"])
     assert any("gate stays closed: rank 2" in m["what"] for m in moments(run, "engine"))
     assert run["served_after"] > 0
+    assert run["samples"][-1]["usable_bytes"] == 0
+
+
+def test_with_a_driver_it_registers_for_real(tmp_path: Path) -> None:
+    """The stand-in's: which calls, and that each is taken back."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    environ = environment(build(folder), log=tmp_path / "log", lock=tmp_path / "lock", locks=1)
+    done = demo("--size", "32Mi", "-o", "json", **environ)
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout)["runs"]
+    assert [run["simulated"] for run in runs] == [False] * 3
+    assert [run["state"] for run in runs] == ["Open", "Open", "Degraded"]
+    calls = (tmp_path / "log").read_text()
+    assert calls.count(" register(") == calls.count(" unregister(") >= 11
 
 
 @pytest.mark.skipif(HAS_DRIVER, reason="this machine has a driver")
 def test_what_is_simulated_is_called_so() -> None:
-    done = demo("--size", "16Mi")
+    done = demo("--size", "64Mi")
     assert done.returncode == 0, done.stderr
     assert f"Simulated: the driver's calls, by {DELAY_S_PER_GIB:g} s per GiB" in done.stdout
-    assert "Real: memory, processes, turns, rank board and gate." in done.stdout
-    assert len(re.findall(r"start\(\) blocked", done.stdout)) == 2
+    assert "Real: memory, processes, pace, turns, rank board and gate." in done.stdout
+    assert re.search(r"host tier +[▁▂▃].*█ +64 MiB after", done.stdout)
+    assert len(re.findall(r"decode pace .* % of undisturbed", done.stdout)) == 3
+    assert len(re.findall(r"start\(\) blocked", done.stdout)) == 3
     assert "All of it was given back." in done.stdout
 
 
@@ -92,8 +133,12 @@ def test_what_libraries_print_is_not_taken_for_a_ranks_words(tmp_path: Path) -> 
     )
     done = demo("--size", "16Mi", "-o", "json", PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert [run["state"] for run in json.loads(done.stdout)["runs"]] == ["Open", "Degraded"]
-    assert done.stderr.count("a library is here") == done.stderr.count("and goes") == 8
+    assert [run["state"] for run in json.loads(done.stdout)["runs"]] == [
+        "Open",
+        "Open",
+        "Degraded",
+    ]
+    assert done.stderr.count("a library is here") == done.stderr.count("and goes") == 12
 
 
 def test_nothing_is_left(document: dict[str, Any]) -> None:
