@@ -103,10 +103,11 @@ def _without_free_huge_pages() -> Iterator[None]:
     A plan takes free pages before it adds any, and tests count what is added: with a few that an
     administrator reserved, or that a killed process left, they would count less.
     """
-    taken = {folder: pages for folder in _HUGE_PAGE_POOLS if (pages := _unused_pages(folder)) > 0}
+    taken: dict[Path, int] = {}
     try:
-        for folder, pages in taken.items():
-            _add_pages(folder, -pages)
+        for folder in _HUGE_PAGE_POOLS:
+            if (pages := _unused_pages(folder)) > 0:
+                taken[folder] = _take_pages(folder, pages)
         yield
     finally:
         for folder, pages in taken.items():
@@ -122,6 +123,15 @@ def _unused_pages(folder: Path) -> int:
     """Return a node's free pages, less those that a mapping has reserved on any node."""
     reserved = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages").read_text()
     return int((folder / "free_hugepages").read_text()) - int(reserved)
+
+
+def _take_pages(folder: Path, pages: int) -> int:
+    """Take pages away; return how many went: others, such as surplus ones, may be going already."""
+    before = int((folder / "nr_hugepages").read_text())
+    with suppress(OSError):  # EINVAL: fewer are left than are to be taken
+        _add_pages(folder, -pages)
+    after = int((folder / "nr_hugepages").read_text())
+    return min(pages, max(0, before - after))
 
 
 def _add_pages(folder: Path, pages: int) -> None:

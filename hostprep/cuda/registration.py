@@ -500,7 +500,7 @@ class Registration:
             self.error.__cause__ = error
         self._tracker.failed(str(self.error))
         if self._keeps and not isinstance(error, CancelledError):
-            _warn(f"{self.error}; the host tier stays as large as it is by now")
+            _warn(f"{self.error}; what is registered by now stays so")
 
     def _undo(self) -> HostprepError | None:
         """Unregister what a finished registration holds; return why that failed, if it did."""

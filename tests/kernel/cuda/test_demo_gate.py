@@ -15,7 +15,8 @@ import pytest
 from hostprep.cli.demo_gate import DELAY_S_PER_GIB
 from testbed.standin import build, environment
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("machine")]
+"""Others count the machine's huge pages meanwhile."""
 
 HAS_DRIVER = Path("/proc/driver/nvidia/version").exists()
 
@@ -32,7 +33,7 @@ def demo(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def document() -> dict[str, Any]:
+def document(machine: None) -> dict[str, Any]:
     done = demo("--size", "32Mi", "-o", "json")
     assert done.returncode == 0, done.stderr
     parsed: dict[str, Any] = json.loads(done.stdout)

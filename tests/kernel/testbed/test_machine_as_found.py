@@ -56,6 +56,15 @@ def test_free_huge_pages_are_away_while_a_run_counts_and_there_again_afterwards(
         machine._add_pages(_POOL, -5)
 
 
+def test_only_as_many_are_given_back_as_were_taken(tmp_path: Path) -> None:
+    """Others' pages go meanwhile: they were free when looked at, and are gone when taken."""
+    before = machine.huge_pages_total()
+    looked = f"machine._unused_pages = lambda folder: {before} + 7\n"
+    run = _run(looked + _COUNT, tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert machine.huge_pages_total() == before
+
+
 def test_what_a_killed_run_had_broken_before_is_unmounted(tmp_path: Path) -> None:
     before = machine.huge_pages_total()
     broken = "shutil.rmtree(f'{node.root}/{machine.POOL}', ignore_errors=True)\n    os.kill("
