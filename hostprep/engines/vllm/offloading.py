@@ -80,10 +80,11 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
         # Ranks that have bytes of their own: one where the base class says so (MLA).
         is_replicated = config.replicated_layout and self._uses_shared_region()
         copies = 1 if is_replicated else int(parallel.world_size)
+        self._chunk_bytes = config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk
         divide = functools.partial(
             layout_of,
             page_bytes=region.page_bytes,
-            chunk_bytes=config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk,
+            chunk_bytes=self._chunk_bytes,
             slices=copies,
             region=f"region {region.name}",
         )
@@ -171,7 +172,7 @@ class HostprepOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
             ),
             paths=self._region.paths,
             region=region.name,
-            chunk_bytes=layout.row_bytes * self._copies,
+            chunk_bytes=self._chunk_bytes * self._copies,
             deadline_s=self._settings.deadline_s,
         )
 
